@@ -1,0 +1,116 @@
+"""The front door: checks the arguments, then hands them to the backend that fits the device."""
+
+import math
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from softpick import reference
+
+BACKENDS = ("triton", "cpu", "reference")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def softpick_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    eps: float = 1e-6,
+    backend: str | None = None,
+) -> Tensor:
+    """Attention with softpick for softmax: softpick(q kᵀ · scale) v, as [batch, heads, q_len, dim].
+
+    q [batch, heads, q_len, dim]; k, v [batch, kv_heads, k_len, dim]; the queries are the last q_len positions.
+    key_mask [batch, k_len] bool, False = padding. backend: "triton", "cpu", "reference", or None: by device.
+    """
+    _check_shapes(q, k, v)
+    _check_key_mask(key_mask, k)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale is {scale}; it must be a positive, finite number.")
+    if not 0 < eps < math.inf:
+        raise ValueError(f"eps is {eps}; it must be a positive, finite number (the paper's is 1e-6).")
+    backend = choose_backend(q, backend)
+    if backend == "reference":
+        return reference.attention(q, k, v, key_mask, scale, causal, eps)
+    if backend == "cpu":
+        from softpick import cpu as module
+    else:
+        from softpick import triton_op as module  # type: ignore[no-redef]
+    return module.attention(q, k, v, key_mask, scale, causal, eps)[0]
+
+
+def choose_backend(q: Tensor, backend: str | None = None) -> str:
+    """The backend for a tensor's device and dtype, or the one asked for if this machine can run it."""
+    if backend is None:
+        if q.is_cuda and q.dtype != torch.float64 and find_spec("triton"):
+            return "triton"
+        return "cpu" if q.device.type == "cpu" else "reference"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}; it must be None or one of {', '.join(BACKENDS)}.")
+    if backend == "cpu" and q.device.type != "cpu":
+        raise ValueError(f"backend 'cpu' needs CPU tensors; q is on {q.device}. Leave backend=None to choose by device.")
+    if backend == "triton":
+        _check_triton(q)
+    return backend
+
+
+def _check_triton(q: Tensor) -> None:
+    if not find_spec("triton"):
+        raise ValueError("backend 'triton' needs the triton package, which is not installed; use backend='reference'.")
+    if q.dtype == torch.float64:
+        raise ValueError("backend 'triton' takes float16, bfloat16 or float32; q is float64: use backend='reference'.")
+    if q.shape[-1] > 256:
+        raise ValueError(f"backend 'triton' takes head dims up to 256; q has {q.shape[-1]}: use backend='reference'.")
+    if q.is_cuda:
+        return
+    from triton import knobs
+
+    if not (q.device.type == "cpu" and knobs.runtime.interpret):
+        raise ValueError(
+            f"backend 'triton' needs CUDA tensors; q is on {q.device}. Use backend='cpu', "
+            "or set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter."
+        )
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be [batch, heads, length, dim].")
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{name} is {tensor.dtype}; it must be float16, bfloat16, float32 or float64.")
+        if tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(
+                f"{name} is {tensor.dtype} on {tensor.device} and q is {q.dtype} on {q.device}; they must be alike."
+            )
+    if k.shape != v.shape:
+        raise ValueError(f"k has shape {list(k.shape)} and v {list(v.shape)}; they must be the same.")
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be the same.")
+    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
+        raise ValueError(f"q has head dim {q.shape[3]} and k {k.shape[3]}; they must be the same, and not 0.")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"q has {q.shape[1]} heads and k has {k.shape[1]}; k's must divide q's.")
+    if q.shape[2] > k.shape[2]:
+        raise ValueError(
+            f"q_len is {q.shape[2]} and k_len is {k.shape[2]}; q_len must be at most k_len: "
+            "the queries are the last q_len of the k_len positions."
+        )
+
+
+def _check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
+    if key_mask is None:
+        return
+    expected = [k.shape[0], k.shape[2]]
+    if list(key_mask.shape) != expected or key_mask.dtype != torch.bool:
+        raise ValueError(
+            f"key_mask has shape {list(key_mask.shape)} and dtype {key_mask.dtype}; "
+            f"it must be bool of shape [batch, k_len] = {expected}, False where a key is padding."
+        )
+    if key_mask.device != k.device:
+        raise ValueError(f"key_mask is on {key_mask.device} and k on {k.device}; they must be on one device.")

@@ -1,0 +1,1 @@
+"""qbench: what quantization costs a model, measured, proved and paired."""
