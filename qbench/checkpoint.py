@@ -230,9 +230,7 @@ def _attention_kind(fields: dict[str, Any], file: Path, asked: str | None) -> st
         if value is None:
             continue
         if not isinstance(value, str) or value not in kinds:
-            raise CheckpointError(
-                f"{file}: {field} is {value!r}, which is not supported; supported are {_list(kinds)}."
-            )
+            raise CheckpointError(f"{file}: {field} is {value!r}; supported are {_list(kinds)}.")
         says[f"{field} {value!r}"] = kinds[value]
     if ARCHITECTURES["softpick"] in (fields.get("architectures") or ()):
         says[f"architectures {fields['architectures']!r}"] = "softpick"

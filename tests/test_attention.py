@@ -151,7 +151,7 @@ def test_a_softpick_model_that_was_switched_to_softmax_is_noticed():
     assert attention_kind(tiny_model("eager")) == attention_kind(tiny_model("sdpa")) == "softmax"
     model.config.attn_implementation = "softpick"  # what load_checkpoint leaves on a softpick checkpoint
     model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match="weights are for softpick attention.*'sdpa'"):
+    with pytest.raises(ValueError, match=r"weights are for softpick attention.*'sdpa'"):
         attention_kind(model)
 
 
