@@ -84,10 +84,11 @@ def make_key_mask(batch: int, k_len: int, padding: str) -> Tensor | None:
     return position >= k_len - real[:, None] if padding == "left" else position < real[:, None]
 
 
-def make_inputs(case: Case, dtype: torch.dtype = torch.float32, seed: int = 3, device: str = "cpu") -> Inputs:
+def make_inputs(case: Case, dtype: torch.dtype = torch.float32, seed: int = 20, device: str = "cpu") -> Inputs:
     """Normal q, k, v, as strided views of [batch, length, heads, dim]; NaN and inf in padding's keys and values.
 
-    A lone score near eps is ill-conditioned (x / (x + eps)) in any float32 code; this seed has none.
+    A row with few keys and scores near 0 magnifies the rounding of its scores, by 1 / sum |e^x - 1|, in any float32
+    code. Some seeds have a row that is nothing else; in this one the float32 reference stays at half the tolerance.
     """
     generator = torch.Generator().manual_seed(seed)
 
