@@ -45,4 +45,4 @@ def architecture(device: torch.device) -> str:
 
 def tiles(kernel: str, arch: str, block_d: int, itemsize: int) -> list[Tile]:
     """The tiles to choose from, best guess first."""
-    return [Tile(32, 32, 4, 1)]
+    return [Tile(64, 32, 4, 1)]

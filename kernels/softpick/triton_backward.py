@@ -59,16 +59,19 @@ def key_value_kernel(
     CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: dK and dV of BLOCK_N keys of one kv head, over all the queries of its group that see them."""
+    """One program: what one query head adds to dK and dV of BLOCK_N keys, over all the queries that see them."""
     blocks = tl.cdiv(k_len, BLOCK_N)
     block = tl.program_id(0) % blocks  # the first keys are seen by the most queries: they come first
-    kv_heads = heads // group
-    batch = (tl.program_id(0) // blocks // kv_heads).to(tl.int64)
-    kv_head = (tl.program_id(0) // blocks % kv_heads).to(tl.int64)
-    K += batch * stride_kb + kv_head * stride_kh
-    V += batch * stride_vb + kv_head * stride_vh
-    DK += batch * stride_dkb + kv_head * stride_dkh
-    DV += batch * stride_dvb + kv_head * stride_dvh
+    batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
+    head = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    Q += batch * stride_qb + head * stride_qh
+    K += batch * stride_kb + head // group * stride_kh
+    V += batch * stride_vb + head // group * stride_vh
+    GRAD += batch * stride_gb + head * stride_gh
+    DK += batch * stride_dkb + head * stride_dkh
+    DV += batch * stride_dvb + head * stride_dvh
+    LSE += (batch * heads + head) * q_len
+    DELTA += (batch * heads + head) * q_len
 
     keys = block * BLOCK_N + tl.arange(0, BLOCK_N)  # [BN]
     dims = tl.arange(0, BLOCK_D)  # [BD]
@@ -83,33 +86,22 @@ def key_value_kernel(
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
 
-    # Queries [first, full) cross the diagonal, [full, even) see all keys of the block, [even, q_len) are the rest.
+    # Queries [first, full) cross the diagonal, [full, q_len) see all keys of the block.
     offset = k_len - q_len
-    even = q_len // BLOCK_M * BLOCK_M
     first = 0
     full = 0
     if CAUSAL:
         first = tl.maximum(block * BLOCK_N - offset, 0) // BLOCK_M * BLOCK_M
         full = tl.cdiv(tl.maximum((block + 1) * BLOCK_N - 1 - offset, 0), BLOCK_M) * BLOCK_M
-        full = tl.minimum(full, even)
-    for member in range(group):
-        head = kv_head * group + member
-        q_base = Q + batch * stride_qb + head * stride_qh
-        g_base = GRAD + batch * stride_gb + head * stride_gh
-        stat = (batch * heads + head) * q_len
-        if CAUSAL:
-            dk, dv = add_queries(
-                dk, dv, k, v, q_base, g_base, LSE + stat, DELTA + stat, keys, offset, first, full, q_len, scale_log2,
-                stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, True, False, PRECISION,
-            )  # fmt: skip
+        full = tl.minimum(full, q_len)
         dk, dv = add_queries(
-            dk, dv, k, v, q_base, g_base, LSE + stat, DELTA + stat, keys, offset, full, even, q_len, scale_log2,
-            stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, False, False, PRECISION,
+            dk, dv, k, v, Q, GRAD, LSE, DELTA, keys, offset, first, full, q_len, scale_log2,
+            stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, True, PRECISION,
         )  # fmt: skip
-        dk, dv = add_queries(
-            dk, dv, k, v, q_base, g_base, LSE + stat, DELTA + stat, keys, offset, even, q_len, q_len, scale_log2,
-            stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, True, PRECISION,
-        )  # fmt: skip
+    dk, dv = add_queries(
+        dk, dv, k, v, Q, GRAD, LSE, DELTA, keys, offset, full, q_len, q_len, scale_log2,
+        stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
+    )  # fmt: skip
     if HAS_MASK:
         dk = tl.where(unpadded[:, None], dk, 0.0)
         dv = tl.where(unpadded[:, None], dv, 0.0)
@@ -123,9 +115,9 @@ def add_queries(
     dk, dv, k, v, Q, GRAD, LSE, DELTA, keys, offset, start, end, q_len, scale_log2,
     stride_qt, stride_qd, stride_gt, stride_gd,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    DIAGONAL: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the queries [start, end) of one head to dk, dv [BN, BD]; k, v [BN, BD]. Tiles are transposed: [BN, BM]."""
+    """Add the queries [start, end) to dk, dv [BN, BD]; k, v [BN, BD]. Tiles are transposed: [BN, BM]."""
     cols = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     first = tl.cast(start, tl.int64)
@@ -135,22 +127,18 @@ def add_queries(
         rows = i + cols  # [BM]
         keep = rows < q_len
         # Rows beyond q_len are zeros throughout: q and dO, and so s, dP, delta and ds.
-        q = load_tile(q_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE)
-        grad = load_tile(g_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE)
-        if EDGE:
-            lse = tl.load(LSE + rows, mask=keep, other=0.0)
-            delta = tl.load(DELTA + rows, mask=keep, other=0.0)
-        else:
-            lse = tl.load(LSE + rows)
-            delta = tl.load(DELTA + rows)
+        q = load_tile(q_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, True)
+        grad = load_tile(g_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, True)
+        lse = tl.load(LSE + rows, mask=keep, other=0.0)
+        delta = tl.load(DELTA + rows, mask=keep, other=0.0)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BN, BM]
         e = tl.exp2(s * scale_log2 - lse[None, :])
         if DIAGONAL:
             # Unseen pairs get e = 0, and with it p = 0 and ds = 0.
             e = tl.where(keys[:, None] <= rows[None, :] + offset, e, 0.0)
         p = tl.maximum(e - tl.exp2(-lse)[None, :], 0.0)
-        dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)  # [BN, BM]
+        dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
         ds = score_gradient(e, s, dp, delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         q_pointers += BLOCK_M * stride_qt

@@ -70,13 +70,20 @@ def backward(
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride())
     sizes = (heads, heads // kv_heads, q_len, k_len, scale, scale * LOG2_E)
     options = {"CAUSAL": causal, "HAS_MASK": key_mask is not None}
+    # Grouped heads share keys: each query head gets its own dk and dv, which are then added up in a fixed order.
+    shared = heads != kv_heads
+    dk_heads, dv_heads = (q.new_empty(batch, heads, k_len, dim, dtype=torch.float32) if shared else t for t in (dk, dv))
     _launch(
         "key_value",
         q,
-        lambda meta: (triton.cdiv(k_len, meta["BLOCK_N"]) * kv_heads * batch,),
-        *(q, k, v, mask, grad, lse, delta, dk, dv, *strides, *dk.stride(), *dv.stride(), *mask_strides, *sizes),
+        lambda meta: (triton.cdiv(k_len, meta["BLOCK_N"]) * heads * batch,),
+        *(q, k, v, mask, grad, lse, delta, dk_heads, dv_heads),
+        *(*strides, *dk_heads.stride(), *dv_heads.stride(), *mask_strides, *sizes),
         **options,
     )
+    if shared:
+        for total, parts in ((dk, dk_heads), (dv, dv_heads)):
+            total.copy_(parts.unflatten(1, (kv_heads, -1)).sum(2))
     _launch(
         "query",
         q,
