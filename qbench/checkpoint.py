@@ -146,7 +146,6 @@ def save_checkpoint(
     config = copy.deepcopy(model.config)
     config.architectures = [ARCHITECTURES[kind]]
     config.dtype = model.dtype
-    config._name_or_path = ""  # a path of this machine means nothing on another
     if kind != "softmax":
         config.attn_implementation = kind
     unfinished = folder / "config.json.tmp"

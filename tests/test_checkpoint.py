@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import qbench
 from qbench import checkpoint, load_checkpoint, save_checkpoint
@@ -197,6 +199,19 @@ def test_absent_fla_fields_have_the_layouts_defaults():
     assert (config.tie_word_embeddings, config.attention_bias, config.mlp_bias) == (False, False, False)
 
 
+def test_every_fla_field_reaches_the_config():
+    fields = {**FLA, "rope_theta": 500000, "norm_eps": 1e-5, "max_position_embeddings": 4096, "pad_token_id": 9}
+    fields |= {"bos_token_id": 3, "eos_token_id": 4, "tie_word_embeddings": True, "hidden_ratio": None}
+    config = llama_config(fields, Path("config.json"))
+    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (HIDDEN, INTERMEDIATE, LAYERS)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.vocab_size) == (HEADS, KV_HEADS, VOCAB)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
+    assert (config.rms_norm_eps, config.max_position_embeddings, config.tie_word_embeddings) == (1e-5, 4096, True)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (3, 4, 9)
+    ratio = llama_config({**FLA, "intermediate_size": None, "hidden_ratio": 8}, Path("config.json"))
+    assert ratio.intermediate_size == 512  # 64 * 8 * 2/3 = 341, up to a multiple of 256
+
+
 @pytest.mark.parametrize(
     ("hidden", "layers", "heads", "intermediate", "tensors", "parameters"),
     [(1024, 24, 16, 2816, 219, 373_867_520), (2048, 32, 32, 5632, 291, 1_775_372_288)],
@@ -372,10 +387,17 @@ def test_what_is_saved_loads_again_with_the_same_logits(tmp_path, attention, mon
 
 
 def test_half_precision_is_kept(tmp_path):
-    save_checkpoint(load_checkpoint(fla(tmp_path / "fla"), dtype=torch.bfloat16), tmp_path / "saved")
+    save_checkpoint(load_checkpoint(fla(tmp_path / "fla")).bfloat16(), tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "bfloat16"
     stored = load_file(tmp_path / "saved" / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+
+
+def test_the_tokenizer_is_saved_beside_the_model(tmp_path):
+    words = Tokenizer(WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    save_checkpoint(load_checkpoint(fla(tmp_path / "fla")), tmp_path / "saved", tokenizer)
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("ab b c").input_ids == tokenizer("ab b c").input_ids
 
 
 PLAIN_TRANSFORMERS = """
