@@ -54,7 +54,9 @@ def choose_backend(q: Tensor, backend: str | None = None) -> str:
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; it must be None or one of {', '.join(BACKENDS)}.")
     if backend == "cpu" and q.device.type != "cpu":
-        raise ValueError(f"backend 'cpu' needs CPU tensors; q is on {q.device}. Leave backend=None to choose by device.")
+        raise ValueError(
+            f"backend 'cpu' needs CPU tensors; q is on {q.device}. Leave backend=None to choose by device."
+        )
     if backend == "triton":
         _check_triton(q)
     return backend

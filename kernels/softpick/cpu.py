@@ -17,7 +17,7 @@ from torch import Tensor
 from softpick.op import empty_lse, empty_output, register
 
 ROWS, COLUMNS = 128, 256  # queries and keys of a tile
-SCORES = 2**18  # of a tile with all its heads: 1 MiB in float32, so that it stays in cache from one op to the next
+SCORES = 2**19  # of a tile with all its heads: 2 MiB in float32, so that it stays in cache from one op to the next
 
 Part = tuple[slice, slice]  # of the batch and of the kv heads: what is worked on together
 
@@ -34,7 +34,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """The output, and each row's denominator, or minus the log of it where that is above 20.
 
-    The denominator itself, as its log has no digits to spare: short rows take differences of p's near 1 in the backward.
+    Not always the log: the backward takes differences of nearly equal numbers, and e^log has lost a digit by then.
     """
     out, lse = empty_output(q), empty_lse(q)
     for part in _parts(q, k):
@@ -143,7 +143,9 @@ def _backward_rows(
         dx = _matmul(grad, v_tile.mT, buffers[1])
         torch.ops.aten.threshold_backward.grad_input(dx, y, 0, grad_input=dx)  # step(x) grad v^T
         other = _view(buffers[2], y.shape)
-        if len(tiles) == 1:  # Of few keys one may have all the weight: sum p (grad v^T) rounds as what it is taken from.
+        if (
+            len(tiles) == 1
+        ):  # Of few keys one may have all the weight: sum p (grad v^T) rounds as what it is taken from.
             delta = torch.mul(y, dx, out=other).sum(-1, keepdim=True).mul_(inverse)
         signed = torch.add(y, (-c).exp_() if large else 1, out=other).copysign_(y)  # sign(x) e^(x-c)
         dx.sub_(delta).mul_(signed)  # where step(x) is 1, so is sign(x)
@@ -182,10 +184,11 @@ def _view(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _tile_shape(q: Tensor, k: Tensor) -> tuple[int, int]:
-    """(R, C): fewer rows where many heads share a key, more columns where there are few rows, as in decoding."""
-    group = q.shape[1] // k.shape[1]
-    rows = min(q.shape[2], ROWS, max(16, 8 * ROWS // group))
-    return rows, min(k.shape[2], COLUMNS * ROWS // rows)
+    """(R, C). Fewer rows where the sequence is short, as half of the last tile of a row is hidden by the causal mask,
+    or where many heads share a key; more columns in return."""
+    (_, heads, q_len, _), (_, kv_heads, k_len, _) = q.shape, k.shape
+    rows = min(q_len, ROWS, max(ROWS // 4, q_len // 4), max(ROWS // 8, 8 * ROWS * kv_heads // heads))
+    return rows, min(k_len, COLUMNS * ROWS // rows)
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[Part]:

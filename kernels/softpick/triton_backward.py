@@ -4,8 +4,8 @@ With e_ij = 2^{x_ij - LSE_i}, dP = dO Vᵀ and delta_i = dO_i · O_i:
     p_ij  = ReLU(e_ij - 2^{-LSE_i})
     ds_ij = e_ij (step(x_ij) dP_ij - sign(x_ij) delta_i)        step(0) = 0, sign(0) = +1
     dV = pᵀ dO      dK = scale · dsᵀ Q      dQ = scale · ds K
-A key loaded as zeros scores 0, so p is 0 and its ds meets a row of zeros: padding needs no mask on the scores here
-either. Two kernels, one a block of keys and one a block of queries, so that nothing is added atomically.
+Padded queries are loaded as zeros, and so are padded keys where dQ is made: what they score is multiplied by zero.
+Two kernels, one for a block of keys and one for a block of queries, so that nothing is added atomically.
 """
 
 import triton
@@ -77,12 +77,8 @@ def key_value_kernel(
     dims = tl.arange(0, BLOCK_D)  # [BD]
     key_rows = keys[:, None].to(tl.int64)
     inside = (keys[:, None] < k_len) & (dims[None, :] < HEAD_DIM)  # [BN, BD]
-    keep = inside
-    if HAS_MASK:
-        unpadded = tl.load(KEY_MASK + batch * stride_mb + keys * stride_mt, mask=keys < k_len, other=0) != 0
-        keep = inside & unpadded[:, None]
-    k = tl.load(K + key_rows * stride_kt + dims[None, :] * stride_kd, mask=keep, other=0.0)
-    v = tl.load(V + key_rows * stride_vt + dims[None, :] * stride_vd, mask=keep, other=0.0)
+    k = tl.load(K + key_rows * stride_kt + dims[None, :] * stride_kd, mask=inside, other=0.0)
+    v = tl.load(V + key_rows * stride_vt + dims[None, :] * stride_vd, mask=inside, other=0.0)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
 
@@ -103,8 +99,10 @@ def key_value_kernel(
         stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
     )  # fmt: skip
     if HAS_MASK:
-        dk = tl.where(unpadded[:, None], dk, 0.0)
-        dv = tl.where(unpadded[:, None], dv, 0.0)
+        # Each key has its own row of dk and dv, so that padding needs no mask before this one.
+        keep = tl.load(KEY_MASK + batch * stride_mb + keys * stride_mt, mask=keys < k_len, other=0) != 0
+        dk = tl.where(keep[:, None], dk, 0.0)
+        dv = tl.where(keep[:, None], dv, 0.0)
     dk *= scale
     tl.store(DK + key_rows * stride_dkt + dims[None, :] * stride_dkd, dk.to(DK.dtype.element_ty), mask=inside)
     tl.store(DV + key_rows * stride_dvt + dims[None, :] * stride_dvd, dv.to(DV.dtype.element_ty), mask=inside)
@@ -220,7 +218,8 @@ def add_keys(
         keys = n + cols  # [BN]
         keep = keep_keys(KEY_MASK, keys, k_len, stride_mt, EDGE, HAS_MASK)
         k = load_tile(k_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE or HAS_MASK)
-        v = load_tile(v_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE or HAS_MASK)
+        # Padding has s = 0, where dP is not used: its values need no mask.
+        v = load_tile(v_pointers, (keys < k_len)[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BM, BN]
         e = tl.exp2(s * scale_log2 - lse[:, None])
         if DIAGONAL:

@@ -106,6 +106,13 @@ def make_inputs(case: Case, dtype: torch.dtype = torch.float32, seed: int = 20, 
     return Inputs(q, k, v, grad, key_mask, case.causal, scale=case.dim**-0.5)
 
 
+def on_device(inputs: Inputs, device: str) -> Inputs:
+    """The same inputs on another device."""
+    q, k, v, grad = (t.to(device) for t in (inputs.q, inputs.k, inputs.v, inputs.grad))
+    key_mask = None if inputs.key_mask is None else inputs.key_mask.to(device)
+    return replace(inputs, q=q, k=k, v=v, grad=grad, key_mask=key_mask)
+
+
 # Scores at the edges of the arithmetic ------------------------------------------------------------
 
 
@@ -213,7 +220,7 @@ def check(
         assert error <= allowed, f"{name} is off by {error:.2e} of its norm, allowed {allowed:.0e}"
 
 
-def check_extreme(name: str, case: Case, dtype: torch.dtype, backend: str) -> None:
+def check_extreme(name: str, case: Case, dtype: torch.dtype, backend: str, device: str = "cpu") -> None:
     """Scores of 120 are known to 120 * 2^-24 in float32, and the weights, which are exponentials, no better."""
-    inputs = EXTREMES[name](case, dtype)
+    inputs = on_device(EXTREMES[name](case, dtype), device)
     check(inputs, backend, max(FORWARD_ERROR[dtype], 4e-5), max(GRADIENT_ERROR[dtype], 1e-4))
