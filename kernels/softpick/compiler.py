@@ -123,7 +123,7 @@ def compile_kernel(
         if name.isupper() or name.startswith("stride"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     compiled = triton.compile(
-        ASTSource(function, signature, constexprs, attributes),  # type: ignore[no-untyped-call]
+        ASTSource(function, signature, constexprs, attributes),
         target=_target(arch),
         options={"num_warps": tile.warps, "num_stages": tile.stages},
     )

@@ -98,8 +98,8 @@ def backward(
         dq_part = _query_heads(dq, k, part)
         buffers = list(lse.new_empty(3, _buffer_size(q, k, part)))
         for tiles in _row_blocks(q, k, causal):
-            blocks = [_pack_rows(t, tiles, lse.dtype) for t in inputs]  # [N, GR, D] and lse [N, GR, 1]
-            _store_rows(dq_part, tiles, _backward_rows(*blocks, keys, values, dkeys, dvalues, tiles, scale, buffers))
+            rows = [_pack_rows(t, tiles, lse.dtype) for t in inputs]  # [N, GR, D] and lse [N, GR, 1]
+            _store_rows(dq_part, tiles, _backward_rows(rows, keys, values, dkeys, dvalues, tiles, scale, buffers))
         if key_mask is not None:  # To the sums a masked key is one of zeros, which has a gradient.
             dkeys.view(dk[part].shape).masked_fill_(~key_mask[part[0], None, :, None], 0)
         dk[part] = dkeys.view(dk[part].shape)
@@ -108,10 +108,7 @@ def backward(
 
 
 def _backward_rows(
-    q: Tensor,
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
+    rows: list[Tensor],
     k: Tensor,
     v: Tensor,
     dk: Tensor,
@@ -126,6 +123,7 @@ def _backward_rows(
     with p = relu(y) e^-lse, delta = grad . out, step(0) = 0 and sign(0) = +1.
     e^-lse is multiplied into grad and delta, not into the scores; where it would be too small, c = lse does its work.
     """
+    q, grad, out, lse = rows
     low = lse.min().item()
     large = low < 0  # for some rows there is minus the log of the denominator
     c = lse.clamp_max(0).neg_()  # [N, GR, 1]
@@ -143,9 +141,8 @@ def _backward_rows(
         dx = _matmul(grad, v_tile.mT, buffers[1])
         torch.ops.aten.threshold_backward.grad_input(dx, y, 0, grad_input=dx)  # step(x) grad v^T
         other = _view(buffers[2], y.shape)
-        if (
-            len(tiles) == 1
-        ):  # Of few keys one may have all the weight: sum p (grad v^T) rounds as what it is taken from.
+        if len(tiles) == 1:
+            # Of few keys one may have all the weight, and p near 1: sum p (grad v^T) rounds as what it is taken from.
             delta = torch.mul(y, dx, out=other).sum(-1, keepdim=True).mul_(inverse)
         signed = torch.add(y, (-c).exp_() if large else 1, out=other).copysign_(y)  # sign(x) e^(x-c)
         dx.sub_(delta).mul_(signed)  # where step(x) is 1, so is sign(x)
@@ -184,10 +181,15 @@ def _view(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _tile_shape(q: Tensor, k: Tensor) -> tuple[int, int]:
-    """(R, C). Fewer rows where the sequence is short, as half of the last tile of a row is hidden by the causal mask,
-    or where many heads share a key; more columns in return."""
-    (_, heads, q_len, _), (_, kv_heads, k_len, _) = q.shape, k.shape
-    rows = min(q_len, ROWS, max(ROWS // 4, q_len // 4), max(ROWS // 8, 8 * ROWS * kv_heads // heads))
+    """(R, C): all rows up to ROWS where one tile holds it all, which saves ops.
+
+    Else fewer rows where the sequence is short, as the causal mask hides half of a row block's last R columns,
+    or where many heads share a key; and more columns in return.
+    """
+    (batch, heads, q_len, _), (_, kv_heads, k_len, _) = q.shape, k.shape
+    rows = min(q_len, ROWS)
+    if batch * heads * q_len * k_len > SCORES:
+        rows = min(rows, max(ROWS // 4, q_len // 4), max(ROWS // 8, 8 * ROWS * kv_heads // heads))
     return rows, min(k_len, COLUMNS * ROWS // rows)
 
 

@@ -39,7 +39,9 @@ def test_any_dim(dim):
     torch.testing.assert_close(softpick(x, dim=dim), softpick(x.movedim(dim, -1)).movedim(-1, dim))
 
 
-@pytest.mark.parametrize("scores", [[1.5, -0.5, 0.0, 3.0, 0.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -300.0], [1e-7, -1e-7, 0]])
+@pytest.mark.parametrize(
+    "scores", [[1.5, -0.5, 0.0, 3.0, 0.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -300.0], [1e-7, -1e-7, 0]]
+)
 def test_the_derivative_is_the_stated_one(scores):
     x = torch.tensor(scores, dtype=torch.float64)
     torch.testing.assert_close(torch.autograd.functional.jacobian(softpick, x), jacobian(x), rtol=1e-9, atol=1e-12)
