@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ def jobs(archs: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str]) 
                         yield kernel, arch, head_dim, dtype, tile
 
 
-def compile_row(job: Job) -> dict[str, Any]:
-    """One line of the report; the forward kernels are compiled with softmax too, to compare their main loops."""
+def compile_row(job: Job, loops: bool = True) -> dict[str, Any]:
+    """One line of the report; with `loops` the main loop's length, beside its softmax twin's for the forward."""
     from softpick.compiler import compile_kernel
 
     kernel, arch, head_dim, dtype, tile = job
@@ -47,26 +48,25 @@ def compile_row(job: Job) -> dict[str, Any]:
         **{"arch": arch, "kernel": kernel, "dim": head_dim, "dtype": dtype},
         "queries × keys": f"{tile.block_m} × {tile.block_n}",
         **{"warps": tile.warps, "stages": tile.stages, "registers": compiled.registers, "spills": compiled.spills},
-        "shared KiB": compiled.shared / 1024,
-        "occupancy": f"{compiled.occupancy:.0%}",
-        "main loop": compiled.main_loop,
+        **{"shared KiB": compiled.shared / 1024, "occupancy": compiled.occupancy},
     }
-    if kernel in ("forward", "decode"):
-        softmax = compile_kernel(*job, softmax=True).main_loop
-        row |= {"softmax's": softmax, "ratio": f"{compiled.main_loop / softmax:.2f}"}
+    if loops:
+        row["main loop"] = compiled.main_loop
+        if kernel in ("forward", "decode"):
+            softmax = compile_kernel(*job, softmax=True).main_loop
+            row |= {"softmax's": softmax, "ratio": compiled.main_loop / softmax}
     return row
 
 
-def compile_rows(work: Sequence[Job], workers: int | None = None) -> list[dict[str, Any]]:
+def compile_rows(work: Sequence[Job], loops: bool = True, workers: int | None = None) -> list[dict[str, Any]]:
     """The lines of all jobs, compiled by one process a core, with a progress bar."""
-    # A fresh process without the interpreter: under TRITON_INTERPRET=1 nothing compiles.
+    # Fresh processes, without the interpreter: under TRITON_INTERPRET=1 nothing compiles.
     interpret = os.environ.pop("TRITON_INTERPRET", None)
     try:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), mp_context=context) as pool:
-            return list(
-                tqdm(pool.map(compile_row, work), total=len(work), desc="compiling", unit="kernel", leave=False)
-            )
+            rows = pool.map(partial(compile_row, loops=loops), work)
+            return list(tqdm(rows, total=len(work), desc="compiling", unit="kernel", leave=False, disable=None))
     finally:
         if interpret is not None:
             os.environ["TRITON_INTERPRET"] = interpret
@@ -81,7 +81,7 @@ def speed_rows(
     """Milliseconds and TFLOP/s of softpick and of torch's softmax attention, causal, 16384 tokens in all, 2048 wide."""
     rows = []
     for head_dim in head_dims:
-        for length in tqdm(lengths, desc=f"timing head dim {head_dim}", unit="length", leave=False):
+        for length in tqdm(lengths, desc=f"timing head dim {head_dim}", unit="length", leave=False, disable=None):
             heads, batch = 2048 // head_dim, max(1, max(lengths) // length)
             q, k, v, grad = (torch.randn(batch, heads, length, head_dim, device=device, dtype=dtype) for _ in range(4))
             # Two matmuls of 2 · T² · D a head, half of them masked; the backward has five.
@@ -168,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/kernels"), help="where the plot goes (%(default)s)")
     options = parser.parse_args(arguments)
     print("Compiled here, for GPUs that need not be here; causal, no padding mask. Spills in bytes a thread.\n")
-    print(tabulate(compile_rows(list(jobs(options.arch, options.head_dim, options.dtype))), headers="keys"))
+    rows = compile_rows(list(jobs(options.arch, options.head_dim, options.dtype)))
+    print(tabulate([row | {"occupancy": f"{row['occupancy']:.0%}"} for row in rows], headers="keys", floatfmt=".2f"))
     if not torch.cuda.is_available():
         print("\nNo CUDA GPU here: no times. On a GPU this report adds them, beside scaled_dot_product_attention.")
         return
