@@ -87,8 +87,9 @@ def make_key_mask(batch: int, k_len: int, padding: str) -> Tensor | None:
 def make_inputs(case: Case, dtype: torch.dtype = torch.float32, seed: int = 20, device: str = "cpu") -> Inputs:
     """Normal q, k, v, as strided views of [batch, length, heads, dim]; NaN and inf in padding's keys and values.
 
-    A row with few keys and scores near 0 magnifies the rounding of its scores, by 1 / sum |e^x - 1|, in any float32
-    code. Some seeds have a row that is nothing else; in this one the float32 reference stays at half the tolerance.
+    A row with few keys and scores near 0 magnifies the rounding of its scores, by 1 / sum |e^x - 1|. For about 2 seeds
+    in 100 such a row puts the gradient's error above 1e-6, in the float32 reference as often as on the CPU path. This
+    seed was picked, out of 60, as one that has none: the tests hold a backend to the tolerance on such inputs only.
     """
     generator = torch.Generator().manual_seed(seed)
 
