@@ -146,33 +146,30 @@ def _find(pattern: str, text: str) -> str:
 
 
 def _sass_loops(sass: str) -> list[list[str]]:
+    """From cuobjdump's listing: an address and an instruction a line, and jumps to addresses."""
     code = [(int(address, 16), text) for address, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", sass)]
-    jumps = [
-        (int(match.group(1), 16), at) for at, text in code if (match := re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text))
-    ]
-    spans = [(start, end) for start, end in jumps if start < end]
-    return _innermost(
-        [(spans_, [text for at, text in code if spans_[0] <= at <= spans_[1]]) for spans_ in spans], "MMA"
-    )
+    target = re.compile(r"\bBRA\b.*\b0x([0-9a-f]+)")
+    jumps = [(int(match.group(1), 16), at) for at, text in code if (match := target.search(text))]
+    return _innermost(code, jumps, "MMA|FFMA")
 
 
 def _amd_loops(text: str) -> list[list[str]]:
+    """From assembly with labels: line numbers serve as addresses."""
     lines = [line.strip() for line in text.splitlines()]
     labels = {line.split(":")[0]: at for at, line in enumerate(lines) if re.match(r"\.LBB\w+:", line)}
     jumps = [(labels.get(line.split()[-1], at), at) for at, line in enumerate(lines) if re.match(r"s_c?branch", line)]
-    code = [
-        ((start, end), [x for x in lines[start : end + 1] if re.match(r"[a-z]\w+", x)])
-        for start, end in jumps
-        if start < end
-    ]
-    return _innermost(code, "mfma")
+    code = [(at, line) for at, line in enumerate(lines) if re.match(r"[a-z]\w+", line)]
+    return _innermost(code, jumps, "mfma|v_(pk_)?fma")
 
 
-def _innermost(loops: list[tuple[tuple[int, int], list[str]]], multiply: str) -> list[list[str]]:
-    inner = [
-        (span, body)
-        for span, body in loops
-        if any(multiply in text for text in body)
-        and not any(span != other and span[0] <= other[0] and other[1] <= span[1] for other, _ in loops)
+def _innermost(code: list[tuple[int, str]], jumps: list[tuple[int, int]], multiply: str) -> list[list[str]]:
+    """The loops, spans (start, end) of backward jumps, that multiply and hold no other loop."""
+    loops = {
+        (start, end): [text for at, text in code if start <= at <= end] for start, end in sorted(jumps) if start < end
+    }
+    return [
+        body
+        for (start, end), body in loops.items()
+        if re.search(multiply, " ".join(body))
+        and not any(other != (start, end) and start <= other[0] and other[1] <= end for other in loops)
     ]
-    return [body for _, body in sorted(inner)]

@@ -44,7 +44,77 @@ ARCHITECTURES = {
     "gfx942": Limits(warps=32, registers=4 * 512 * 64, shared=64 * 1024, shared_block=64 * 1024, shared_reserved=0),
 }
 
-INTERPRETER = "interpreter"  # large tiles: there, time goes by the number of operations and not by their size
+INTERPRETER = "interpreter"
+FAMILIES = {"sm_90": "hopper", "sm_100": "blackwell", "gfx942": "cdna"}  # the others are "ampere": mma.sync, cp.async
+
+# (kernel, bytes an element, widest head dim): the tiles of each family, best guess first.
+TILES: dict[tuple[str, int, int], dict[str, list[Tile]]] = {
+    ("forward", 2, 64): {
+        "ampere": [Tile(128, 64, 8, 3)],
+        "hopper": [Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)],
+        "blackwell": [Tile(128, 64, 8, 3), Tile(128, 128, 8, 2)],
+        "cdna": [Tile(128, 64, 4, 2)],
+    },
+    ("forward", 2, 128): {
+        "ampere": [Tile(128, 64, 8, 2)],
+        "hopper": [Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)],
+        "blackwell": [Tile(128, 64, 8, 2), Tile(128, 64, 8, 3)],
+        "cdna": [Tile(128, 64, 4, 1)],
+    },
+    ("decode", 2, 64): {
+        "ampere": [Tile(16, 128, 4, 2)],
+        "hopper": [Tile(16, 128, 4, 2)],
+        "blackwell": [Tile(16, 128, 4, 2), Tile(16, 64, 4, 3)],
+        "cdna": [Tile(16, 64, 4, 1)],
+    },
+    ("decode", 2, 128): {
+        "ampere": [Tile(16, 64, 4, 2)],
+        "hopper": [Tile(16, 64, 4, 2)],
+        "blackwell": [Tile(16, 64, 4, 2)],
+        "cdna": [Tile(16, 64, 4, 1)],
+    },
+    ("key_value", 2, 64): {
+        "ampere": [Tile(64, 128, 8, 2), Tile(32, 128, 8, 3)],
+        "hopper": [Tile(64, 128, 8, 2), Tile(32, 128, 8, 3)],
+        "blackwell": [Tile(64, 128, 8, 2), Tile(32, 128, 8, 3)],
+        "cdna": [Tile(32, 64, 4, 1)],
+    },
+    ("key_value", 2, 128): {
+        "ampere": [Tile(64, 64, 8, 2)],
+        "hopper": [Tile(32, 128, 8, 2)],
+        "blackwell": [Tile(32, 128, 8, 2), Tile(64, 64, 8, 2)],
+        "cdna": [Tile(32, 64, 4, 1)],
+    },
+    ("query", 2, 64): {
+        "ampere": [Tile(128, 64, 8, 3), Tile(128, 32, 4, 3)],
+        "hopper": [Tile(128, 64, 8, 3), Tile(128, 32, 4, 3)],
+        "blackwell": [Tile(128, 32, 4, 3), Tile(128, 64, 8, 3)],
+        "cdna": [Tile(64, 32, 4, 2)],
+    },
+    ("query", 2, 128): {
+        "ampere": [Tile(128, 32, 8, 2), Tile(64, 64, 8, 2)],
+        "hopper": [Tile(128, 32, 8, 2)],
+        "blackwell": [Tile(64, 64, 8, 2)],
+        "cdna": [Tile(64, 32, 4, 1)],
+    },
+    # Rarely met, and never fast (float32 in IEEE precision has no tensor cores): one tile serves every family.
+    ("forward", 2, 256): {"any": [Tile(64, 32, 8, 2)]},
+    ("decode", 2, 256): {"any": [Tile(16, 32, 4, 2)]},
+    ("key_value", 2, 256): {"any": [Tile(32, 32, 8, 1)]},
+    ("query", 2, 256): {"any": [Tile(32, 32, 8, 1)]},
+    ("forward", 4, 64): {"any": [Tile(64, 32, 8, 2)]},
+    ("forward", 4, 128): {"any": [Tile(32, 32, 8, 2)]},
+    ("forward", 4, 256): {"any": [Tile(16, 32, 8, 1)]},
+    ("decode", 4, 64): {"any": [Tile(16, 32, 4, 2)]},
+    ("decode", 4, 128): {"any": [Tile(16, 32, 4, 2)]},
+    ("decode", 4, 256): {"any": [Tile(16, 32, 8, 1)]},
+    ("key_value", 4, 64): {"any": [Tile(32, 32, 8, 2)]},
+    ("key_value", 4, 128): {"any": [Tile(16, 32, 8, 1)]},
+    ("key_value", 4, 256): {"any": [Tile(16, 16, 8, 1)]},
+    ("query", 4, 64): {"any": [Tile(32, 32, 8, 2)]},
+    ("query", 4, 128): {"any": [Tile(32, 16, 8, 1)]},
+    ("query", 4, 256): {"any": [Tile(16, 16, 8, 1)]},
+}
 
 
 def architecture(device: torch.device) -> str:
@@ -55,8 +125,7 @@ def architecture(device: torch.device) -> str:
         return "gfx942"
     major, minor = torch.cuda.get_device_capability(device)
     # A minor revision without an entry (sm_87, sm_103) takes the one below it, which has no more to offer.
-    known = [name for name in ARCHITECTURES if name.startswith("sm_") and int(name[3:-1]) == major]
-    fitting = [name for name in known if int(name[-1]) <= minor]
+    fitting = [name for name in ARCHITECTURES if name[3:-1] == str(major) and int(name[-1]) <= minor]
     if not fitting:
         raise ValueError(
             f"Softpick's Triton kernels are built for {', '.join(ARCHITECTURES)}; this GPU is sm_{major}{minor}: "
@@ -72,6 +141,8 @@ def block_dim(head_dim: int) -> int:
 
 def tiles(kernel: str, arch: str, block_d: int, itemsize: int) -> list[Tile]:
     """The tiles to choose from, best guess first."""
-    if arch == INTERPRETER:
+    if arch == INTERPRETER:  # large ones: there, time goes by the number of operations and not by their size
         return [Tile(16, 128, 4, 1) if kernel == "decode" else Tile(128, 64, 4, 1)]
-    return [Tile(64, 32, 4, 1)]
+    widest = next(dim for dim in (64, 128, 256) if block_d <= dim)
+    by_family = TILES[kernel, itemsize, widest]
+    return by_family.get("any") or by_family[FAMILIES.get(arch, "ampere")]
