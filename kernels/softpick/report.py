@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from softpick import softpick_attention
-from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, Tile, block_dim, tiles
+from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, Tile, tiles
 
 LENGTHS = tuple(512 * 2**i for i in range(6))  # 512 … 16384
 Job = tuple[str, str, int, str, Tile]
@@ -34,7 +34,7 @@ def jobs(archs: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str]) 
         for head_dim in head_dims:
             for dtype in dtypes:
                 for kernel in KERNELS:
-                    for tile in tiles(kernel, arch, block_dim(head_dim), ELEMENT_SIZE[dtype]):
+                    for tile in tiles(kernel, arch, head_dim, ELEMENT_SIZE[dtype]):
                         yield kernel, arch, head_dim, dtype, tile
 
 

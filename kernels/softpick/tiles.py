@@ -55,6 +55,13 @@ TILES: dict[tuple[str, int, int], dict[str, list[Tile]]] = {
         "blackwell": [Tile(128, 64, 8, 3), Tile(128, 128, 8, 2)],
         "cdna": [Tile(128, 64, 4, 2)],
     },
+    # Head dims between 64 and 128 are padded: the mask on the dims takes registers too.
+    ("forward", 2, 127): {
+        "ampere": [Tile(128, 32, 8, 2)],
+        "hopper": [Tile(128, 64, 8, 2)],
+        "blackwell": [Tile(128, 64, 8, 2)],
+        "cdna": [Tile(128, 64, 4, 1)],
+    },
     ("forward", 2, 128): {
         "ampere": [Tile(128, 64, 8, 2)],
         "hopper": [Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)],
@@ -139,10 +146,10 @@ def block_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def tiles(kernel: str, arch: str, block_d: int, itemsize: int) -> list[Tile]:
+def tiles(kernel: str, arch: str, head_dim: int, itemsize: int) -> list[Tile]:
     """The tiles to choose from, best guess first."""
     if arch == INTERPRETER:  # large ones: there, time goes by the number of operations and not by their size
         return [Tile(16, 128, 4, 1) if kernel == "decode" else Tile(128, 64, 4, 1)]
-    widest = next(dim for dim in (64, 128, 256) if block_d <= dim)
+    widest = min(dim for name, size, dim in TILES if (name, size) == (kernel, itemsize) and head_dim <= dim)
     by_family = TILES[kernel, itemsize, widest]
     return by_family.get("any") or by_family[FAMILIES.get(arch, "ampere")]

@@ -104,7 +104,7 @@ def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
     """The kernel with the tiles that compile without spills for this architecture, head dim and element size."""
     configs = [
         triton.Config({"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}, num_warps=tile.warps, num_stages=tile.stages)
-        for tile in tiles(kernel, arch, block_dim(head_dim), itemsize)
+        for tile in tiles(kernel, arch, head_dim, itemsize)
     ]
     # Sequence lengths are no key: a benchmark meets hundreds of them. Choices are cached on disk, so that a machine
     # gives the same bits in every run.
