@@ -1,4 +1,4 @@
-"""What can be asked for: methods, bits, their typed options and labels. No torch here: `plan` and `table` read it too."""
+"""What can be asked for: methods, bits, typed options and labels. No torch here: `plan` and `table` read it too."""
 
 import difflib
 from dataclasses import dataclass

@@ -1,15 +1,18 @@
 """PackedLinear: a linear layer whose weight is stored as codes, whatever the method that made them."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from qbench.quantize.options import Options
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes of a packed weight as it is saved: the codes, and all that is needed to read them (scales, zeros, g_idx)."""
+    """Bytes of a packed weight as it is saved: the codes, and what is needed to read them (scales, zeros, g_idx)."""
 
     code_bytes: int
     metadata_bytes: int
@@ -22,6 +25,9 @@ class PackedLinear(nn.Module):
     """
 
     CODE_TENSORS: ClassVar[frozenset[str]]  # the names in state_dict that hold codes; the rest but `bias` is metadata
+    # Does each weight get the level nearest to it? GPTQ moves weights on purpose; the others must not.
+    NEAREST: ClassVar[bool] = True
+    ACTIVATION_BITS: ClassVar[int | None] = None  # None: activations stay in the model's dtype
 
     in_features: int
     out_features: int
@@ -35,6 +41,13 @@ class PackedLinear(nn.Module):
 
     def dequantize(self) -> Tensor:
         """The weight that the codes stand for, [out_features, in_features], in the compute dtype."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Self:
+        """The layer that a saved state_dict holds; shape is [out_features, in_features], dtype the compute dtype."""
         raise NotImplementedError
 
     def groups(self, weight: Tensor) -> Tensor:
@@ -57,3 +70,23 @@ class PackedLinear(nn.Module):
     def extra_repr(self) -> str:
         """What print(model) shows."""
         return f"{self.in_features} -> {self.out_features}, bits={self.bits}, group_size={self.group_size}"
+
+
+class Method(Protocol):
+    """What a method's module offers."""
+
+    def quantize_model(
+        self,
+        model: nn.Module,
+        bits: int,
+        options: Any,
+        *,
+        targets: list[str],
+        calibration: Any = None,
+        progress: bool = False,
+    ) -> None:
+        """Replace each target nn.Linear by a PackedLinear, in place, on the linear's device.
+
+        All checks of shapes and calibration come before the first replacement. The source weights are the audit's
+        evidence: a method may drop them, never write into them. progress shows a bar on stderr.
+        """
