@@ -1,5 +1,6 @@
 """PackedLinear: a linear layer whose weight is stored as codes, whatever the method that made them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
@@ -25,8 +26,8 @@ class PackedLinear(nn.Module):
     """
 
     CODE_TENSORS: ClassVar[frozenset[str]]  # the names in state_dict that hold codes; the rest but `bias` is metadata
-    # Does each weight get the level nearest to it? GPTQ moves weights on purpose; the others must not.
-    NEAREST: ClassVar[bool] = True
+    # Does each weight get the level nearest to it? GPTQ moves weights on purpose; the others say True and are held to it.
+    NEAREST: ClassVar[bool] = False
     ACTIVATION_BITS: ClassVar[int | None] = None  # None: activations stay in the model's dtype
 
     in_features: int
@@ -70,6 +71,13 @@ class PackedLinear(nn.Module):
     def extra_repr(self) -> str:
         """What print(model) shows."""
         return f"{self.in_features} -> {self.out_features}, bits={self.bits}, group_size={self.group_size}"
+
+
+def replace_linear(model: nn.Module, name: str, pack: Callable[[nn.Linear], PackedLinear]) -> None:
+    """Put the packed form of the linear layer of that name in its place."""
+    linear = model.get_submodule(name)
+    assert isinstance(linear, nn.Linear)
+    model.set_submodule(name, pack(linear).eval())
 
 
 class Method(Protocol):
