@@ -1,1 +1,22 @@
 """qbench: what quantization costs a model, measured, proved and paired."""
+
+from importlib import import_module
+from typing import Any
+
+# Resolved on first use: reports and checks import qbench and must not wait for torch.
+_EXPORTS = {
+    "load_checkpoint": "qbench.checkpoint",
+    "save_checkpoint": "qbench.checkpoint",
+}
+
+__all__ = list(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'qbench' has no attribute {name!r}; it exports {', '.join(_EXPORTS)}.")
+
+
+def __dir__() -> list[str]:
+    return sorted(_EXPORTS)

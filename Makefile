@@ -1,0 +1,34 @@
+# Every target sets itself up: nothing needs a step before it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One thread a test process and one process a core: on small machines that is the fastest, and the most repeatable.
+WORKERS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-all lint kernels clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(VENV)/installed ## .venv with the pinned packages, CUDA build or CPU build as the machine needs
+$(VENV)/installed: pyproject.toml scripts/install.py
+	$(PYTHON) scripts/install.py $(VENV)
+	@touch $@
+
+test: setup lint ## lint, then the tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+test-all: setup lint ## all tests, the slow ones too
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m ''
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+kernels: setup ## what the compilers say of each attention kernel; on a GPU, its speed too
+	$(BIN)/python -m softpick.report
+
+clean: ## remove .venv and what tools left behind
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,163 @@
+"""Compile a kernel for a GPU that need not be here, and read what the compiler says about it."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from softpick.tiles import ARCHITECTURES, Tile
+from softpick.triton_op import KERNELS, block_dim
+
+ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}  # bytes
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's machine code for one architecture and one tile."""
+
+    kernel: str
+    arch: str
+    head_dim: int
+    dtype: str
+    tile: Tile
+    asm: dict[str, Any]
+    shared: int  # bytes a block
+
+    @cached_property
+    def resources(self) -> tuple[int, int]:
+        """Registers a thread, and bytes of spills a thread."""
+        if "amdgcn" in self.asm:
+            text = self.asm["amdgcn"]
+            spilled = int(_find(r"\.vgpr_spill_count:\s+(\d+)", text)) + int(_find(r"\.sgpr_spill_count:\s+(\d+)", text))
+            return int(_find(r"\.vgpr_count:\s+(\d+)", text)), 4 * spilled
+        target = _find(r"^\.target (sm_\w+)", self.asm["ptx"])
+        text = self._run("ptxas", "-v", f"--gpu-name={target}")
+        stores, loads = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text).groups()  # type: ignore[union-attr]
+        return int(_find(r"Used (\d+) registers", text)), max(int(stores), int(loads))
+
+    @property
+    def registers(self) -> int:
+        """Registers a thread."""
+        return self.resources[0]
+
+    @property
+    def spills(self) -> int:
+        """Bytes a thread that did not fit into registers."""
+        return self.resources[1]
+
+    @cached_property
+    def occupancy(self) -> float:
+        """The share of an SM's warps that can be resident, from registers and shared memory."""
+        limits = ARCHITECTURES[self.arch]
+        lanes = 64 if self.arch.startswith("gfx") else 32
+        registers = -(-max(self.registers, 1) // 8) * 8 * lanes * self.tile.warps
+        by_registers = limits.registers // registers
+        by_shared = limits.shared // (self.shared + limits.shared_reserved)
+        by_warps = limits.warps // self.tile.warps
+        return min(by_registers, by_shared, by_warps) * self.tile.warps / limits.warps
+
+    @cached_property
+    def loops(self) -> list[list[str]]:
+        """The instructions of each innermost loop that multiplies matrices, in the order of the code."""
+        if "amdgcn" in self.asm:
+            return _amd_loops(self.asm["amdgcn"])
+        return _sass_loops(self._run("cuobjdump", "-sass"))
+
+    def _run(self, tool: str, *arguments: str) -> str:
+        """Run one of the NVIDIA tools that the triton wheel carries on this kernel; its output."""
+        cubin = tool == "cuobjdump"
+        program = {"ptxas": _ptxas(self.arch), "cuobjdump": knobs.nvidia.cuobjdump.path}[tool]
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "kernel.cubin" if cubin else "kernel.ptx")
+            source.write_bytes(self.asm["cubin"] if cubin else self.asm["ptx"].encode())
+            output = () if cubin else ("-o", str(Path(folder, "out.cubin")))
+            run = subprocess.run([program, *arguments, str(source), *output], capture_output=True, text=True, check=True)
+        return run.stdout + run.stderr
+
+
+def compile_kernel(
+    kernel: str,
+    arch: str,
+    head_dim: int,
+    dtype: str,
+    tile: Tile,
+    *,
+    causal: bool = True,
+    key_mask: bool = False,
+    softmax: bool = False,
+) -> Compiled:
+    """Compile one kernel for `arch` ("sm_80", "gfx942"); tensors aligned and contiguous in their last dim, as usual."""
+    if knobs.runtime.interpret:
+        raise RuntimeError("TRITON_INTERPRET=1 is set, and nothing compiles in such a process; start one without it.")
+    function = KERNELS[kernel]
+    constants = {
+        **{"HEAD_DIM": head_dim, "BLOCK_D": block_dim(head_dim), "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n},
+        **{"CAUSAL": causal, "HAS_MASK": key_mask, "PRECISION": "ieee", "SOFTMAX": softmax},
+    }
+    signature: dict[str, str] = {}
+    constexprs: dict[tuple[int], Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for index, name in enumerate(function.arg_names):
+        if name in constants or re.fullmatch(r"stride_(.*d|mt)", name):
+            signature[name] = "constexpr"
+            constexprs[(index,)] = constants.get(name, 1)
+            continue
+        pointer = {"KEY_MASK": "*i1", "LSE": "*fp32", "DELTA": "*fp32"}.get(name, f"*{dtype}")
+        number = "fp32" if name in ("scale", "scale_log2", "eps") else "i32"
+        signature[name] = pointer if name.isupper() else number
+        if name.isupper() or name.startswith("stride"):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    compiled = triton.compile(
+        ASTSource(function, signature, constexprs, attributes),  # type: ignore[no-untyped-call]
+        target=_target(arch),
+        options={"num_warps": tile.warps, "num_stages": tile.stages},
+    )
+    return Compiled(kernel, arch, head_dim, dtype, tile, compiled.asm, compiled.metadata.shared)
+
+
+def _target(arch: str) -> GPUTarget:
+    return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
+
+
+def _ptxas(arch: str) -> str:
+    return (knobs.nvidia.ptxas_blackwell if int(arch[3:]) >= 100 else knobs.nvidia.ptxas).path
+
+
+def _find(pattern: str, text: str) -> str:
+    match = re.search(pattern, text, re.MULTILINE)
+    if match is None:
+        raise RuntimeError(f"The compiler's report has no {pattern!r}: {text[:400]}")
+    return match.group(1)
+
+
+def _sass_loops(sass: str) -> list[list[str]]:
+    code = [(int(address, 16), text) for address, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", sass)]
+    jumps = [(int(match.group(1), 16), at) for at, text in code if (match := re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text))]
+    spans = [(start, end) for start, end in jumps if start < end]
+    return _innermost([(spans_, [text for at, text in code if spans_[0] <= at <= spans_[1]]) for spans_ in spans], "MMA")
+
+
+def _amd_loops(text: str) -> list[list[str]]:
+    lines = [line.strip() for line in text.splitlines()]
+    labels = {line.split(":")[0]: at for at, line in enumerate(lines) if re.match(r"\.LBB\w+:", line)}
+    jumps = [(labels.get(line.split()[-1], at), at) for at, line in enumerate(lines) if re.match(r"s_c?branch", line)]
+    code = [((start, end), [x for x in lines[start : end + 1] if re.match(r"[a-z]\w+", x)]) for start, end in jumps if start < end]
+    return _innermost(code, "mfma")
+
+
+def _innermost(loops: list[tuple[tuple[int, int], list[str]]], multiply: str) -> list[list[str]]:
+    inner = [
+        (span, body)
+        for span, body in loops
+        if any(multiply in text for text in body)
+        and not any(span != other and span[0] <= other[0] and other[1] <= span[1] for other, _ in loops)
+    ]
+    return [body for _, body in sorted(inner)]

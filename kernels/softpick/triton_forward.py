@@ -1,0 +1,133 @@
+"""Forward kernel: FlashAttention-2's loop with softpick for softmax; nothing of size q_len × k_len is stored.
+
+Per row, with x = scale · s and a running m = max(0, row max), both in base 2:
+    num_j = ReLU(2^{x_j-m} - 2^{-m})      den = Σ_j |2^{x_j-m} - 2^{-m}| + eps      out = Σ_j num_j v_j / den
+m starts at 0, so 2^{-m} cannot overflow, and a score of 0 adds exactly 0 to both sums. Keys that are padding or
+beyond k_len are therefore loaded as zeros and need no mask on the scores; only the causal diagonal does.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def forward_kernel(
+    Q, K, V, KEY_MASK, OUT, LSE,
+    stride_qb, stride_qh, stride_qt, stride_qd,
+    stride_kb, stride_kh, stride_kt, stride_kd,
+    stride_vb, stride_vh, stride_vt, stride_vd,
+    stride_ob, stride_oh, stride_ot, stride_od,
+    stride_mb, stride_mt,
+    heads, group, q_len, k_len, scale_log2, eps,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SOFTMAX: tl.constexpr = False,
+):  # fmt: skip
+    """One program: BLOCK_M queries of one head against all the keys they see. SOFTMAX is the twin to compare with."""
+    blocks = tl.cdiv(q_len, BLOCK_M)
+    # The last queries see the most keys: start with them, so that the short ones fill the gaps.
+    block = blocks - 1 - tl.program_id(0) % blocks
+    batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
+    head = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    Q += batch * stride_qb + head * stride_qh
+    K += batch * stride_kb + head // group * stride_kh
+    V += batch * stride_vb + head // group * stride_vh
+    OUT += batch * stride_ob + head * stride_oh
+    LSE += (batch * heads + head) * q_len
+    KEY_MASK += batch * stride_mb
+
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)  # [BM]
+    dims = tl.arange(0, BLOCK_D)  # [BD]
+    inside = (rows[:, None] < q_len) & (dims[None, :] < HEAD_DIM)  # [BM, BD]
+    q = tl.load(Q + rows[:, None].to(tl.int64) * stride_qt + dims[None, :] * stride_qd, mask=inside, other=0.0)
+    positions = rows + (k_len - q_len)  # [BM]: the last key that each query sees
+
+    # Keys [0, full) are seen by every row of the block; [full, end) crosses the diagonal or the edge.
+    if CAUSAL:
+        full = tl.minimum(block * BLOCK_M + k_len - q_len + 1, k_len) // BLOCK_N * BLOCK_N
+        end = tl.minimum((block + 1) * BLOCK_M + k_len - q_len, k_len)
+    else:
+        full = k_len // BLOCK_N * BLOCK_N
+        end = k_len
+    m = tl.full([BLOCK_M], float("-inf") if SOFTMAX else 0.0, tl.float32)
+    den = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc, den, m = attend(
+        acc, den, m, q, K, V, KEY_MASK, positions, 0, full, k_len, scale_log2,
+        stride_kt, stride_kd, stride_vt, stride_vd, stride_mt,
+        HEAD_DIM, BLOCK_D, BLOCK_N, False, False, HAS_MASK, PRECISION, SOFTMAX,
+    )  # fmt: skip
+    acc, den, m = attend(
+        acc, den, m, q, K, V, KEY_MASK, positions, full, end, k_len, scale_log2,
+        stride_kt, stride_kd, stride_vt, stride_vd, stride_mt,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, True, HAS_MASK, PRECISION, SOFTMAX,
+    )  # fmt: skip
+    if not SOFTMAX:
+        den += eps
+    out = acc / den[:, None]
+    tl.store(
+        OUT + rows[:, None].to(tl.int64) * stride_ot + dims[None, :] * stride_od,
+        out.to(OUT.dtype.element_ty),
+        mask=inside,
+    )
+    tl.store(LSE + rows, m + tl.log2(den), mask=rows < q_len)
+
+
+@triton.jit
+def attend(
+    acc, den, m, q, K, V, KEY_MASK, positions, start, end, k_len, scale_log2,
+    stride_kt, stride_kd, stride_vt, stride_vd, stride_mt,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    DIAGONAL: tl.constexpr, EDGE: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, SOFTMAX: tl.constexpr,
+):  # fmt: skip
+    """Add the keys [start, end) to acc [BM, BD], den [BM] and m [BM]; q [BM, BD]."""
+    cols = tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)
+    first = tl.cast(start, tl.int64)
+    k_pointers = K + first * stride_kt + dims[:, None] * stride_kd + cols[None, :] * stride_kt  # [BD, BN]
+    v_pointers = V + first * stride_vt + cols[:, None] * stride_vt + dims[None, :] * stride_vd  # [BN, BD]
+    for n in range(start, end, BLOCK_N):
+        keys = n + cols  # [BN]
+        keep = keep_keys(KEY_MASK, keys, k_len, stride_mt, EDGE, HAS_MASK)
+        k = load_tile(k_pointers, keep[None, :], dims[:, None], HEAD_DIM, BLOCK_D, EDGE or HAS_MASK)
+        s = tl.dot(q, k, input_precision=PRECISION)  # [BM, BN]
+        if SOFTMAX and EDGE:
+            s = tl.where(keep[None, :], s, float("-inf"))
+        if DIAGONAL:
+            s = tl.where(keys[None, :] <= positions[:, None], s, float("-inf") if SOFTMAX else 0.0)
+        # The scale comes after the max: it is positive, and so one FMA makes the exponent.
+        m_new = tl.maximum(m, tl.max(s, 1) * scale_log2)
+        p = tl.exp2(s * scale_log2 - m_new[:, None])
+        alpha = tl.exp2(m - m_new)
+        if not SOFTMAX:
+            p -= tl.exp2(-m_new)[:, None]
+        den = den * alpha + tl.sum(p if SOFTMAX else tl.abs(p), 1)
+        num = p if SOFTMAX else tl.maximum(p, 0.0)
+        v = load_tile(v_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE or HAS_MASK)
+        acc = tl.dot(num.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+        m = m_new
+        k_pointers += BLOCK_N * stride_kt
+        v_pointers += BLOCK_N * stride_vt
+    return acc, den, m
+
+
+@triton.jit
+def keep_keys(KEY_MASK, keys, k_len, stride_mt, EDGE: tl.constexpr, HAS_MASK: tl.constexpr):
+    """[BN] True where a key exists and is not padding."""
+    if not HAS_MASK:
+        return keys < k_len
+    if EDGE:
+        return tl.load(KEY_MASK + keys * stride_mt, mask=keys < k_len, other=0) != 0
+    return tl.load(KEY_MASK + keys * stride_mt) != 0
+
+
+@triton.jit
+def load_tile(pointers, keep, dims, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """A tile with zeros where a row is not kept or a dim is padding; unpredicated where neither can be."""
+    if MASKED and HEAD_DIM < BLOCK_D:
+        return tl.load(pointers, mask=keep & (dims < HEAD_DIM), other=0.0)
+    if MASKED:
+        return tl.load(pointers, mask=keep, other=0.0)
+    if HEAD_DIM < BLOCK_D:
+        return tl.load(pointers, mask=dims < HEAD_DIM, other=0.0)
+    return tl.load(pointers)

@@ -1,0 +1,140 @@
+"""The Triton kernels behind one torch op, `softpick::triton_attention`: strides as they come, no copies."""
+
+import functools
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+from softpick.op import empty_lse, empty_output, register
+from softpick.tiles import Tile, architecture, tiles
+from softpick.triton_backward import delta_kernel, key_value_kernel, query_kernel
+from softpick.triton_forward import forward_kernel
+
+LOG2_E = math.log2(math.e)
+DECODE_LENGTH = 16  # up to this many queries run on tiles of 16 rows
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float, causal: bool, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Output [batch, heads, q_len, dim] and LSE [batch, heads, q_len] in base 2."""
+    out, lse = empty_output(q), empty_lse(q)
+    if out.numel() == 0:
+        return out, lse
+    batch, heads, q_len, _ = q.shape
+    mask, mask_strides = _mask_arguments(key_mask, q)
+    decode = q_len <= DECODE_LENGTH
+    _launch(
+        "decode" if decode else "forward",
+        q,
+        lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * heads * batch,),
+        *(q, k, v, mask, out, lse),
+        *(*q.stride(), *k.stride(), *v.stride(), *out.stride(), *mask_strides),
+        *(heads, heads // k.shape[1], q_len, k.shape[2], scale * LOG2_E, eps),
+        CAUSAL=causal,
+        HAS_MASK=key_mask is not None,
+    )
+    return out, lse
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v."""
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    if q.numel() == 0:
+        return dq, dk.zero_(), dv.zero_()
+    batch, heads, q_len, dim = q.shape
+    kv_heads, k_len = k.shape[1:3]
+    mask, mask_strides = _mask_arguments(key_mask, q)
+    delta = torch.empty_like(lse)
+    with _device(q):
+        delta_kernel[(triton.cdiv(q_len, 64) * heads * batch,)](
+            *(out, grad, delta, *out.stride(), *grad.stride(), heads, q_len),
+            HEAD_DIM=dim,
+            BLOCK_D=block_dim(dim),
+            BLOCK_M=64,
+        )
+    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride())
+    sizes = (heads, heads // kv_heads, q_len, k_len, scale, scale * LOG2_E)
+    options = {"CAUSAL": causal, "HAS_MASK": key_mask is not None}
+    _launch(
+        "key_value",
+        q,
+        lambda meta: (triton.cdiv(k_len, meta["BLOCK_N"]) * kv_heads * batch,),
+        *(q, k, v, mask, grad, lse, delta, dk, dv, *strides, *dk.stride(), *dv.stride(), *mask_strides, *sizes),
+        **options,
+    )
+    _launch(
+        "query",
+        q,
+        lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * heads * batch,),
+        *(q, k, v, mask, grad, lse, delta, dq, *strides, *dq.stride(), *mask_strides, *sizes),
+        **options,
+    )
+    return dq, dk, dv
+
+
+def block_dim(head_dim: int) -> int:
+    """The tile's width: the next power of two, at least the 16 that a dot needs."""
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+KERNELS = {
+    "forward": forward_kernel,
+    "decode": forward_kernel,
+    "key_value": key_value_kernel,
+    "query": query_kernel,
+}
+
+
+@functools.cache
+def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
+    """The kernel with the tiles that compile without spills for this architecture, head dim and element size."""
+    configs = [_config(tile) for tile in tiles(kernel, arch, block_dim(head_dim), itemsize)]
+    # Sequence lengths are no key: a benchmark meets hundreds of them. Choices are cached on disk, so that a machine
+    # gives the same bits in every run.
+    return triton.autotune(configs, key=["CAUSAL", "HAS_MASK"], cache_results=True)(KERNELS[kernel])
+
+
+def _config(tile: Tile) -> triton.Config:
+    return triton.Config(
+        {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}, num_warps=tile.warps, num_stages=tile.stages
+    )
+
+
+def _launch(kernel: str, q: Tensor, grid: Any, *arguments: Any, **options: Any) -> None:
+    tuned = _tuned(kernel, architecture(q.device), q.shape[-1], q.element_size())
+    ieee = q.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
+    with _device(q):
+        tuned[grid](
+            *arguments,
+            HEAD_DIM=q.shape[-1],
+            BLOCK_D=block_dim(q.shape[-1]),
+            PRECISION="ieee" if ieee else "tf32",
+            **options,
+        )
+
+
+def _mask_arguments(key_mask: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    # Without a mask the kernel reads nothing there, but a pointer it must have.
+    return (q, (0, 1)) if key_mask is None else (key_mask, (key_mask.stride(0), key_mask.stride(1)))
+
+
+def _device(q: Tensor) -> Any:
+    return torch.cuda.device(q.device) if q.is_cuda else torch.no_grad()
+
+
+attention = register("triton_attention", forward, backward)

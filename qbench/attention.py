@@ -1,0 +1,102 @@
+"""Attention with other normalizers than softmax, inside transformers' own models.
+
+Importing this module registers each normalizer as an `attn_implementation`: the attention function with
+transformers' AttentionInterface, and beside it the mask function that hands it the padding and nothing else.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from softpick import softpick_attention
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import causal_mask_function
+
+# Each takes (q, k, v, *, scale, causal, key_mask) as `softpick_attention` does.
+NORMALIZERS: dict[str, Callable[..., Tensor]] = {"softpick": softpick_attention}
+
+KINDS = ("softmax", *NORMALIZERS)
+
+# Arguments of transformers that change what attention computes or returns: to ignore one would be silently wrong.
+_UNSUPPORTED = ("output_attentions", "softcap", "sliding_window", "position_bias", "s_aux", "cu_seq_lens_q", "cache")
+
+
+def attention_kind(model: PreTrainedModel) -> str:
+    """The attention that a model runs: "softmax" or the name of a normalizer."""
+    runs = model.config._attn_implementation
+    kind = runs if runs in NORMALIZERS else "softmax"
+    trained = getattr(model.config, "attn_implementation", kind)
+    if trained != kind:
+        raise ValueError(
+            f"The model's weights are for {trained} attention, but its attn_implementation was set to {runs!r}, "
+            f"which runs {kind}: call model.set_attn_implementation({trained!r})."
+        )
+    return kind
+
+
+def _forward(
+    name: str,
+    module: nn.Module,
+    query: Tensor,  # [batch, heads, q_len, dim]
+    key: Tensor,  # [batch, kv_heads, length, dim]
+    value: Tensor,
+    attention_mask: Tensor | None,  # [batch, k_len], from `_key_mask`
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    for argument in _UNSUPPORTED:
+        if kwargs.get(argument) is not None and kwargs[argument] is not False:
+            raise ValueError(f"{name} attention does not support {argument}; leave it out.")
+    if dropout:
+        raise ValueError(f"{name} attention has no dropout, and attention_dropout is {dropout}; train with 0.")
+    if attention_mask is not None:
+        # Only masks that somebody prepared by hand come here without having passed `_key_mask`.
+        if attention_mask.ndim != 2:
+            raise ValueError(
+                f"attention_mask has shape {list(attention_mask.shape)}; {name} attention takes [batch, length], "
+                "0 where a token is padding, and masks the future by itself."
+            )
+        # A static cache is longer than what has been written to it; the mask has the written length.
+        key, value = key[:, :, : attention_mask.shape[1]], value[:, :, : attention_mask.shape[1]]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    out = NORMALIZERS[name](query, key, value, scale=scaling, causal=causal, key_mask=attention_mask)
+    return out.transpose(1, 2), None  # [batch, q_len, heads, dim]
+
+
+def _key_mask(
+    name: str,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> Tensor | None:
+    """The padding as [batch, k_len] bool, False = padding, or None where every key counts."""
+    if mask_function is not causal_mask_function or kv_offset:
+        raise ValueError(
+            f"{name} attention is causal over everything before a token: it takes no sliding window, no packed "
+            "sequences (position_ids that start anew, without an attention_mask) and no mask function of one's own."
+        )
+    written = int(q_offset) + q_length  # what the cache holds, and the new tokens
+    if attention_mask is not None and list(attention_mask.shape) != [batch_size, written]:
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, cached + new tokens] = "
+            f"[{batch_size}, {written}], 0 where a token is padding."
+        )
+    if kv_length > written:  # a static cache: `_forward` reads the written length from the mask
+        every_key = torch.ones(batch_size, written, dtype=torch.bool, device=device)
+        return every_key if attention_mask is None else attention_mask
+    return None if attention_mask is None or attention_mask.all() else attention_mask
+
+
+for _name in NORMALIZERS:
+    AttentionInterface.register(_name, partial(_forward, _name))
+    AttentionMaskInterface.register(_name, partial(_key_mask, _name))

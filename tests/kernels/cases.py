@@ -1,0 +1,218 @@
+"""Attention cases that every softpick backend must pass, and the float64 answer they are compared with.
+
+A backend's test is `cases.check(cases.make_inputs(case, dtype), backend)` over SHAPES, DECODING and EMPTY, and
+`cases.check_extreme(name, case, dtype, backend)` over EXTREMES and EXTREME_SHAPES.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from softpick import reference, softpick_attention
+from torch import Tensor
+
+# The largest absolute error of the output, and the largest relative Frobenius error of a gradient.
+FORWARD_ERROR = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+GRADIENT_ERROR = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    k_len: int
+    dim: int
+    causal: bool = True
+    padding: str = "none"  # none, left, right, all (the first of the batch is nothing but padding)
+
+    def __str__(self) -> str:
+        name = f"B{self.batch}-H{self.heads}x{self.kv_heads}-T{self.q_len}x{self.k_len}-D{self.dim}"
+        return name + ("" if self.causal else "-full") + ("" if self.padding == "none" else f"-{self.padding}")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    q: Tensor  # [batch, heads, q_len, dim]
+    k: Tensor  # [batch, kv_heads, k_len, dim]
+    v: Tensor
+    grad: Tensor  # the output's gradient, [batch, heads, q_len, dim]
+    key_mask: Tensor | None  # [batch, k_len]
+    causal: bool
+    scale: float
+
+
+@dataclass(frozen=True)
+class Result:
+    out: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+SHAPES = [
+    *(Case(1, 2, 2, length, length, dim) for length in (1, 17, 128, 300) for dim in (32, 64, 96, 128)),
+    *(Case(2, 2, 2, length, length, 64, causal=False) for length in (17, 128)),
+    *(Case(2, 4, kv_heads, 128, 128, 32) for kv_heads in (1, 2)),  # grouped heads
+    *(Case(1, 6, 2, 17, 300, dim) for dim in (64, 96)),  # grouped, a cached prefix
+    Case(2, 2, 1, 65, 130, 32, causal=False),
+    *(Case(2, 2, 2, 128, 128, 64, padding=side) for side in ("left", "right")),
+    *(Case(2, 4, 2, 17, 150, 32, padding=side) for side in ("left", "right")),
+    *(Case(2, 2, 1, 70, 70, 32, causal=False, padding=side) for side in ("left", "right", "all")),
+    Case(2, 2, 1, 130, 130, 32, padding="all"),
+]
+DECODING = [  # one token against a cache
+    Case(2, 4, 2, 1, 17, 64),
+    Case(2, 4, 2, 1, 300, 64),
+    Case(3, 2, 2, 1, 129, 96, padding="left"),
+    Case(3, 2, 1, 1, 129, 32, padding="right"),
+    Case(2, 2, 2, 1, 64, 32, padding="all"),
+]
+EMPTY = [Case(2, 2, 1, 0, 5, 32), Case(2, 2, 1, 0, 0, 32), Case(0, 2, 1, 4, 4, 32)]
+
+
+def make_key_mask(batch: int, k_len: int, padding: str) -> Tensor | None:
+    """Sequence b of the batch has its own amount of padding; the last one has none unless it is alone."""
+    if padding == "none":
+        return None
+    real = torch.tensor([k_len - (k_len * (batch - b)) // (batch + 1) for b in range(1, batch + 1)])
+    if padding == "all":
+        real = torch.where(torch.arange(batch) == 0, 0, k_len)
+    position = torch.arange(k_len)[None]
+    return position >= k_len - real[:, None] if padding == "left" else position < real[:, None]
+
+
+def make_inputs(case: Case, dtype: torch.dtype = torch.float32, seed: int = 3, device: str = "cpu") -> Inputs:
+    """Normal q, k, v, as strided views of [batch, length, heads, dim]; NaN and inf in padding's keys and values.
+
+    A lone score near eps is ill-conditioned (x / (x + eps)) in any float32 code; this seed has none.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(heads: int, length: int) -> Tensor:
+        return torch.randn(case.batch, length, heads, case.dim, generator=generator).to(dtype).transpose(1, 2)
+
+    q, grad = normal(case.heads, case.q_len), normal(case.heads, case.q_len)
+    k, v = normal(case.kv_heads, case.k_len), normal(case.kv_heads, case.k_len)
+    key_mask = make_key_mask(case.batch, case.k_len, case.padding)
+    if key_mask is not None:
+        k = k.masked_fill(~key_mask[:, None, :, None], math.nan)
+        v = v.masked_fill(~key_mask[:, None, :, None], math.inf)
+        key_mask = key_mask.to(device)
+    q, k, v, grad = (t.to(device) for t in (q, k, v, grad))
+    return Inputs(q, k, v, grad, key_mask, case.causal, scale=case.dim**-0.5)
+
+
+# Scores at the edges of the arithmetic ------------------------------------------------------------
+
+
+def _shifted(case: Case, dtype: torch.dtype, rows: Tensor, columns: Tensor, size: float = 1.0) -> Inputs:
+    """Score [i, j] is rows[i] * columns[j] plus a few units of `size`; exact in float32 and float16 (scale is 1)."""
+    inputs = make_inputs(case, dtype, seed=1)
+    q, k = ((t.float() * 2).round().clamp(-2, 2) / 4 for t in (inputs.q, inputs.k))
+    q[..., 0], k[..., 0] = rows, columns
+    return replace(inputs, q=(q * size).to(dtype), k=k.to(dtype), scale=1.0)
+
+
+def _constant(row: float, column: float, size: float = 1.0) -> Callable[[Case, torch.dtype], Inputs]:
+    def build(case: Case, dtype: torch.dtype) -> Inputs:
+        return _shifted(case, dtype, torch.full((case.q_len,), row), torch.full((case.k_len,), column), size)
+
+    return build
+
+
+def _mixed_rows(case: Case, dtype: torch.dtype) -> Inputs:
+    rows = torch.tensor([11.0, -11.0, 0.0, -1.0, 1.0]).repeat(case.q_len)[: case.q_len]
+    return _shifted(case, dtype, rows, torch.full((case.k_len,), 12.0))
+
+
+def _ramp(first: float, last: float) -> Callable[[Case, torch.dtype], Inputs]:
+    """The row's maximum moves from block to block: what an online rescale must follow."""
+
+    def build(case: Case, dtype: torch.dtype) -> Inputs:
+        columns = torch.linspace(first, last, case.k_len).round()
+        return _shifted(case, dtype, torch.full((case.q_len,), 8.0), columns)
+
+    return build
+
+
+def _zeros_among_others(case: Case, dtype: torch.dtype) -> Inputs:
+    inputs = _shifted(case, dtype, torch.zeros(case.q_len), torch.zeros(case.k_len))
+    k = inputs.k.clone()
+    k[:, :, ::3] = 0  # score exactly 0, where sign is +1 and step is 0
+    return replace(inputs, k=k)
+
+
+EXTREMES: dict[str, Callable[[Case, torch.dtype], Inputs]] = {
+    "all negative": _constant(-4, 4),
+    "below -100": _constant(-11, 12),
+    "above +100": _constant(11, 12),
+    "all zero": _constant(0, 0, size=0),
+    "zeros among others": _zeros_among_others,
+    "mixed rows": _mixed_rows,
+    "from -120 up to +120": _ramp(-15, 15),
+    "from +120 down to -120": _ramp(15, -15),
+    "around +60": _ramp(6, 9),
+}
+EXTREME_SHAPES = [
+    Case(1, 2, 1, 150, 150, 32),
+    Case(2, 2, 2, 40, 150, 32, causal=False, padding="left"),
+    Case(1, 2, 2, 1, 150, 32),
+]
+tiny_scores = _constant(0, 0, size=2.0**-22)  # scores of about 1e-7: e^x - 1 is all rounding there, expm1 is not
+
+
+# Running and comparing ----------------------------------------------------------------------------
+
+
+def run(inputs: Inputs, backend: str) -> Result:
+    """Output and gradients of a backend: "cpu", "triton" or "reference"."""
+    q, k, v = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    options = {"scale": inputs.scale, "causal": inputs.causal, "key_mask": inputs.key_mask}
+    out = softpick_attention(q, k, v, backend=backend, **options)
+    return Result(out.detach(), *torch.autograd.grad(out, (q, k, v), inputs.grad))
+
+
+def expected(inputs: Inputs) -> Result:
+    """The definition, in float64 on the same numbers."""
+    q, k, v = (t.detach().double().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    out = reference.attention(q, k, v, inputs.key_mask, inputs.scale, inputs.causal, 1e-6)
+    return Result(out.detach(), *torch.autograd.grad(out, (q, k, v), inputs.grad.double()))
+
+
+def largest_error(actual: Tensor, wanted: Tensor) -> float:
+    return (actual.double() - wanted).abs().max().item() if wanted.numel() else 0.0
+
+
+def relative_error(actual: Tensor, wanted: Tensor) -> float:
+    """Frobenius norm of the difference over that of the answer (over 1 where the answer is zero)."""
+    return ((actual.double() - wanted).norm() / (wanted.norm().item() or 1.0)).item()
+
+
+def check(
+    inputs: Inputs, backend: str, forward_error: float | None = None, gradient_error: float | None = None
+) -> None:
+    """Shapes, dtypes, finiteness, output and gradients against float64, within the dtype's tolerance by default."""
+    dtype = inputs.q.dtype
+    actual, wanted = run(inputs, backend), expected(inputs)
+    for name in ("out", "dq", "dk", "dv"):
+        tensor, answer = getattr(actual, name), getattr(wanted, name)
+        assert tensor.shape == answer.shape, name
+        assert tensor.dtype == dtype, name
+        assert tensor.isfinite().all(), f"{name} is not finite"
+    error, allowed = largest_error(actual.out, wanted.out), forward_error or FORWARD_ERROR[dtype]
+    assert error <= allowed, f"out is off by {error:.2e}, allowed {allowed:.0e}"
+    if inputs.k.shape[2] < 17:
+        return  # With a key or two the weights hardly move: the gradient is about eps, and all rounding.
+    allowed = gradient_error or GRADIENT_ERROR[dtype]
+    for name in ("dq", "dk", "dv"):
+        error = relative_error(getattr(actual, name), getattr(wanted, name))
+        assert error <= allowed, f"{name} is off by {error:.2e} of its norm, allowed {allowed:.0e}"
+
+
+def check_extreme(name: str, case: Case, dtype: torch.dtype, backend: str) -> None:
+    """Scores of 120 are known to 120 * 2^-24 in float32, and the weights, which are exponentials, no better."""
+    inputs = EXTREMES[name](case, dtype)
+    check(inputs, backend, max(FORWARD_ERROR[dtype], 4e-5), max(GRADIENT_ERROR[dtype], 1e-4))
