@@ -5,15 +5,17 @@ import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from qbench.quantize.calibration import check_ids
-from qbench.quantize.options import GptqOptions, QuantizeError
+from qbench.quantize.calibration import Calibration, token_ids
+from qbench.quantize.options import GptqOptions, Options, QuantizeError
 from qbench.quantize.packed import PackedLinear
 
 BITS = (2, 3, 4, 8)
@@ -40,7 +42,7 @@ class GPTQLinear(PackedLinear):
     weight[o, i] = scales[g_idx[i], o] · (code[o, i] - zero[g_idx[i], o])
     """
 
-    CODE_TENSORS = frozenset({"qweight"})
+    CODE_TENSORS: ClassVar = frozenset({"qweight"})
 
     qweight: Tensor
     qzeros: Tensor
@@ -77,7 +79,7 @@ class GPTQLinear(PackedLinear):
         *,
         bits: int,
         dtype: torch.dtype,
-    ) -> "GPTQLinear":
+    ) -> Self:
         """Pack codes [out, in] with scales and zeros [out, groups]; zeros are in 1 .. 2**bits."""
         # Half is the format's norm. A float32 model keeps the solver's scales: kernels that read the file cast them.
         scale_dtype = torch.float32 if dtype == torch.float32 else torch.float16
@@ -90,6 +92,13 @@ class GPTQLinear(PackedLinear):
             bits=bits,
             dtype=dtype,
         )
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Self:
+        """The layer that a saved state_dict holds; the tensors tell the shape and the groups."""
+        return cls(**tensors, bits=bits, dtype=dtype)
 
     def codes(self) -> Tensor:
         """The codes, int32 [out, in]."""
@@ -144,55 +153,46 @@ def quantize_model(
     options: GptqOptions,
     *,
     targets: Sequence[str],
-    calibration: Sequence[Tensor] | None = None,
+    calibration: Sequence[Tensor] | Calibration | None = None,
+    progress: bool = False,
     device: torch.device | str | None = None,
-    progress: bool | None = None,
 ) -> None:
-    """Replace each target linear by a GPTQLinear, in place; calibration is a list of token ids [1, length].
+    """Replace each target linear by a GPTQLinear, in place; calibration is token ids [1, length] or their source.
 
-    Model and activations stay where the model is; one layer at a time visits `device` (by default the same).
-    progress: None shows a bar on a terminal only.
+    Model and activations stay where the model is; one layer at a time visits `device`, by default the same.
+    progress: a bar on stderr where that is a terminal.
     """
-    if not calibration:
-        raise QuantizeError("gptq needs calibration: a list of token-id tensors [1, length], or a calibration source.")
-    check_ids(calibration, model.config.vocab_size)
     _check_targets(model, targets, options)
     home = model.model.embed_tokens.weight.device
-    device = torch.device(device) if device is not None else home
+    device = torch.device(device or home)
     model.eval()
-    hidden, contexts = _first_layer_inputs(model, _batches(calibration, home))
-    bar = tqdm(total=len(targets), desc="gptq", unit="linear", disable=None if progress is None else not progress)
-    with bar:
+    activations = _first_layer_inputs(model, _batches(token_ids(calibration, model), home), device)
+    with tqdm(total=len(targets), unit="linear", disable=None if progress else True) as bar:
         for index, layer in enumerate(model.model.layers):
-            layer.to(device)
             prefix = f"model.layers.{index}."
             packed: dict[str, GPTQLinear] = {}
-            for stage in STAGES:
-                linears = {name: layer.get_submodule(name) for name in stage if prefix + name in targets}
-                if not linears:
-                    continue
-                bar.set_description(f"gptq {prefix}{', '.join(linears)}")
-                # The layer runs anew with the stages before this one quantized.
-                inputs = _inputs_of(layer, next(iter(linears.values())), hidden, contexts, device)
-                solved = solve(linears, inputs, bits, options, where=prefix)
-                for name, module in solved.items():
-                    linears[name].weight = nn.Parameter(module.dequantize(), requires_grad=False)
-                packed |= solved
-                bar.update(len(linears))
-            # The next layer is calibrated on the outputs of this one quantized whole. Dense runs faster than packed.
-            if index + 1 < len(model.model.layers) or "lm_head" in targets:
-                for i, (x, context) in enumerate(zip(hidden, contexts, strict=True)):
-                    hidden[i] = layer(x.to(device), **_to(context, device)).to(home)
-            for name, module in packed.items():
-                layer.set_submodule(name, module)
-            layer.to(home)
+            with _visit(layer, device, home):
+                for stage in STAGES:
+                    linears = {name: layer.get_submodule(name) for name in stage if prefix + name in targets}
+                    if not linears:
+                        continue
+                    bar.set_description(prefix + ", ".join(linears))
+                    inputs = _inputs_of(layer, next(iter(linears.values())), activations)
+                    packed |= (solved := solve(linears, inputs, bits, options, where=prefix))
+                    # Later stages run on this one as quantized; dense, since packed would unpack for each batch.
+                    for name, linear in solved.items():
+                        layer.set_submodule(name, _linear(linear.dequantize(), linear.bias))
+                    bar.update(len(linears))
+                if index + 1 < len(model.model.layers) or "lm_head" in targets:
+                    activations.forward(layer)
+                for name, linear in packed.items():
+                    layer.set_submodule(name, linear)
         if "lm_head" in targets:
-            bar.set_description("gptq lm_head")
-            head = model.lm_head.to(device)
-            norm = model.model.norm.to(device)
-            solved = solve({"lm_head": head}, (norm(x.to(device)) for x in hidden), bits, options)
-            model.lm_head = solved["lm_head"]
-            model.to(home)
+            bar.set_description("lm_head")
+            with _visit(model.model.norm, device, home), _visit(model.lm_head, device, home):
+                inputs = (model.model.norm(x) for x, _ in activations)
+                solved = solve({"lm_head": model.lm_head}, inputs, bits, options)
+            model.lm_head = solved["lm_head"].to(home)
             bar.update()
 
 
@@ -214,9 +214,7 @@ def solve(
         fallback=None,  # its default rounds to nearest without a word when it thinks samples are few
         offload_to_disk=False,
     )
-    weight = torch.cat([linear.weight for linear in linears.values()]).float()  # [sum of out, in]
-    joint = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    joint.weight = nn.Parameter(weight, requires_grad=False)
+    joint = _linear(torch.cat([linear.weight for linear in linears.values()]).float())  # [sum of outputs, in]
     task = GPTQ(joint, config)
     if not options.sym:
         task.quantizer = _zeros_from_one(type(task.quantizer))(config)
@@ -237,7 +235,7 @@ def solve(
         rows = slice(start, start := start + linear.out_features)
         solved[name] = GPTQLinear.from_codes(
             codes[rows], scales[rows], zeros[rows], g_idx, linear.bias, bits=bits, dtype=linear.weight.dtype
-        )
+        ).eval()
     return solved
 
 
@@ -331,40 +329,61 @@ def _stop_at(module: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def _first_layer_inputs(
-    model: LlamaForCausalLM, batches: Iterator[Tensor]
-) -> tuple[list[Tensor], list[dict[str, Any]]]:
-    """The hidden states that enter the first layer, and what else the model hands each layer (mask, positions)."""
-    hidden, contexts = [], []
+@dataclass(frozen=True)
+class _Activations:
+    """The hidden states [n, length, hidden] that enter a layer, a batch each, and what else the model hands it."""
+
+    hidden: list[Tensor]
+    contexts: list[dict[str, Any]]  # mask and positions
+    device: torch.device  # where the layer runs; the hidden states are kept where the model is
+
+    def __iter__(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        for x, context in zip(self.hidden, self.contexts, strict=True):
+            yield x.to(self.device), tree_map_only(Tensor, lambda t: t.to(self.device), context)
+
+    def forward(self, layer: nn.Module) -> None:
+        """Put the outputs of the layer in the place of its inputs."""
+        for i, (x, context) in enumerate(self):
+            self.hidden[i] = layer(x, **context).to(self.hidden[i].device)
+
+
+def _first_layer_inputs(model: LlamaForCausalLM, batches: Iterator[Tensor], device: torch.device) -> _Activations:
+    activations = _Activations([], [], device)
     by_shape: dict[torch.Size, dict[str, Any]] = {}  # nothing is padded: one mask for all batches of a shape
     with _stop_at(model.model.layers[0]):
         for ids in batches:
             try:
                 model.model(input_ids=ids, use_cache=False)
             except _Reached as reached:
-                hidden.append(reached.input)
-                contexts.append(by_shape.setdefault(ids.shape, reached.kwargs))
-    return hidden, contexts
+                activations.hidden.append(reached.input)
+                activations.contexts.append(by_shape.setdefault(ids.shape, reached.kwargs))
+    return activations
 
 
-def _inputs_of(
-    layer: nn.Module, linear: nn.Module, hidden: list[Tensor], contexts: list[dict[str, Any]], device: torch.device
-) -> Iterator[Tensor]:
+def _inputs_of(layer: nn.Module, linear: nn.Module, activations: _Activations) -> Iterator[Tensor]:
     """The inputs of a linear within the layer, batch by batch; the layer runs no further than that."""
     with _stop_at(linear):
-        for x, context in zip(hidden, contexts, strict=True):
+        for x, context in activations:
             try:
-                layer(x.to(device), **_to(context, device))
+                layer(x, **context)
             except _Reached as reached:
                 yield reached.input
 
 
-def _to(value: Any, device: torch.device) -> Any:
-    """Tensors in keyword arguments, tuples of them included, on the device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _to(item, device) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_to(item, device) for item in value)
-    return value
+@contextlib.contextmanager
+def _visit(module: nn.Module, device: torch.device, home: torch.device) -> Iterator[None]:
+    """The module on the device, and home again."""
+    try:
+        module.to(device)
+        yield
+    finally:
+        module.to(home)
+
+
+def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A plain linear layer that holds just these tensors."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear.eval()
