@@ -18,9 +18,9 @@ LOGITS_TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16
 class AuditError(RuntimeError):
     """A quantized model that is not what was asked for; no number of it may reach a table."""
 
-    def __init__(self, label: str, reasons: list[str]) -> None:
+    def __init__(self, label: str, reasons: list[str], what_now: str) -> None:
         shown = reasons[:8] + ([f"and {len(reasons) - 8} more"] if len(reasons) > 8 else [])
-        super().__init__(f"The audit of {label} failed; load the model again.\n- " + "\n- ".join(shown))
+        super().__init__(f"The audit of {label} failed. {what_now}\n- " + "\n- ".join(shown))
         self.reasons = reasons
 
 

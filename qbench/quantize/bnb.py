@@ -1,16 +1,17 @@
 """bitsandbytes: LLM.int8() at 8 bits (https://arxiv.org/abs/2208.07339), nf4 and fp4 at 4 (https://arxiv.org/abs/2305.14314)."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Self
 
 import bitsandbytes as bnb
 import torch
 from bitsandbytes.functional import QuantState
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from qbench.quantize.options import Bnb4Options, Bnb8Options, Options
-from qbench.quantize.packed import PackedLinear, replace_linear
+from qbench.quantize.packed import PackedLinear, replace_linears
 
 BLOCK = 64  # weights that share a scale at 4 bits; the library's default
 # It warns at each multiplication that LLM.int8 casts its inputs to float16, which is what LLM.int8 does.
@@ -85,7 +86,8 @@ class Bnb4Linear(PackedLinear):
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, tensor in self.quant_state.as_dict(packed=True).items():
-            destination[f"{prefix}weight.{name}"] = tensor
+            # The library shares the table of levels between layers, which a safetensors file cannot.
+            destination[f"{prefix}weight.{name}"] = tensor.clone() if name == "quant_map" else tensor
 
 
 class Bnb8Linear(PackedLinear):
@@ -154,10 +156,12 @@ def quantize_model(
     targets: list[str],
     calibration: object = None,
     progress: bool = False,
+    device: torch.device | str | None = None,
 ) -> None:
     """Replace each target linear by bitsandbytes' 4-bit or 8-bit one, in place; calibration is not needed."""
-    for name in tqdm(targets, desc="bnb", disable=not progress):
-        if isinstance(options, Bnb8Options):
-            replace_linear(model, name, lambda linear: Bnb8Linear.from_linear(linear, options))
-        else:
-            replace_linear(model, name, lambda linear: Bnb4Linear.from_linear(linear, options))
+    pack: Callable[[nn.Linear], PackedLinear]
+    if isinstance(options, Bnb8Options):
+        pack = partial(Bnb8Linear.from_linear, options=options)
+    else:
+        pack = partial(Bnb4Linear.from_linear, options=options)
+    replace_linears(model, targets, pack, progress=progress, device=device)

@@ -1,13 +1,13 @@
 """HQQ: half-quadratic quantization, which fits each group's zero point without data. https://mobiusml.github.io/hqq_blog"""
 
+from functools import partial
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from qbench.quantize.options import HqqOptions, Options, QuantizeError
-from qbench.quantize.packed import PackedLinear, replace_linear
+from qbench.quantize.packed import PackedLinear, replace_linears
 
 # How many rows of codes the library packs into one: it drops or misplaces what does not fill up. 3 bits are padded.
 _ROWS_PACKED = {8: 1, 4: 2, 3: 1, 2: 4, 1: 8}
@@ -111,12 +111,13 @@ def quantize_model(
     targets: list[str],
     calibration: object = None,
     progress: bool = False,
+    device: torch.device | str | None = None,
 ) -> None:
     """Replace each target linear by an HqqLinear, in place; calibration is not needed."""
     for name in targets:
         _check_shape(name, model.get_submodule(name), bits, options)
-    for name in tqdm(targets, desc="hqq", disable=not progress):
-        replace_linear(model, name, lambda linear: HqqLinear.from_linear(linear, bits, options))
+    pack = partial(HqqLinear.from_linear, bits=bits, options=options)
+    replace_linears(model, targets, pack, progress=progress, device=device)
 
 
 def _weight_params(bits: int, options: HqqOptions) -> dict:

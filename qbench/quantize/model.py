@@ -1,6 +1,7 @@
 """quantize(): a model in, the same model quantized and audited out."""
 
 import copy as copying
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,10 +46,13 @@ def quantize(
     execution: str = "dense",
     copy: bool = False,
     progress: bool = False,
+    device: torch.device | str | None = None,
     **options: Any,
 ) -> tuple[Any, Audit]:
     """Quantize a Llama-style model, in place or on a copy, and prove it; the model comes back in eval mode.
 
+    calibration is read by gptq alone. probe: token ids [batch, length] for the audit's logits, by default a fixed
+    pseudo-random batch. device: where each layer is quantized, by default where it is.
     Memory beyond the model's own: the packed form, which is kept; the source weights on the CPU until each layer is
     audited (of a model on the CPU, the very tensors that were there); with copy=True, the copy.
     """
@@ -57,7 +61,8 @@ def quantize(
         raise QuantizeError(f"execution is {execution!r}; it must be 'dense' or 'packed'.")
     _check_unquantized(model)
     probe = _checked_probe(model, probe)
-    with _out_of_memory_as_sentence(wanted.label, "The model is as it was."):
+    untouched = "The model passed in is as it was."
+    with _out_of_memory_as_sentence(wanted.label, untouched):
         model = copying.deepcopy(model) if copy else model
         reference = logits_on(model.eval(), probe)
     if not reference.isfinite().all():
@@ -68,15 +73,24 @@ def quantize(
         return model, audit.model_copy(update={"kl": 0.0, "top1_agreement": 1.0})
 
     targets = _targets(model, linears, wanted)
-    with _out_of_memory_as_sentence(wanted.label, "Load the model again."):
+    what_now = untouched if copy else "Load the model again."
+    with _out_of_memory_as_sentence(wanted.label, what_now):
         sources = {name: linears[name].weight.detach().cpu() for name in targets}
         audit = audit.model_copy(update={"target_weights": sum(w.numel() for w in sources.values())})
-        _run_method(model, wanted, targets, calibration, progress)
-        linears.clear()
-        audit = _pass(_with_weights(audit, model, sources))
-        layers = {name: model.get_submodule(name) for name in targets}
-        mark_quantized(model, Quantized(wanted, layers))
-        audit = _pass(_with_logits(audit, model, probe, reference, dense=execution == "dense"))
+        linears.clear()  # so that a GPU's memory is given back layer by layer
+        with _midway_as_sentence(model, targets, wanted.label, what_now):
+            import_module(f"qbench.quantize.{method}").quantize_model(
+                model,
+                bits,
+                wanted.options,
+                targets=targets,
+                calibration=calibration,
+                progress=progress,
+                device=device,
+            )
+        audit = _pass(_with_weights(audit, model, sources), what_now)
+        mark_quantized(model, Quantized(wanted, {name: model.get_submodule(name) for name in targets}))
+        audit = _pass(_with_logits(audit, model, probe, reference, dense=execution == "dense"), what_now)
     return model, audit
 
 
@@ -91,18 +105,6 @@ def make_dense(model: nn.Module) -> None:
             linear.bias = nn.Parameter(layer.bias.clone(), requires_grad=False)
         model.set_submodule(name, linear.eval())
         layer.cpu()
-
-
-def _run_method(model: nn.Module, wanted: Quantization, targets: list[str], calibration: Any, progress: bool) -> None:
-    before = {name: model.get_submodule(name) for name in targets}
-    try:
-        import_module(f"qbench.quantize.{wanted.method}").quantize_model(
-            model, wanted.bits, wanted.options, targets=targets, calibration=calibration, progress=progress
-        )
-    except Exception as error:
-        if _is_out_of_memory(error) or all(model.get_submodule(name) is linear for name, linear in before.items()):
-            raise
-        raise RuntimeError(f"{wanted.label} stopped midway; load the model again. {error}") from error
 
 
 def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) -> Audit:
@@ -165,9 +167,9 @@ def _blank_audit(model: nn.Module, wanted: Quantization, linears: dict[str, nn.L
     )
 
 
-def _pass(audit: Audit) -> Audit:
+def _pass(audit: Audit, what_now: str) -> Audit:
     if reasons := failures(audit):
-        raise AuditError(audit.label, reasons)
+        raise AuditError(audit.label, reasons, what_now)
     return audit
 
 
@@ -220,3 +222,16 @@ def _out_of_memory_as_sentence(label: str, what_now: str) -> Iterator[None]:
         if not _is_out_of_memory(error):
             raise
         raise QuantizeError(f"No memory left to quantize as {label}. {what_now} ({error})") from error
+
+
+@contextmanager
+def _midway_as_sentence(model: nn.Module, targets: list[str], label: str, what_now: str) -> Iterator[None]:
+    """An error that comes when weights are replaced already says what the model is good for."""
+    before = {name: weakref.ref(model.get_parameter(f"{name}.weight")) for name in targets}
+    try:
+        yield
+    except Exception as error:
+        now = ((name, getattr(model.get_submodule(name), "weight", error)) for name in targets)
+        if _is_out_of_memory(error) or all(before[name]() is weight for name, weight in now):
+            raise
+        raise RuntimeError(f"{label} stopped midway. {what_now} {error}") from error

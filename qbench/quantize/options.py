@@ -70,7 +70,7 @@ class Bnb4Options(LinearOptions):
 class Bnb8Options(LinearOptions):
     """LLM.int8(): int8 weights and activations; input columns with an outlier above the threshold stay in 16 bits."""
 
-    threshold: float = Field(6.0, ge=0, allow_inf_nan=False)
+    threshold: float = Field(default=6.0, ge=0, allow_inf_nan=False)
 
     differing = {"threshold": "t{:g}", "include_lm_head": "head"}
 
@@ -78,10 +78,10 @@ class Bnb8Options(LinearOptions):
 class GptqOptions(LinearOptions):
     """GPTQ; the defaults are auto-gptq's at the time of the paper."""
 
-    group_size: int = Field(128, ge=-1)  # -1: one group a row
+    group_size: int = Field(default=128, ge=-1)  # -1: one group a row
     sym: bool = True
     act_order: bool = False
-    damp: float = Field(0.1, gt=0, lt=1)
+    damp: float = Field(default=0.1, gt=0, lt=1)
 
     always = {"group_size": "g{}"}
     differing = {"sym": "asym", "act_order": "actorder", "damp": "damp{:g}", "include_lm_head": "head"}
@@ -90,7 +90,7 @@ class GptqOptions(LinearOptions):
 class HqqOptions(LinearOptions):
     """HQQ; axis 1 groups weights along a row, axis 0 across rows."""
 
-    group_size: int = Field(64, ge=8, multiple_of=8)
+    group_size: int = Field(default=64, ge=8, multiple_of=8)
     axis: Literal[0, 1] = 1
 
     always = {"group_size": "g{}"}

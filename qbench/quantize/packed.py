@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from qbench.quantize.options import Options
 
@@ -26,7 +27,7 @@ class PackedLinear(nn.Module):
     """
 
     CODE_TENSORS: ClassVar[frozenset[str]]  # the names in state_dict that hold codes; the rest but `bias` is metadata
-    # Does each weight get the level nearest to it? GPTQ moves weights on purpose; the others say True and are held to it.
+    # Does each weight get the level nearest to it? GPTQ moves weights on purpose; who says True is held to it.
     NEAREST: ClassVar[bool] = False
     ACTIVATION_BITS: ClassVar[int | None] = None  # None: activations stay in the model's dtype
 
@@ -73,11 +74,20 @@ class PackedLinear(nn.Module):
         return f"{self.in_features} -> {self.out_features}, bits={self.bits}, group_size={self.group_size}"
 
 
-def replace_linear(model: nn.Module, name: str, pack: Callable[[nn.Linear], PackedLinear]) -> None:
-    """Put the packed form of the linear layer of that name in its place."""
-    linear = model.get_submodule(name)
-    assert isinstance(linear, nn.Linear)
-    model.set_submodule(name, pack(linear).eval())
+def replace_linears(
+    model: nn.Module,
+    targets: list[str],
+    pack: Callable[[nn.Linear], PackedLinear],
+    *,
+    progress: bool,
+    device: torch.device | str | None,
+) -> None:
+    """Put the packed form of each target in its place, for methods that need only the weight, one after the other."""
+    for name in tqdm(targets, unit="linear", disable=None if progress else True):  # None: on a terminal only
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        home = linear.weight.device
+        model.set_submodule(name, pack(linear.to(device or home)).to(home).eval())
 
 
 class Method(Protocol):
@@ -92,9 +102,11 @@ class Method(Protocol):
         targets: list[str],
         calibration: Any = None,
         progress: bool = False,
+        device: torch.device | str | None = None,
     ) -> None:
-        """Replace each target nn.Linear by a PackedLinear, in place, on the linear's device.
+        """Replace each target nn.Linear by a PackedLinear, in place.
 
         All checks of shapes and calibration come before the first replacement. The source weights are the audit's
-        evidence: a method may drop them, never write into them. progress shows a bar on stderr.
+        evidence: a method may drop them, never write into them. progress shows a bar on a terminal. The model stays
+        where it is; one layer at a time visits `device`, by default the same.
         """
