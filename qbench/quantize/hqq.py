@@ -35,8 +35,9 @@ class HqqLinear(PackedLinear):
         super().__init__()
         self.out_features, self.in_features = shape
         self.bits, self.group_size, self.axis, self.dtype = bits, options.group_size, options.axis, dtype
-        for name in ("W_q", "scale", "zero", "bias"):
-            self.register_buffer(name, tensors.get(name))
+        for name in ("W_q", "scale", "zero"):
+            self.register_buffer(name, tensors[name])
+        self.register_buffer("bias", tensors.get("bias"))
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: HqqOptions) -> Self:
@@ -47,8 +48,8 @@ class HqqLinear(PackedLinear):
         W_q, meta = Quantizer.quantize(weight, device=str(weight.device), **_weight_params(bits, options))
         # As the library does, scales and zeros go to the compute dtype, but float16 stands in for bfloat16: its eight
         # bits of mantissa would put the zero points of 8-bit codes, around 128, up to a step off.
-        meta_dtype = torch.float32 if weight.dtype == torch.float32 else torch.float16
-        tensors = {"W_q": W_q.clone(), "scale": meta["scale"].to(meta_dtype), "zero": meta["zero"].to(meta_dtype)}
+        meta_dtype = torch.float16 if weight.dtype in (torch.float16, torch.bfloat16) else torch.float32
+        tensors = {"W_q": W_q, "scale": meta["scale"].to(meta_dtype), "zero": meta["zero"].to(meta_dtype)}
         # The solver runs in inference mode: clones outside it are tensors that can be copied and moved.
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         if linear.bias is not None:

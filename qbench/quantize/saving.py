@@ -167,7 +167,9 @@ def _read_layer(
     try:
         layer = kind.from_tensors(tensors, wanted.options, bits=wanted.bits, shape=shape, dtype=dtype)
         found = layer.dequantize().shape
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AssertionError) as error:
+    except KeyError as error:
+        raise QuantizeError(f"{name} lacks the tensor {error} that {wanted.label} needs.") from None
+    except (TypeError, ValueError, RuntimeError, IndexError, AssertionError) as error:
         raise QuantizeError(f"{name} cannot be read as {wanted.label}: {type(error).__name__}: {error}.") from error
     if tuple(found) != shape:
         raise QuantizeError(f"{name} holds a weight of {list(found)}; by the config it must be {list(shape)}.")
