@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qbench.quantize.audit import Audit, AuditError, LayerAudit
 from qbench.quantize.options import (
@@ -29,6 +29,10 @@ __all__ = [
     "save_quantized",
 ]
 
+
+if TYPE_CHECKING:
+    from qbench.quantize.model import quantize
+    from qbench.quantize.saving import save_quantized
 
 # Resolved on first use: plans and tables read labels and audits from here; only who quantizes pays for torch.
 _LAZY = {"quantize": "qbench.quantize.model", "save_quantized": "qbench.quantize.saving"}

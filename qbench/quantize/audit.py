@@ -118,6 +118,8 @@ def failures(audit: Audit) -> list[str]:
     ]
     for layer in audit.layers:
         reasons += [f"{layer.name}: {reason}" for reason in _layer_failures(layer, audit.bits)]
+    if not reasons and audit.weights != audit.target_weights:
+        reasons.append(f"Only {audit.weights:,} of the {audit.target_weights:,} weights to quantize could be measured.")
     return reasons + _logits_failures(audit)
 
 

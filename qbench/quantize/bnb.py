@@ -143,7 +143,7 @@ class Bnb8Linear(PackedLinear):
         if self.training:
             raise RuntimeError("LLM.int8 does not quantize activations in train mode: call model.eval() first.")
         state = bnb.MatmulLtState()
-        state.CB, state.SCB, state.threshold = self.weight, self.SCB, self.threshold
+        state.CB, state.SCB, state.threshold = self.weight, self.SCB.float(), self.threshold
         state.has_fp16_weights, state.is_training = False, False
         return bnb.matmul(x, self.weight, bias=self.bias, state=state)
 

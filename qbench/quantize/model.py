@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaForCausalLM
 
 from qbench.quantize.audit import Audit, AuditError, failures
 from qbench.quantize.measure import compare_logits, default_probe, logits_on, measure_layer, relative_gap
@@ -38,7 +39,7 @@ def mark_quantized(model: nn.Module, form: Quantized) -> None:
 
 
 def quantize(
-    model: Any,
+    model: LlamaForCausalLM,
     method: str,
     bits: int,
     calibration: Any = None,
@@ -48,7 +49,7 @@ def quantize(
     progress: bool = False,
     device: torch.device | str | None = None,
     **options: Any,
-) -> tuple[Any, Audit]:
+) -> tuple[LlamaForCausalLM, Audit]:
     """Quantize a Llama-style model, in place or on a copy, and prove it; the model comes back in eval mode.
 
     calibration is read by gptq alone. probe: token ids [batch, length] for the audit's logits, by default a fixed
@@ -59,7 +60,7 @@ def quantize(
     wanted = quantization(method, bits, **options)
     if execution not in ("dense", "packed"):
         raise QuantizeError(f"execution is {execution!r}; it must be 'dense' or 'packed'.")
-    _check_unquantized(model)
+    _check_model(model)
     probe = _checked_probe(model, probe)
     untouched = "The model passed in is as it was."
     with _out_of_memory_as_sentence(wanted.label, untouched):
@@ -89,7 +90,8 @@ def quantize(
                 device=device,
             )
         audit = _pass(_with_weights(audit, model, sources), what_now)
-        mark_quantized(model, Quantized(wanted, {name: model.get_submodule(name) for name in targets}))
+        layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+        mark_quantized(model, Quantized(wanted, layers))
         audit = _pass(_with_logits(audit, model, probe, reference, dense=execution == "dense"), what_now)
     return model, audit
 
@@ -109,7 +111,8 @@ def make_dense(model: nn.Module) -> None:
 
 def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) -> Audit:
     """The audit with all that can be said without a forward pass; each source weight is let go when it is measured."""
-    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    # state_dict has what packed layers keep outside of buffers, named_buffers what is not saved.
+    tensors = {**model.state_dict(), **dict(model.named_buffers())}
     on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
     layers, untouched, in_train_mode, activation_bits = [], [], [], None
     for name in list(sources):
@@ -183,15 +186,16 @@ def _targets(model: Any, linears: dict[str, nn.Linear], wanted: Quantization) ->
     return names
 
 
-def _check_unquantized(model: Any) -> None:
+def _check_model(model: Any) -> None:
+    if not isinstance(model, LlamaForCausalLM):
+        raise QuantizeError(
+            f"model is a {type(model).__name__}; it must be a LlamaForCausalLM, as load_checkpoint gives."
+        )
     if form := quantized(model):
         raise QuantizeError(f"The model is already quantized, as {form.quantization.label}; load the unquantized one.")
-    config = getattr(getattr(model, "config", None), "quantization_config", None)
-    foreign = [
-        name for name, m in model.named_modules() if isinstance(m, nn.Linear) and not m.weight.is_floating_point()
-    ]
-    if config or foreign or any(isinstance(m, PackedLinear) for m in model.modules()):
-        raise QuantizeError("The model is already quantized; load the unquantized one.")
+    foreign = any(isinstance(m, nn.Linear) and not m.weight.is_floating_point() for m in model.modules())
+    if foreign or getattr(model.config, "quantization_config", None):
+        raise QuantizeError("The model is already quantized, by something else; load the unquantized one.")
 
 
 def _checked_probe(model: Any, probe: Tensor | None) -> Tensor:

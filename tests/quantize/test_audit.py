@@ -134,6 +134,16 @@ def test_any_other_parameter_left_on_meta(sabotage):
     assert sabotage("hqq", 3, quantizer) == ["model.norm.weight was left on the meta device: it has no values."]
 
 
+def test_scales_left_on_meta(sabotage):
+    def quantizer(real, model, settings):
+        real()
+        layer = model.get_submodule(settings["targets"][5])
+        layer.quant_state.absmax = layer.quant_state.absmax.to("meta")  # no buffer of the module
+
+    (reason,) = sabotage("bnb", 4, quantizer)
+    assert reason == "model.layers.0.mlp.up_proj.weight.absmax was left on the meta device: it has no values."
+
+
 def shift_hqq(layer):
     layer.zero += 1
 

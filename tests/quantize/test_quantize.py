@@ -148,6 +148,14 @@ def test_a_quantized_model_is_not_quantized_again(quantized):
             quantize(quantized("hqq", 3, execution=execution)[0], "none", 16)
 
 
+def test_only_models_that_load_checkpoint_gives_are_quantized(untrained):
+    with pytest.raises(QuantizeError, match="model is a Linear; it must be a LlamaForCausalLM"):
+        quantize(nn.Linear(64, 64), "hqq", 4)
+    untrained.config.quantization_config = {"quant_method": "awq"}
+    with pytest.raises(QuantizeError, match="already quantized, by something else"):
+        quantize(untrained, "hqq", 4)
+
+
 def test_lm_head_is_quantized_when_asked_for(untrained):
     _, audit = quantize(untrained, "hqq", 4, include_lm_head=True)
     assert audit.quantized_share == 1
@@ -243,3 +251,11 @@ def test_every_width_on_a_gpu(quantized, model, probe, calibration, method, bits
     there = quantized(method, bits)[1]
     assert audit.code_bits == there.code_bits
     assert audit.kl == pytest.approx(there.kl, rel=0.5, abs=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("method", "bits"), WIDTHS)
+def test_a_model_on_the_cpu_is_quantized_layer_by_layer_on_a_gpu(model, calibration, method, bits):
+    here, _ = quantize(model, method, bits, calibration=calibration, device="cuda")
+    assert here.device.type == "cpu"
