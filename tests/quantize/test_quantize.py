@@ -101,14 +101,13 @@ def test_every_width_passes_its_audit_and_shows_its_bits(quantized, method, bits
     json.loads(json.dumps(audit.model_dump()), parse_constant=pytest.fail)  # no NaN
 
 
-@pytest.mark.parametrize(("method", "options"), [("bnb", {}), ("gptq", {}), ("hqq", {}), ("hqq", {"axis": 0})])
-def test_the_damage_grows_as_bits_fall(quantized, method, options):
-    widths = sorted(OFFERED[method], reverse=True)
-    audits = [quantized(method, bits, **(options if bits in (2, 3, 4, 8) else {}))[1] for bits in widths]
-    kl = [audit.kl for audit in audits]
-    assert kl == sorted(kl)
+@pytest.mark.parametrize("method", ["bnb", "gptq", "hqq"])
+def test_the_damage_grows_as_bits_fall(quantized, method):
+    audits = [quantized(method, bits)[1] for bits in sorted(OFFERED[method], reverse=True)]
+    kl, error = [audit.kl for audit in audits], [audit.relative_error for audit in audits]
     assert kl[0] > 0
-    assert [a.relative_error for a in audits] == sorted(a.relative_error for a in audits)
+    assert kl == sorted(kl)
+    assert error == sorted(error)
 
 
 def test_the_baseline_comes_through_the_same_door(model, probe):
