@@ -13,6 +13,7 @@ from qbench.quantize.options import QuantizeError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
 # Sources with a name of their own, as arguments of datasets.load_dataset; a commit pins what is read.
 NAMED: dict[str, dict[str, str]] = {
@@ -103,19 +104,36 @@ def calibration_batches(
     return [stream[:, start : start + length].clone() for start in starts]
 
 
-def check_ids(calibration: Sequence["Tensor"], vocab_size: int) -> None:
-    """Raise unless each sample is token ids [1, length] within the vocabulary."""
+def token_ids(calibration: "Sequence[Tensor] | Calibration | None", model: "PreTrainedModel") -> "Sequence[Tensor]":
+    """Calibration as token ids [1, length] that fit the model; a source is read with the model's own tokenizer."""
+    if isinstance(calibration, Calibration):
+        calibration = calibration_batches(calibration, _tokenizer(model), model.config.max_position_embeddings)
+    if not calibration:
+        raise QuantizeError("gptq needs calibration: a list of token-id tensors [1, length], or a calibration source.")
     for i, ids in enumerate(calibration):
         if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0 or ids.is_floating_point():
             raise QuantizeError(
                 f"Calibration sample {i} is {ids.dtype} {list(ids.shape)}; it must be whole numbers [1, length]."
             )
         low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= vocab_size:
+        if low < 0 or high >= model.config.vocab_size:
             raise QuantizeError(
                 f"Calibration sample {i} has the token id {low if low < 0 else high}; the model's vocabulary is "
-                f"0 to {vocab_size - 1}. Was it made with another model's tokenizer?"
+                f"0 to {model.config.vocab_size - 1}. Was it made with another model's tokenizer?"
             )
+    return calibration
+
+
+def _tokenizer(model: "PreTrainedModel") -> Callable[..., Any]:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model.config.name_or_path)
+    except (OSError, ValueError) as error:
+        raise QuantizeError(
+            f"The model's folder {model.config.name_or_path!r} has no tokenizer to read the calibration source with; "
+            f"pass calibration_batches(source, tokenizer) instead. {error}"
+        ) from error
 
 
 def _documents(source: Calibration) -> Iterator[str]:
