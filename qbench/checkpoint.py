@@ -162,7 +162,6 @@ def write_checkpoint(
     config = copy.deepcopy(model.config)
     config.architectures = [ARCHITECTURES[kind]]
     config.dtype = model.dtype
-    config._name_or_path = ""  # a path of this machine means nothing on another
     if kind != "softmax":
         config.attn_implementation = kind
     if quantization_config:
@@ -246,9 +245,7 @@ def _attention_kind(fields: dict[str, Any], file: Path, asked: str | None) -> st
         if value is None:
             continue
         if not isinstance(value, str) or value not in kinds:
-            raise CheckpointError(
-                f"{file}: {field} is {value!r}, which is not supported; supported are {_list(kinds)}."
-            )
+            raise CheckpointError(f"{file}: {field} is {value!r}; supported are {_list(kinds)}.")
         says[f"{field} {value!r}"] = kinds[value]
     if ARCHITECTURES["softpick"] in (fields.get("architectures") or ()):
         says[f"architectures {fields['architectures']!r}"] = "softpick"

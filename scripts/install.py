@@ -1,6 +1,6 @@
 """Make a virtual environment and install qbench into it, with the torch build that fits this machine.
 
-    python3 scripts/install.py .venv
+python3 scripts/install.py .venv
 """
 
 import platform
@@ -58,7 +58,7 @@ def pip(python: Path, *packages: str, check: bool = True) -> bool:
 
 def main() -> None:
     """Install into the folder given."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 (the system's Python may be older than what the project targets)
         raise SystemExit(f"qbench needs Python 3.11 or newer; this is {platform.python_version()}. Try make PYTHON=…")
     if len(sys.argv) != 2:
         raise SystemExit("usage: python3 scripts/install.py FOLDER")

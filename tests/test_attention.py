@@ -7,13 +7,13 @@ from transformers.masking_utils import create_sliding_window_causal_mask
 
 from qbench.attention import attention_kind
 
-VOCAB = 61
+VOCAB, PAD = 61, 7
 
 
 def tiny_model(attention: str = "softpick", **fields: object) -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": None}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": None}
     config = LlamaConfig(**{**sizes, **heads, **fields}, attn_implementation=attention)
     config.initializer_range = 0.15  # scores large enough for attention to matter
     return LlamaForCausalLM(config).eval()
@@ -25,10 +25,12 @@ def prompts(*lengths: int) -> list[torch.Tensor]:
 
 
 def pad(rows: list[torch.Tensor], side: str = "left") -> tuple[torch.Tensor, torch.Tensor]:
-    pad_one = [torch.zeros(max(map(len, rows)) - len(row), dtype=torch.long) for row in rows]
-    join = (lambda row, gap: [gap, row]) if side == "left" else (lambda row, gap: [row, gap])
-    ids = torch.stack([torch.cat(join(row, gap)) for row, gap in zip(rows, pad_one, strict=True)])
-    mask = torch.stack([torch.cat(join(row.new_ones(len(row)), gap)) for row, gap in zip(rows, pad_one, strict=True)])
+    """Rows of one length and their mask. The padding is a token like any other: only the mask tells it apart."""
+    length = max(map(len, rows))
+    ids, mask = torch.full((len(rows), length), PAD), torch.zeros(len(rows), length, dtype=torch.long)
+    for n, row in enumerate(rows):
+        real = slice(length - len(row), None) if side == "left" else slice(len(row))
+        ids[n, real], mask[n, real] = row, 1
     return ids, mask
 
 
@@ -47,6 +49,7 @@ def test_generate_with_a_cache_and_left_padding_gives_what_a_full_forward_gives(
         attention_mask=mask,
         max_new_tokens=8,
         do_sample=False,
+        pad_token_id=PAD,
         cache_implementation=cache,
         disable_compile=True,
         return_dict_in_generate=True,
@@ -90,6 +93,15 @@ def test_softpick_is_not_softmax():
     softmax = tiny_model("sdpa")
     softmax.load_state_dict(softpick.state_dict())
     assert (full_logits(softpick, row) - full_logits(softmax, row)).abs().max() > 0.1
+
+
+def test_the_models_own_scale_is_used():
+    model, (row,) = tiny_model(), prompts(12)
+    expected = full_logits(model, row)
+    for layer in model.model.layers:
+        layer.self_attn.scaling /= 4
+        layer.self_attn.q_proj.weight.data *= 4
+    torch.testing.assert_close(full_logits(model, row), expected, atol=1e-4, rtol=0)
 
 
 def test_gradients_flow_through_a_padded_batch():
@@ -151,7 +163,7 @@ def test_a_softpick_model_that_was_switched_to_softmax_is_noticed():
     assert attention_kind(tiny_model("eager")) == attention_kind(tiny_model("sdpa")) == "softmax"
     model.config.attn_implementation = "softpick"  # what load_checkpoint leaves on a softpick checkpoint
     model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match="weights are for softpick attention.*'sdpa'"):
+    with pytest.raises(ValueError, match=r"weights are for softpick attention.*'sdpa'"):
         attention_kind(model)
 
 

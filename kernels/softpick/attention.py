@@ -9,6 +9,7 @@ from torch import Tensor
 from softpick import reference
 
 BACKENDS = ("triton", "cpu", "reference")
+HAS_TRITON = find_spec("triton") is not None
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -48,34 +49,39 @@ def softpick_attention(
 def choose_backend(q: Tensor, backend: str | None = None) -> str:
     """The backend for a tensor's device and dtype, or the one asked for if this machine can run it."""
     if backend is None:
-        if q.is_cuda and q.dtype != torch.float64 and find_spec("triton"):
+        if q.is_cuda and q.dtype != torch.float64 and HAS_TRITON:
             return "triton"
         return "cpu" if q.device.type == "cpu" else "reference"
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; it must be None or one of {', '.join(BACKENDS)}.")
     if backend == "cpu" and q.device.type != "cpu":
-        raise ValueError(f"backend 'cpu' needs CPU tensors; q is on {q.device}. Leave backend=None to choose by device.")
+        raise ValueError(
+            f"backend 'cpu' needs CPU tensors; q is on {q.device}. Leave backend=None to choose by device."
+        )
     if backend == "triton":
         _check_triton(q)
     return backend
 
 
 def _check_triton(q: Tensor) -> None:
-    if not find_spec("triton"):
+    if not HAS_TRITON:
         raise ValueError("backend 'triton' needs the triton package, which is not installed; use backend='reference'.")
     if q.dtype == torch.float64:
         raise ValueError("backend 'triton' takes float16, bfloat16 or float32; q is float64: use backend='reference'.")
     if q.shape[-1] > 256:
         raise ValueError(f"backend 'triton' takes head dims up to 256; q has {q.shape[-1]}: use backend='reference'.")
-    if q.is_cuda:
-        return
-    from triton import knobs
-
-    if not (q.device.type == "cpu" and knobs.runtime.interpret):
+    if not q.is_cuda and not (q.device.type == "cpu" and _interpreted()):
         raise ValueError(
             f"backend 'triton' needs CUDA tensors; q is on {q.device}. Use backend='cpu', "
             "or set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter."
         )
+
+
+@torch.compiler.assume_constant_result
+def _interpreted() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:

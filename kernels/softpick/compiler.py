@@ -13,10 +13,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from softpick.tiles import ARCHITECTURES, Tile
-from softpick.triton_op import KERNELS, block_dim
-
-ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}  # bytes
+from softpick.tiles import ARCHITECTURES, Tile, block_dim
+from softpick.triton_op import FUNCTIONS
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,9 @@ class Compiled:
         """Registers a thread, and bytes of spills a thread."""
         if "amdgcn" in self.asm:
             text = self.asm["amdgcn"]
-            spilled = int(_find(r"\.vgpr_spill_count:\s+(\d+)", text)) + int(_find(r"\.sgpr_spill_count:\s+(\d+)", text))
+            spilled = int(_find(r"\.vgpr_spill_count:\s+(\d+)", text)) + int(
+                _find(r"\.sgpr_spill_count:\s+(\d+)", text)
+            )
             return int(_find(r"\.vgpr_count:\s+(\d+)", text)), 4 * spilled
         target = _find(r"^\.target (sm_\w+)", self.asm["ptx"])
         text = self._run("ptxas", "-v", f"--gpu-name={target}")
@@ -71,6 +71,11 @@ class Compiled:
             return _amd_loops(self.asm["amdgcn"])
         return _sass_loops(self._run("cuobjdump", "-sass"))
 
+    @property
+    def main_loop(self) -> int:
+        """Instructions of the loop over the tiles that need no causal mask: where the time goes."""
+        return len(self.loops[-1 if self.kernel == "key_value" else 0])
+
     def _run(self, tool: str, *arguments: str) -> str:
         """Run one of the NVIDIA tools that the triton wheel carries on this kernel; its output."""
         cubin = tool == "cuobjdump"
@@ -79,7 +84,9 @@ class Compiled:
             source = Path(folder, "kernel.cubin" if cubin else "kernel.ptx")
             source.write_bytes(self.asm["cubin"] if cubin else self.asm["ptx"].encode())
             output = () if cubin else ("-o", str(Path(folder, "out.cubin")))
-            run = subprocess.run([program, *arguments, str(source), *output], capture_output=True, text=True, check=True)
+            run = subprocess.run(
+                [program, *arguments, str(source), *output], capture_output=True, text=True, check=True
+            )
         return run.stdout + run.stderr
 
 
@@ -97,7 +104,7 @@ def compile_kernel(
     """Compile one kernel for `arch` ("sm_80", "gfx942"); tensors aligned and contiguous in their last dim, as usual."""
     if knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET=1 is set, and nothing compiles in such a process; start one without it.")
-    function = KERNELS[kernel]
+    function = FUNCTIONS[kernel]
     constants = {
         **{"HEAD_DIM": head_dim, "BLOCK_D": block_dim(head_dim), "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n},
         **{"CAUSAL": causal, "HAS_MASK": key_mask, "PRECISION": "ieee", "SOFTMAX": softmax},
@@ -116,7 +123,7 @@ def compile_kernel(
         if name.isupper() or name.startswith("stride"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     compiled = triton.compile(
-        ASTSource(function, signature, constexprs, attributes),  # type: ignore[no-untyped-call]
+        ASTSource(function, signature, constexprs, attributes),
         target=_target(arch),
         options={"num_warps": tile.warps, "num_stages": tile.stages},
     )
@@ -140,16 +147,24 @@ def _find(pattern: str, text: str) -> str:
 
 def _sass_loops(sass: str) -> list[list[str]]:
     code = [(int(address, 16), text) for address, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", sass)]
-    jumps = [(int(match.group(1), 16), at) for at, text in code if (match := re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text))]
+    jumps = [
+        (int(match.group(1), 16), at) for at, text in code if (match := re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text))
+    ]
     spans = [(start, end) for start, end in jumps if start < end]
-    return _innermost([(spans_, [text for at, text in code if spans_[0] <= at <= spans_[1]]) for spans_ in spans], "MMA")
+    return _innermost(
+        [(spans_, [text for at, text in code if spans_[0] <= at <= spans_[1]]) for spans_ in spans], "MMA"
+    )
 
 
 def _amd_loops(text: str) -> list[list[str]]:
     lines = [line.strip() for line in text.splitlines()]
     labels = {line.split(":")[0]: at for at, line in enumerate(lines) if re.match(r"\.LBB\w+:", line)}
     jumps = [(labels.get(line.split()[-1], at), at) for at, line in enumerate(lines) if re.match(r"s_c?branch", line)]
-    code = [((start, end), [x for x in lines[start : end + 1] if re.match(r"[a-z]\w+", x)]) for start, end in jumps if start < end]
+    code = [
+        ((start, end), [x for x in lines[start : end + 1] if re.match(r"[a-z]\w+", x)])
+        for start, end in jumps
+        if start < end
+    ]
     return _innermost(code, "mfma")
 
 

@@ -1,43 +1,249 @@
 """Softpick attention on CPU in tiles of plain torch ops: memory linear in the length, forward and backward.
 
 With y = e^x - 1 of a row's scores x:  out = sum_j relu(y_j) v_j / (sum_j |y_j| + eps e^m),  m = max(row max, 0).
-Both sums are kept as they are while m <= 60, and times e^-c from there on, so that nothing overflows and few tiles
-pay for a running maximum. A masked key is a row of zeros in k and v: its score is 0 and adds 0 to both sums.
+The sums of a row are kept times e^-c, and c stays 0 while m <= 60: hardly any tile pays for a running maximum.
+A masked key is a row of zeros in k and v: its score is 0, and adds 0 to both sums.
 
 In the shapes below: N pairs of a batch item and a kv head, G query heads to a kv head, R queries, C keys, D head dim.
 """
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from softpick.op import empty_lse, empty_output, register
 
-ROWS, COLUMNS = 128, 256  # of a tile of scores
-TILE = 2**18  # scores in a tile, all its heads together: 1 MiB in float32, to stay in cache from one op to the next
-OVERFLOW = 60.0  # e^60 leaves room in float32 for the sums; rows with larger scores are kept times e^-c
+ROWS, COLUMNS = 128, 256  # queries and keys of a tile
+SCORES = 2**19  # of a tile with all its heads: 2 MiB in float32, so that it stays in cache from one op to the next
 
-Part = tuple[slice, slice]  # of the batch, of the kv heads
+Part = tuple[slice, slice]  # of the batch and of the kv heads: what is worked on together
+
+
+@dataclass(frozen=True)
+class Tile:
+    rows: slice
+    columns: slice
+    diagonal: int | None  # the causal mask hides column > row + diagonal, both counted from the tile's corner
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float, causal: bool, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The output and the log of each row's denominator."""
+    """The output, and each row's denominator, or minus the log of it where that is above 20.
+
+    Not always the log: the backward takes differences of nearly equal numbers, and e^log has lost a digit by then.
+    """
     out, lse = empty_output(q), empty_lse(q)
     for part in _parts(q, k):
-        keys, values = (_pack_keys(t, part, key_mask, lse.dtype) for t in (k, v))  # [N, Tk, D]
-        for rows, columns in _row_blocks(q, k, causal):
-            queries = _pack_rows(q, k, part, rows, lse.dtype)  # [N, GR, D]
-            sums = _Sums(queries)
-            for tile in columns:
-                scores = _scores(queries, keys[:, tile], scale)  # [N, GR, C]
-                if causal:
-                    _mask_future(scores, rows, tile, q, k)
-                sums.add(scores, values[:, tile])
-            weighted, log_denominator = sums.finish(eps)
-            _rows_of(out, k, part, rows).copy_(weighted.view(_rows_of(out, k, part, rows).shape))
-            _rows_of(lse, k, part, rows).copy_(log_denominator.view(_rows_of(lse, k, part, rows).shape))
+        keys, values = (_pack_keys(t, key_mask, part, lse.dtype) for t in (k, v))  # [N, Tk, D]
+        q_part, out_part, lse_part = (_query_heads(t, k, part) for t in (q, out, lse[..., None]))
+        buffer = lse.new_empty(_buffer_size(q, k, part))
+        for tiles in _row_blocks(q, k, causal):
+            queries = _pack_rows(q_part, tiles, lse.dtype)  # [N, GR, D]
+            out_rows, lse_rows = _forward_rows(queries, keys, values, tiles, scale, eps, buffer)
+            _store_rows(out_part, tiles, out_rows)
+            _store_rows(lse_part, tiles, lse_rows)
     return out, lse
+
+
+def _forward_rows(
+    q: Tensor, k: Tensor, v: Tensor, tiles: list[Tile], scale: float, eps: float, buffer: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Output [N, GR, D] and denominator [N, GR, 1] (or minus its log) of a block of rows q [N, GR, D]."""
+    weighted = torch.zeros_like(q)  # [N, GR, D]: sum of relu(y) v
+    total, m, c = q.new_zeros(3, *q.shape[:2], 1).unbind()  # [N, GR, 1] each; total: sum of |y|
+    for tile in tiles:
+        x = _matmul(q, k[:, tile.columns].mT, buffer, scale)  # [N, GR, C]
+        _hide_future(x, tile)
+        torch.maximum(m, x.amax(-1, keepdim=True), out=m)
+        low, high = (bound.item() for bound in m.aminmax())
+        if high > 60:
+            moved = torch.where(m > c + 60, m, c)
+            shrink = (c - moved).exp_()
+            c, total, weighted = moved, total.mul_(shrink), weighted.mul_(shrink)
+        # The rounding of e^x - 1 is up to 6e-8 a key: lost in a total of sqrt(keys) / 32, which is at least e^m - 1.
+        precise = not low >= math.log1p(tile.columns.stop**0.5 / 32)
+        y = _exp_minus_one(x, c if high > 60 else None, precise)
+        total.sub_(y.sum(-1, keepdim=True))
+        y.clamp_min_(0)
+        total.add_(y.sum(-1, keepdim=True), alpha=2)  # |y| = 2 relu(y) - y
+        weighted.baddbmm_(y, v[:, tile.columns])
+    denominator = total.add_((m - c).exp_(), alpha=eps)
+    log = denominator.log().add_(c)
+    return weighted.div_(denominator), torch.where(log > 20, -log, denominator)
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv; the scores are computed anew, tile by tile."""
+    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+    if q.numel() == 0:
+        return dq, dk.zero_(), dv.zero_()
+    for part in _parts(q, k):
+        keys, values = (_pack_keys(t, key_mask, part, lse.dtype) for t in (k, v))  # [N, Tk, D]
+        dkeys, dvalues = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (keys, values))
+        inputs = [_query_heads(t, k, part) for t in (q, grad, out, lse[..., None])]
+        dq_part = _query_heads(dq, k, part)
+        buffers = list(lse.new_empty(3, _buffer_size(q, k, part)))
+        for tiles in _row_blocks(q, k, causal):
+            rows = [_pack_rows(t, tiles, lse.dtype) for t in inputs]  # [N, GR, D] and lse [N, GR, 1]
+            _store_rows(dq_part, tiles, _backward_rows(rows, keys, values, dkeys, dvalues, tiles, scale, buffers))
+        if key_mask is not None:  # To the sums a masked key is one of zeros, which has a gradient.
+            dkeys.view(dk[part].shape).masked_fill_(~key_mask[part[0], None, :, None], 0)
+        dk[part] = dkeys.view(dk[part].shape)
+        dv[part] = dvalues.view(dv[part].shape)
+    return dq, dk, dv
+
+
+def _backward_rows(
+    rows: list[Tensor],
+    k: Tensor,
+    v: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    tiles: list[Tile],
+    scale: float,
+    buffers: list[Tensor],
+) -> Tensor:
+    """dq [N, GR, D] of a block of rows, whose share is added to dk and dv [N, Tk, D].
+
+    dv = p^T grad,  dx = e^(x-lse) (step(x) grad v^T - sign(x) delta),  dq = dx k,  dk = dx^T q,
+    with p = relu(y) e^-lse, delta = grad . out, step(0) = 0 and sign(0) = +1.
+    e^-lse is multiplied into grad and delta, not into the scores; where it would be too small, c = lse does its work.
+    """
+    q, grad, out, lse = rows
+    low = lse.min().item()
+    large = low < 0  # for some rows there is minus the log of the denominator
+    c = lse.clamp_max(0).neg_()  # [N, GR, 1]
+    inverse = torch.where(lse > 0, 1 / lse, 1)
+    delta = (grad * out).sum(-1, keepdim=True).mul_(inverse)
+    grad = grad * inverse
+    # Where |y| is 0.2 or more on average, the rounding of e^x - 1 is lost in it.
+    precise = not low >= 0.2 * tiles[-1].columns.stop
+    dq = torch.zeros_like(q)
+    for tile in tiles:
+        k_tile, v_tile = k[:, tile.columns], v[:, tile.columns]  # [N, C, D]
+        x = _matmul(q, k_tile.mT, buffers[0], scale)  # [N, GR, C]
+        _hide_future(x, tile)
+        y = _exp_minus_one(x, c if large else None, precise)
+        dx = _matmul(grad, v_tile.mT, buffers[1])
+        torch.ops.aten.threshold_backward.grad_input(dx, y, 0, grad_input=dx)  # step(x) grad v^T
+        other = _view(buffers[2], y.shape)
+        if len(tiles) == 1:
+            # Of few keys one may have all the weight, and p near 1: sum p (grad v^T) rounds as what it is taken from.
+            delta = torch.mul(y, dx, out=other).sum(-1, keepdim=True).mul_(inverse)
+        signed = torch.add(y, (-c).exp_() if large else 1, out=other).copysign_(y)  # sign(x) e^(x-c)
+        dx.sub_(delta).mul_(signed)  # where step(x) is 1, so is sign(x)
+        _hide_future(dx, tile)
+        dq.baddbmm_(dx, k_tile, alpha=scale)
+        dk[:, tile.columns].baddbmm_(dx.mT, q, alpha=scale)
+        dv[:, tile.columns].baddbmm_(y.clamp_min_(0).mT, grad)
+    return dq
+
+
+def _exp_minus_one(x: Tensor, c: Tensor | None, precise: bool) -> Tensor:
+    """e^(x-c) - e^-c in place of x, and never -0.0, whose sign would be -1; c [N, GR, 1], None for 0 in all rows."""
+    if c is None:
+        return x.expm1_().add_(0.0) if precise else x.exp_().sub_(1)  # expm1 takes twice the time of exp
+    shifted = (x - c).exp_().sub_((-c).exp_())  # no cancellation to fear: e^-c is nothing beside the row's sum
+    return torch.where(c > 0, shifted, x.expm1_().add_(0.0), out=x)
+
+
+def _hide_future(x: Tensor, tile: Tile) -> None:
+    """Zero what the causal mask hides in x [N, GR, C]: as scores, 0 adds 0 to the sums."""
+    if tile.diagonal is not None:
+        x.view(-1, tile.rows.stop - tile.rows.start, x.shape[2]).tril_(tile.diagonal)
+
+
+def _matmul(a: Tensor, b: Tensor, buffer: Tensor, scale: float = 1.0) -> Tensor:
+    """scale * a b, in the buffer's memory."""
+    product = _view(buffer, (a.shape[0], a.shape[1], b.shape[2]))
+    return product.baddbmm_(a, b, beta=0, alpha=scale)
+
+
+def _view(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return buffer[: math.prod(shape)].view(shape)
+
+
+# Cutting into tiles -------------------------------------------------------------------------------
+
+
+def _tile_shape(q: Tensor, k: Tensor) -> tuple[int, int]:
+    """(R, C): all rows up to ROWS where one tile holds it all, which saves ops.
+
+    Else fewer rows where the sequence is short, as the causal mask hides half of a row block's last R columns,
+    or where many heads share a key; and more columns in return.
+    """
+    (batch, heads, q_len, _), (_, kv_heads, k_len, _) = q.shape, k.shape
+    rows = min(q_len, ROWS)
+    if batch * heads * q_len * k_len > SCORES:
+        rows = min(rows, max(ROWS // 4, q_len // 4), max(ROWS // 8, 8 * ROWS * kv_heads // heads))
+    return rows, min(k_len, COLUMNS * ROWS // rows)
+
+
+def _parts(q: Tensor, k: Tensor) -> Iterator[Part]:
+    """Cut batch and kv heads so that a tile has about SCORES scores; whole batch items where they fit."""
+    (batch, heads, q_len, _), kv_heads = q.shape, k.shape[1]
+    if batch == 0 or q_len == 0:
+        return
+    rows, columns = _tile_shape(q, k)
+    pairs = max(1, SCORES // (heads // kv_heads * rows * columns))
+    items, width = max(1, pairs // kv_heads), min(pairs, kv_heads)
+    for item in range(0, batch, items):
+        for head in range(0, kv_heads, width):
+            yield slice(item, min(item + items, batch)), slice(head, min(head + width, kv_heads))
+
+
+def _row_blocks(q: Tensor, k: Tensor, causal: bool) -> Iterator[list[Tile]]:
+    """The tiles of one block of rows after another; those that lie wholly in the future are left out."""
+    (q_len, k_len), (height, width) = (q.shape[2], k.shape[2]), _tile_shape(q, k)
+    for row in range(0, q_len, height):
+        rows = slice(row, min(row + height, q_len))
+        first, last = (row + k_len - q_len, rows.stop + k_len - q_len) if causal else (k_len, k_len)
+        columns = (slice(column, min(column + width, last)) for column in range(0, last, width))
+        # Row 0 sees up to column `first`: beyond it the mask cuts through the tile.
+        yield [Tile(rows, c, first - c.start if c.stop > first + 1 else None) for c in columns]
+
+
+def _buffer_size(q: Tensor, k: Tensor, part: Part) -> int:
+    items, heads = (s.stop - s.start for s in part)
+    return items * heads * q.shape[1] // k.shape[1] * math.prod(_tile_shape(q, k))
+
+
+def _pack_keys(t: Tensor, key_mask: Tensor | None, part: Part, dtype: torch.dtype) -> Tensor:
+    """[N, Tk, D] of k or v [batch, kv_heads, Tk, D]: a view where mask, dtype and strides allow it."""
+    t = t[part].to(dtype)
+    if key_mask is not None:
+        t = t.masked_fill(~key_mask[part[0], None, :, None], 0)
+    return t.flatten(0, 1)
+
+
+def _query_heads(t: Tensor, k: Tensor, part: Part) -> Tensor:
+    """[items, kv_heads, G, Tq, D], a view of t [batch, heads, Tq, D]."""
+    return t.unflatten(1, (k.shape[1], -1))[part]
+
+
+def _pack_rows(t: Tensor, tiles: list[Tile], dtype: torch.dtype) -> Tensor:
+    """[N, GR, D] of t [items, kv_heads, G, Tq, D]."""
+    return t[:, :, :, tiles[0].rows].to(dtype).flatten(0, 1).flatten(1, 2)
+
+
+def _store_rows(t: Tensor, tiles: list[Tile], rows: Tensor) -> None:
+    """The inverse of `_pack_rows`."""
+    target = t[:, :, :, tiles[0].rows]
+    target.copy_(rows.view(target.shape))
+
+
+attention = register("cpu_attention", forward, backward)

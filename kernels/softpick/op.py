@@ -7,7 +7,9 @@ from torch import Tensor
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, bool, float], tuple[Tensor, Tensor]]
 Forward = Attention  # (q, k, v, key_mask, scale, causal, eps) -> (out, lse)
-Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]  # (grad, q, k, v, key_mask, out, lse, scale, causal) -> dq, dk, dv
+Backward = Callable[
+    ..., tuple[Tensor, Tensor, Tensor]
+]  # (grad, q, k, v, key_mask, out, lse, scale, causal) -> dq, dk, dv
 
 
 def empty_output(q: Tensor) -> Tensor:

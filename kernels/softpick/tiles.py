@@ -1,8 +1,15 @@
-"""Which tiles each kernel runs with: chosen by architecture, head dim and element size from the compiler's report."""
+"""Which tiles each kernel runs with: chosen by architecture, head dim and element size from the compiler's report.
+
+A tile is shipped only if it compiles with no spills, with and without a padding mask, and fits into shared memory;
+among those, the ones with the fewest instructions a score. `make kernels` shows what the compilers say of each.
+"""
 
 from dataclasses import dataclass
 
 import torch
+
+KERNELS = ("forward", "decode", "key_value", "query")
+ELEMENT_SIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,34 @@ ARCHITECTURES = {
     "gfx942": Limits(warps=32, registers=4 * 512 * 64, shared=64 * 1024, shared_block=64 * 1024, shared_reserved=0),
 }
 
+INTERPRETER = "interpreter"  # large tiles: there, time goes by the number of operations and not by their size
+
 
 def architecture(device: torch.device) -> str:
-    """"sm_80", "sm_90", … or "gfx942" for a GPU; "interpreter" for the CPU."""
-    return "interpreter"
+    """The entry of ARCHITECTURES whose tiles suit a GPU, or INTERPRETER for the CPU."""
+    if device.type == "cpu":
+        return INTERPRETER
+    if torch.version.hip:
+        return "gfx942"
+    major, minor = torch.cuda.get_device_capability(device)
+    # A minor revision without an entry (sm_87, sm_103) takes the one below it, which has no more to offer.
+    known = [name for name in ARCHITECTURES if name.startswith("sm_") and int(name[3:-1]) == major]
+    fitting = [name for name in known if int(name[-1]) <= minor]
+    if not fitting:
+        raise ValueError(
+            f"Softpick's Triton kernels are built for {', '.join(ARCHITECTURES)}; this GPU is sm_{major}{minor}: "
+            "use backend='reference'."
+        )
+    return fitting[-1]
+
+
+def block_dim(head_dim: int) -> int:
+    """The tile's width: the next power of two, at least the 16 that a matrix product needs."""
+    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def tiles(kernel: str, arch: str, block_d: int, itemsize: int) -> list[Tile]:
     """The tiles to choose from, best guess first."""
-    return [Tile(32, 32, 4, 1)]
+    if arch == INTERPRETER:
+        return [Tile(16, 128, 4, 1) if kernel == "decode" else Tile(128, 64, 4, 1)]
+    return [Tile(64, 32, 4, 1)]

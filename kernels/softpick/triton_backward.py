@@ -4,8 +4,8 @@ With e_ij = 2^{x_ij - LSE_i}, dP = dO Vᵀ and delta_i = dO_i · O_i:
     p_ij  = ReLU(e_ij - 2^{-LSE_i})
     ds_ij = e_ij (step(x_ij) dP_ij - sign(x_ij) delta_i)        step(0) = 0, sign(0) = +1
     dV = pᵀ dO      dK = scale · dsᵀ Q      dQ = scale · ds K
-A key loaded as zeros scores 0, so p is 0 and its ds meets a row of zeros: padding needs no mask on the scores here
-either. Two kernels, one a block of keys and one a block of queries, so that nothing is added atomically.
+Padded queries are loaded as zeros, and so are padded keys where dQ is made: what they score is multiplied by zero.
+Two kernels, one for a block of keys and one for a block of queries, so that nothing is added atomically.
 """
 
 import triton
@@ -59,60 +59,50 @@ def key_value_kernel(
     CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: dK and dV of BLOCK_N keys of one kv head, over all the queries of its group that see them."""
+    """One program: what one query head adds to dK and dV of BLOCK_N keys, over all the queries that see them."""
     blocks = tl.cdiv(k_len, BLOCK_N)
     block = tl.program_id(0) % blocks  # the first keys are seen by the most queries: they come first
-    kv_heads = heads // group
-    batch = (tl.program_id(0) // blocks // kv_heads).to(tl.int64)
-    kv_head = (tl.program_id(0) // blocks % kv_heads).to(tl.int64)
-    K += batch * stride_kb + kv_head * stride_kh
-    V += batch * stride_vb + kv_head * stride_vh
-    DK += batch * stride_dkb + kv_head * stride_dkh
-    DV += batch * stride_dvb + kv_head * stride_dvh
+    batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
+    head = (tl.program_id(0) // blocks % heads).to(tl.int64)
+    Q += batch * stride_qb + head * stride_qh
+    K += batch * stride_kb + head // group * stride_kh
+    V += batch * stride_vb + head // group * stride_vh
+    GRAD += batch * stride_gb + head * stride_gh
+    DK += batch * stride_dkb + head * stride_dkh
+    DV += batch * stride_dvb + head * stride_dvh
+    LSE += (batch * heads + head) * q_len
+    DELTA += (batch * heads + head) * q_len
 
     keys = block * BLOCK_N + tl.arange(0, BLOCK_N)  # [BN]
     dims = tl.arange(0, BLOCK_D)  # [BD]
     key_rows = keys[:, None].to(tl.int64)
     inside = (keys[:, None] < k_len) & (dims[None, :] < HEAD_DIM)  # [BN, BD]
-    keep = inside
-    if HAS_MASK:
-        unpadded = tl.load(KEY_MASK + batch * stride_mb + keys * stride_mt, mask=keys < k_len, other=0) != 0
-        keep = inside & unpadded[:, None]
-    k = tl.load(K + key_rows * stride_kt + dims[None, :] * stride_kd, mask=keep, other=0.0)
-    v = tl.load(V + key_rows * stride_vt + dims[None, :] * stride_vd, mask=keep, other=0.0)
+    k = tl.load(K + key_rows * stride_kt + dims[None, :] * stride_kd, mask=inside, other=0.0)
+    v = tl.load(V + key_rows * stride_vt + dims[None, :] * stride_vd, mask=inside, other=0.0)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
 
-    # Queries [first, full) cross the diagonal, [full, even) see all keys of the block, [even, q_len) are the rest.
+    # Queries [first, full) cross the diagonal, [full, q_len) see all keys of the block.
     offset = k_len - q_len
-    even = q_len // BLOCK_M * BLOCK_M
     first = 0
     full = 0
     if CAUSAL:
         first = tl.maximum(block * BLOCK_N - offset, 0) // BLOCK_M * BLOCK_M
         full = tl.cdiv(tl.maximum((block + 1) * BLOCK_N - 1 - offset, 0), BLOCK_M) * BLOCK_M
-        full = tl.minimum(full, even)
-    for member in range(group):
-        head = kv_head * group + member
-        q_base = Q + batch * stride_qb + head * stride_qh
-        g_base = GRAD + batch * stride_gb + head * stride_gh
-        stat = (batch * heads + head) * q_len
-        if CAUSAL:
-            dk, dv = add_queries(
-                dk, dv, k, v, q_base, g_base, LSE + stat, DELTA + stat, keys, offset, first, full, q_len, scale_log2,
-                stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, True, False, PRECISION,
-            )  # fmt: skip
+        full = tl.minimum(full, q_len)
         dk, dv = add_queries(
-            dk, dv, k, v, q_base, g_base, LSE + stat, DELTA + stat, keys, offset, full, even, q_len, scale_log2,
-            stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, False, False, PRECISION,
+            dk, dv, k, v, Q, GRAD, LSE, DELTA, keys, offset, first, full, q_len, scale_log2,
+            stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, True, PRECISION,
         )  # fmt: skip
-        dk, dv = add_queries(
-            dk, dv, k, v, q_base, g_base, LSE + stat, DELTA + stat, keys, offset, even, q_len, q_len, scale_log2,
-            stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, True, PRECISION,
-        )  # fmt: skip
+    dk, dv = add_queries(
+        dk, dv, k, v, Q, GRAD, LSE, DELTA, keys, offset, full, q_len, q_len, scale_log2,
+        stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
+    )  # fmt: skip
     if HAS_MASK:
-        dk = tl.where(unpadded[:, None], dk, 0.0)
-        dv = tl.where(unpadded[:, None], dv, 0.0)
+        # Each key has its own row of dk and dv, so that padding needs no mask before this one.
+        keep = tl.load(KEY_MASK + batch * stride_mb + keys * stride_mt, mask=keys < k_len, other=0) != 0
+        dk = tl.where(keep[:, None], dk, 0.0)
+        dv = tl.where(keep[:, None], dv, 0.0)
     dk *= scale
     tl.store(DK + key_rows * stride_dkt + dims[None, :] * stride_dkd, dk.to(DK.dtype.element_ty), mask=inside)
     tl.store(DV + key_rows * stride_dvt + dims[None, :] * stride_dvd, dv.to(DV.dtype.element_ty), mask=inside)
@@ -123,9 +113,9 @@ def add_queries(
     dk, dv, k, v, Q, GRAD, LSE, DELTA, keys, offset, start, end, q_len, scale_log2,
     stride_qt, stride_qd, stride_gt, stride_gd,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    DIAGONAL: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the queries [start, end) of one head to dk, dv [BN, BD]; k, v [BN, BD]. Tiles are transposed: [BN, BM]."""
+    """Add the queries [start, end) to dk, dv [BN, BD]; k, v [BN, BD]. Tiles are transposed: [BN, BM]."""
     cols = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     first = tl.cast(start, tl.int64)
@@ -135,22 +125,18 @@ def add_queries(
         rows = i + cols  # [BM]
         keep = rows < q_len
         # Rows beyond q_len are zeros throughout: q and dO, and so s, dP, delta and ds.
-        q = load_tile(q_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE)
-        grad = load_tile(g_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE)
-        if EDGE:
-            lse = tl.load(LSE + rows, mask=keep, other=0.0)
-            delta = tl.load(DELTA + rows, mask=keep, other=0.0)
-        else:
-            lse = tl.load(LSE + rows)
-            delta = tl.load(DELTA + rows)
+        q = load_tile(q_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, True)
+        grad = load_tile(g_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, True)
+        lse = tl.load(LSE + rows, mask=keep, other=0.0)
+        delta = tl.load(DELTA + rows, mask=keep, other=0.0)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BN, BM]
         e = tl.exp2(s * scale_log2 - lse[None, :])
         if DIAGONAL:
             # Unseen pairs get e = 0, and with it p = 0 and ds = 0.
             e = tl.where(keys[:, None] <= rows[None, :] + offset, e, 0.0)
         p = tl.maximum(e - tl.exp2(-lse)[None, :], 0.0)
-        dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)  # [BN, BM]
+        dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
         ds = score_gradient(e, s, dp, delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         q_pointers += BLOCK_M * stride_qt
@@ -232,7 +218,8 @@ def add_keys(
         keys = n + cols  # [BN]
         keep = keep_keys(KEY_MASK, keys, k_len, stride_mt, EDGE, HAS_MASK)
         k = load_tile(k_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE or HAS_MASK)
-        v = load_tile(v_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE or HAS_MASK)
+        # Padding has s = 0, where dP is not used: its values need no mask.
+        v = load_tile(v_pointers, (keys < k_len)[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BM, BN]
         e = tl.exp2(s * scale_log2 - lse[:, None])
         if DIAGONAL:

@@ -2,8 +2,7 @@
 
 Per row, with x = scale · s and a running m = max(0, row max), both in base 2:
     num_j = ReLU(2^{x_j-m} - 2^{-m})      den = Σ_j |2^{x_j-m} - 2^{-m}| + eps      out = Σ_j num_j v_j / den
-m starts at 0, so 2^{-m} cannot overflow, and a score of 0 adds exactly 0 to both sums. Keys that are padding or
-beyond k_len are therefore loaded as zeros and need no mask on the scores; only the causal diagonal does.
+m starts at 0, so 2^{-m} cannot overflow, and a score of 0 adds exactly 0 to both sums: unseen keys get that score.
 """
 
 import triton
@@ -89,8 +88,10 @@ def attend(
     for n in range(start, end, BLOCK_N):
         keys = n + cols  # [BN]
         keep = keep_keys(KEY_MASK, keys, k_len, stride_mt, EDGE, HAS_MASK)
-        k = load_tile(k_pointers, keep[None, :], dims[:, None], HEAD_DIM, BLOCK_D, EDGE or HAS_MASK)
+        k = load_tile(k_pointers, (keys < k_len)[None, :], dims[:, None], HEAD_DIM, BLOCK_D, EDGE)
         s = tl.dot(q, k, input_precision=PRECISION)  # [BM, BN]
+        if HAS_MASK:
+            s = tl.where(keep[None, :], s, 0.0)
         if SOFTMAX and EDGE:
             s = tl.where(keep[None, :], s, float("-inf"))
         if DIAGONAL:

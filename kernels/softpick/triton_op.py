@@ -7,15 +7,20 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
 
 from softpick.op import empty_lse, empty_output, register
-from softpick.tiles import Tile, architecture, tiles
+from softpick.tiles import architecture, block_dim, tiles
 from softpick.triton_backward import delta_kernel, key_value_kernel, query_kernel
 from softpick.triton_forward import forward_kernel
 
 LOG2_E = math.log2(math.e)
 DECODE_LENGTH = 16  # up to this many queries run on tiles of 16 rows
+FUNCTIONS = {
+    "forward": forward_kernel,
+    "decode": forward_kernel,
+    "key_value": key_value_kernel,
+    "query": query_kernel,
+}
 
 
 def forward(
@@ -70,13 +75,20 @@ def backward(
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride())
     sizes = (heads, heads // kv_heads, q_len, k_len, scale, scale * LOG2_E)
     options = {"CAUSAL": causal, "HAS_MASK": key_mask is not None}
+    # Grouped heads share keys: each query head gets its own dk and dv, which are then added up in a fixed order.
+    shared = heads != kv_heads
+    dk_heads, dv_heads = (q.new_empty(batch, heads, k_len, dim, dtype=torch.float32) if shared else t for t in (dk, dv))
     _launch(
         "key_value",
         q,
-        lambda meta: (triton.cdiv(k_len, meta["BLOCK_N"]) * kv_heads * batch,),
-        *(q, k, v, mask, grad, lse, delta, dk, dv, *strides, *dk.stride(), *dv.stride(), *mask_strides, *sizes),
+        lambda meta: (triton.cdiv(k_len, meta["BLOCK_N"]) * heads * batch,),
+        *(q, k, v, mask, grad, lse, delta, dk_heads, dv_heads),
+        *(*strides, *dk_heads.stride(), *dv_heads.stride(), *mask_strides, *sizes),
         **options,
     )
+    if shared:
+        for total, parts in ((dk, dk_heads), (dv, dv_heads)):
+            total.copy_(parts.unflatten(1, (kv_heads, -1)).sum(2))
     _launch(
         "query",
         q,
@@ -87,32 +99,16 @@ def backward(
     return dq, dk, dv
 
 
-def block_dim(head_dim: int) -> int:
-    """The tile's width: the next power of two, at least the 16 that a dot needs."""
-    return max(16, triton.next_power_of_2(head_dim))
-
-
-KERNELS = {
-    "forward": forward_kernel,
-    "decode": forward_kernel,
-    "key_value": key_value_kernel,
-    "query": query_kernel,
-}
-
-
 @functools.cache
 def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
     """The kernel with the tiles that compile without spills for this architecture, head dim and element size."""
-    configs = [_config(tile) for tile in tiles(kernel, arch, block_dim(head_dim), itemsize)]
+    configs = [
+        triton.Config({"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}, num_warps=tile.warps, num_stages=tile.stages)
+        for tile in tiles(kernel, arch, block_dim(head_dim), itemsize)
+    ]
     # Sequence lengths are no key: a benchmark meets hundreds of them. Choices are cached on disk, so that a machine
     # gives the same bits in every run.
-    return triton.autotune(configs, key=["CAUSAL", "HAS_MASK"], cache_results=True)(KERNELS[kernel])
-
-
-def _config(tile: Tile) -> triton.Config:
-    return triton.Config(
-        {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}, num_warps=tile.warps, num_stages=tile.stages
-    )
+    return triton.autotune(configs, key=["CAUSAL", "HAS_MASK"], cache_results=True)(FUNCTIONS[kernel])
 
 
 def _launch(kernel: str, q: Tensor, grid: Any, *arguments: Any, **options: Any) -> None:

@@ -84,10 +84,11 @@ def make_key_mask(batch: int, k_len: int, padding: str) -> Tensor | None:
     return position >= k_len - real[:, None] if padding == "left" else position < real[:, None]
 
 
-def make_inputs(case: Case, dtype: torch.dtype = torch.float32, seed: int = 3, device: str = "cpu") -> Inputs:
+def make_inputs(case: Case, dtype: torch.dtype = torch.float32, seed: int = 20, device: str = "cpu") -> Inputs:
     """Normal q, k, v, as strided views of [batch, length, heads, dim]; NaN and inf in padding's keys and values.
 
-    A lone score near eps is ill-conditioned (x / (x + eps)) in any float32 code; this seed has none.
+    A row with few keys and scores near 0 magnifies the rounding of its scores, by 1 / sum |e^x - 1|, in any float32
+    code. Some seeds have a row that is nothing else; in this one the float32 reference stays at half the tolerance.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -103,6 +104,13 @@ def make_inputs(case: Case, dtype: torch.dtype = torch.float32, seed: int = 3, d
         key_mask = key_mask.to(device)
     q, k, v, grad = (t.to(device) for t in (q, k, v, grad))
     return Inputs(q, k, v, grad, key_mask, case.causal, scale=case.dim**-0.5)
+
+
+def on_device(inputs: Inputs, device: str) -> Inputs:
+    """The same inputs on another device."""
+    q, k, v, grad = (t.to(device) for t in (inputs.q, inputs.k, inputs.v, inputs.grad))
+    key_mask = None if inputs.key_mask is None else inputs.key_mask.to(device)
+    return replace(inputs, q=q, k=k, v=v, grad=grad, key_mask=key_mask)
 
 
 # Scores at the edges of the arithmetic ------------------------------------------------------------
@@ -212,7 +220,7 @@ def check(
         assert error <= allowed, f"{name} is off by {error:.2e} of its norm, allowed {allowed:.0e}"
 
 
-def check_extreme(name: str, case: Case, dtype: torch.dtype, backend: str) -> None:
+def check_extreme(name: str, case: Case, dtype: torch.dtype, backend: str, device: str = "cpu") -> None:
     """Scores of 120 are known to 120 * 2^-24 in float32, and the weights, which are exponentials, no better."""
-    inputs = EXTREMES[name](case, dtype)
+    inputs = on_device(EXTREMES[name](case, dtype), device)
     check(inputs, backend, max(FORWARD_ERROR[dtype], 4e-5), max(GRADIENT_ERROR[dtype], 1e-4))

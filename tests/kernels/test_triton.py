@@ -1,0 +1,122 @@
+"""The Triton kernels against float64: compiled where there is a GPU, in Triton's interpreter where there is none."""
+
+import interpreter
+import pytest
+import torch
+from cases import (
+    DECODING,
+    EMPTY,
+    EXTREME_SHAPES,
+    EXTREMES,
+    SHAPES,
+    Case,
+    check,
+    check_extreme,
+    expected,
+    largest_error,
+    make_inputs,
+    run,
+    tiny_scores,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from softpick import softpick_attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALVES = [Case(1, 2, 1, 300, 300, 64), Case(2, 2, 2, 17, 128, 128, padding="left"), Case(1, 2, 2, 128, 128, 96)]
+
+
+@pytest.mark.parametrize("case", [*SHAPES, *DECODING, *EMPTY], ids=str)
+def test_float32_agrees_with_float64(case):
+    check(make_inputs(case, device=DEVICE), "triton")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("case", [*HALVES, *DECODING[:2], Case(1, 2, 2, 1, 1, 32), Case(1, 2, 2, 17, 17, 32)], ids=str)
+def test_half_precision_agrees_with_float64(case, dtype, monkeypatch):
+    interpreter.mend_bfloat16(monkeypatch)
+    check(make_inputs(case, dtype, device=DEVICE), "triton")
+
+
+@pytest.mark.parametrize("case", EXTREME_SHAPES, ids=str)
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extreme_scores_are_finite_and_right(name, case):
+    check_extreme(name, case, torch.float32, "triton", device=DEVICE)
+
+
+def test_tiny_scores_are_finite_and_as_right_as_a_difference_of_exponentials():
+    inputs = tiny_scores(Case(1, 2, 2, 60, 60, 32), torch.float32)
+    actual, wanted = run(inputs, "triton"), expected(inputs)
+    assert all(getattr(actual, name).isfinite().all() for name in ("out", "dq", "dk", "dv"))
+    # e^x is known to 2^-24 near 1, so each weight |e^x - 1| / (sum + 1e-6) is off by at most 2^-23 / 1e-6 = 0.12.
+    assert largest_error(actual.out, wanted.out) <= 0.12 * inputs.v.abs().max() * 2
+
+
+@given(
+    batch=st.integers(1, 2),
+    group=st.integers(1, 3),
+    kv_heads=st.integers(1, 2),
+    k_len=st.integers(1, 80),
+    prefix=st.integers(0, 80),
+    dim=st.integers(8, 80),
+    causal=st.booleans(),
+    padding=st.sampled_from(["none", "left", "right"]),
+)
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_random_shapes_agree_with_float64(batch, group, kv_heads, k_len, prefix, dim, causal, padding):
+    case = Case(batch, group * kv_heads, kv_heads, max(1, k_len - prefix), k_len, dim, causal, padding)
+    check(make_inputs(case, device=DEVICE), "triton", gradient_error=5e-6)
+
+
+def test_any_strides_are_taken_without_a_copy():
+    case = Case(2, 2, 2, 40, 40, 32)
+    inputs = make_inputs(case, device=DEVICE)
+    wanted = softpick_attention(inputs.q, inputs.k, inputs.v, backend="triton")
+    # [batch, heads, dim, length] transposed: the last dim has a stride of its own; heads broadcast with stride 0.
+    q, k, v = (t.transpose(2, 3).contiguous().transpose(2, 3) for t in (inputs.q, inputs.k, inputs.v))
+    assert q.stride(-1) != 1
+    assert torch.equal(softpick_attention(q, k, v, backend="triton"), wanted)
+    shared = inputs.k[:, :1].expand(-1, 2, -1, -1)
+    assert shared.stride(1) == 0
+    assert torch.equal(
+        softpick_attention(inputs.q, shared, shared, backend="triton"),
+        softpick_attention(inputs.q, shared.contiguous(), shared.contiguous(), backend="triton"),
+    )
+
+
+def test_the_output_is_laid_out_for_the_next_projection():
+    inputs = make_inputs(Case(2, 3, 3, 20, 20, 32), device=DEVICE)
+    assert softpick_attention(inputs.q, inputs.k, inputs.v, backend="triton").transpose(1, 2).is_contiguous()
+
+
+def test_the_op_passes_torchs_own_checks():
+    from softpick.triton_op import attention
+
+    inputs = make_inputs(Case(1, 2, 1, 20, 33, 32, padding="left"), device=DEVICE)
+    q, k, v = (t.nan_to_num(0, 0, 0).requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    torch.library.opcheck(attention, (q, k, v, inputs.key_mask, 0.2, True, 1e-6))
+
+
+def test_torch_compile_takes_it_whole():
+    inputs = make_inputs(Case(1, 2, 1, 33, 33, 32), device=DEVICE)
+
+    def step(q, k, v):
+        return softpick_attention(q * 2, k, v, backend="triton").sum()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for function in (step, compiled):
+        q = inputs.q.clone().requires_grad_()
+        function(q, inputs.k, inputs.v).backward()
+        assert q.grad is not None
+        if function is step:
+            wanted = q.grad
+    torch.testing.assert_close(q.grad, wanted)
+
+
+def test_nan_is_not_hidden():
+    inputs = make_inputs(Case(1, 1, 1, 20, 20, 32), device=DEVICE)
+    k = inputs.k.clone()
+    k[0, 0, 3] = float("nan")
+    out = softpick_attention(inputs.q, k, inputs.v, backend="triton")
+    assert out[0, 0, 3:].isnan().all()
+    assert out[0, 0, :3].isfinite().all()
