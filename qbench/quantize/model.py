@@ -99,7 +99,13 @@ def quantize(
 def make_dense(model: nn.Module) -> None:
     """Dequantize each packed layer once into a plain nn.Linear; the packed form moves to the CPU, for saving."""
     form = quantized(model)
-    for name, layer in form.layers.items() if form else ():
+    if form is None:
+        raise QuantizeError("The model is not quantized, so there is nothing to dequantize.")
+    for name, layer in form.layers.items():
+        if layer.ACTIVATION_BITS:
+            raise QuantizeError(
+                f"{form.quantization.label} quantizes activations too: dense it would be another model."
+            )
         weight = layer.dequantize()
         linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         linear.weight = nn.Parameter(weight, requires_grad=False)

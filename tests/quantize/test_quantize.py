@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 import qbench.quantize.hqq
 from qbench.quantize import Audit, NotOffered, NotOfferedError, QuantizeError, offered, quantization, quantize
+from qbench.quantize.model import make_dense
 from qbench.quantize.model import quantized as packed_form
 from qbench.quantize.options import OFFERED
 from qbench.quantize.packed import PackedLinear
@@ -129,6 +130,13 @@ def test_dense_and_packed_execution_give_the_same_logits(quantized, probe, metho
     assert audit.packed_dense_gap <= 1e-5
     torch.testing.assert_close(logits(dense, probe), logits(packed, probe), rtol=1e-5, atol=1e-5)
     assert audit.layers == packed_audit.layers
+
+
+def test_a_model_that_quantizes_activations_is_not_made_dense(quantized, model):
+    with pytest.raises(QuantizeError, match="bnb-8 quantizes activations too"):
+        make_dense(quantized("bnb", 8)[0])
+    with pytest.raises(QuantizeError, match="nothing to dequantize"):
+        make_dense(model)
 
 
 def test_a_copy_leaves_the_original_as_it_was(model, probe):
