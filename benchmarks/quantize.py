@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 GROUP_SIZE, DAMP = 128, 0.1
 
@@ -113,7 +113,7 @@ def ours(folder: str, samples: list[torch.Tensor], bits: int, group_size: int) -
     from qbench.quantize.options import GptqOptions
 
     solver()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()  # in memory, not mapped from the file
     targets = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
