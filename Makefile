@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint kernels clean
+.PHONY: help setup test test-all lint kernels bench-attention bench-quantize clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,6 +29,12 @@ lint: setup ## ruff and mypy
 
 kernels: setup ## what the compilers say of each attention kernel; on a GPU, its speed too
 	$(BIN)/python -m softpick.report
+
+bench-attention: setup ## softpick on CPU beside torch's softmax: time and memory, one thread
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cpu_attention.py
+
+bench-quantize: setup ## our GPTQ pass beside gptqmodel's own: time and memory
+	$(BIN)/python benchmarks/quantize.py
 
 clean: ## remove .venv and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
