@@ -94,7 +94,9 @@ def _key_mask(
     if kv_length > written:  # a static cache: `_forward` reads the written length from the mask
         every_key = torch.ones(batch_size, written, dtype=torch.bool, device=device)
         return every_key if attention_mask is None else attention_mask
-    return None if attention_mask is None or attention_mask.all() else attention_mask
+    if attention_mask is None or torch.compiler.is_compiling():  # a graph cannot branch on what a mask holds
+        return attention_mask
+    return None if attention_mask.all() else attention_mask
 
 
 for _name in NORMALIZERS:

@@ -442,6 +442,13 @@ def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
 def _check_dense(model: LlamaForCausalLM) -> None:
     if not isinstance(model, LlamaForCausalLM):
         raise CheckpointError(f"model is a {type(model).__name__}; save_checkpoint writes LlamaForCausalLM.")
+    from qbench.quantize.model import quantized
+
+    if form := quantized(model):  # dense or packed: without its label it would pass for an unquantized baseline
+        raise CheckpointError(
+            f"The model is quantized, as {form.quantization.label}; save_checkpoint writes unquantized models: "
+            "use save_quantized."
+        )
     state = model.state_dict()
     shapes = {name: tensor.shape for name, tensor in empty_model(model.config).state_dict().items()}
     for name in sorted(shapes.keys() | state.keys()):

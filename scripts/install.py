@@ -28,6 +28,23 @@ def pinned_torch() -> str:
     return match.group(1)
 
 
+def has_pip(python: Path) -> bool:
+    """Whether the environment is whole: an interrupted set-up leaves one without pip."""
+    return (
+        python.exists() and subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True).returncode == 0
+    )
+
+
+def make_environment(folder: Path) -> None:
+    """A new virtual environment, in place of what is there."""
+    try:
+        venv.create(folder, clear=True, with_pip=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(
+            f"{folder} could not be made ({error}). On Debian and Ubuntu, install python3-venv."
+        ) from error
+
+
 def install_torch(python: Path) -> None:
     """The CUDA build where there is an NVIDIA GPU, else the CPU build, which is gigabytes smaller."""
     version = pinned_torch()
@@ -64,8 +81,8 @@ def main() -> None:
         raise SystemExit("usage: python3 scripts/install.py FOLDER")
     folder = Path(sys.argv[1]).resolve()
     python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
+    if not has_pip(python):
+        make_environment(folder)
     install_torch(python)
     print("Installing qbench and its pinned packages: about 3 GB, some minutes.", flush=True)
     pip(python, "-e", f"{ROOT}[dev]")

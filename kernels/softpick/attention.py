@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from softpick import reference
+from softpick.tiles import MAX_HEAD_DIM, has_tiles
 
 BACKENDS = ("triton", "cpu", "reference")
 HAS_TRITON = find_spec("triton") is not None
@@ -49,9 +50,10 @@ def softpick_attention(
 def choose_backend(q: Tensor, backend: str | None = None) -> str:
     """The backend for a tensor's device and dtype, or the one asked for if this machine can run it."""
     if backend is None:
-        if q.is_cuda and q.dtype != torch.float64 and HAS_TRITON:
-            return "triton"
-        return "cpu" if q.device.type == "cpu" else "reference"
+        if q.device.type == "cpu":
+            return "cpu"
+        fits = q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= MAX_HEAD_DIM and HAS_TRITON
+        return "triton" if fits and has_tiles(q.device) else "reference"
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; it must be None or one of {', '.join(BACKENDS)}.")
     if backend == "cpu" and q.device.type != "cpu":
@@ -68,8 +70,10 @@ def _check_triton(q: Tensor) -> None:
         raise ValueError("backend 'triton' needs the triton package, which is not installed; use backend='reference'.")
     if q.dtype == torch.float64:
         raise ValueError("backend 'triton' takes float16, bfloat16 or float32; q is float64: use backend='reference'.")
-    if q.shape[-1] > 256:
-        raise ValueError(f"backend 'triton' takes head dims up to 256; q has {q.shape[-1]}: use backend='reference'.")
+    if q.shape[-1] > MAX_HEAD_DIM:
+        raise ValueError(
+            f"backend 'triton' takes head dims up to {MAX_HEAD_DIM}; q has {q.shape[-1]}: use backend='reference'."
+        )
     if not q.is_cuda and not (q.device.type == "cpu" and _interpreted()):
         raise ValueError(
             f"backend 'triton' needs CUDA tensors; q is on {q.device}. Use backend='cpu', "
@@ -100,8 +104,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be the same.")
     if q.shape[3] != k.shape[3] or q.shape[3] == 0:
         raise ValueError(f"q has head dim {q.shape[3]} and k {k.shape[3]}; they must be the same, and not 0.")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"q has {q.shape[1]} heads and k has {k.shape[1]}; k's must divide q's.")
+    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"q has {q.shape[1]} heads and k has {k.shape[1]}; k's must divide q's, and neither may be 0.")
     if q.shape[2] > k.shape[2]:
         raise ValueError(
             f"q_len is {q.shape[2]} and k_len is {k.shape[2]}; q_len must be at most k_len: "

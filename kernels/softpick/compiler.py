@@ -107,7 +107,7 @@ def compile_kernel(
     function = FUNCTIONS[kernel]
     constants = {
         **{"HEAD_DIM": head_dim, "BLOCK_D": block_dim(head_dim), "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n},
-        **{"CAUSAL": causal, "HAS_MASK": key_mask, "PRECISION": "ieee", "SOFTMAX": softmax},
+        **{"CAUSAL": causal, "HAS_MASK": key_mask, "PRECISION": "ieee", "LONG": True, "SOFTMAX": softmax},
     }
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int], Any] = {}

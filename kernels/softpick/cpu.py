@@ -60,13 +60,13 @@ def _forward_rows(
         _hide_future(x, tile)
         torch.maximum(m, x.amax(-1, keepdim=True), out=m)
         low, high = (bound.item() for bound in m.aminmax())
-        if high > 60:
+        if not high <= 60:  # NaN too: it must stay in its row
             moved = torch.where(m > c + 60, m, c)
             shrink = (c - moved).exp_()
             c, total, weighted = moved, total.mul_(shrink), weighted.mul_(shrink)
         # The rounding of e^x - 1 is up to 6e-8 a key: lost in a total of sqrt(keys) / 32, which is at least e^m - 1.
         precise = not low >= math.log1p(tile.columns.stop**0.5 / 32)
-        y = _exp_minus_one(x, c if high > 60 else None, precise)
+        y = _exp_minus_one(x, None if high <= 60 else c, precise)
         total.sub_(y.sum(-1, keepdim=True))
         y.clamp_min_(0)
         total.add_(y.sum(-1, keepdim=True), alpha=2)  # |y| = 2 relu(y) - y

@@ -10,6 +10,8 @@ from torch import Tensor
 def softpick(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
     """Rectified softmax along `dim`: weights that are sparse and need not sum to one."""
     dtype = x.dtype
+    if not dtype.is_floating_point:
+        raise ValueError(f"x is {dtype}; softpick takes floating-point scores.")
     if dtype in (torch.float16, torch.bfloat16):
         x = x.float()
     if x.shape[dim] == 0:

@@ -64,7 +64,7 @@ def compile_rows(work: Sequence[Job], loops: bool = True, workers: int | None = 
     interpret = os.environ.pop("TRITON_INTERPRET", None)
     try:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), mp_context=context) as pool:
+        with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool:
             rows = pool.map(partial(compile_row, loops=loops), work)
             return list(tqdm(rows, total=len(work), desc="compiling", unit="kernel", leave=False, disable=None))
     finally:

@@ -1,7 +1,8 @@
 """Which tiles each kernel runs with: chosen by architecture, head dim and element size from the compiler's report.
 
-A tile is shipped only if it compiles with no spills, with and without a padding mask, and fits into shared memory;
-among those, the ones with the fewest instructions a score. `make kernels` shows what the compilers say of each.
+A tile is shipped only if it compiles for causal attention with no spills and fits into shared memory, at the head dims
+64 and 128 with a padding mask as well; among those, the ones with the fewest instructions a score.
+`make kernels` shows what the compilers say of each.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 
 KERNELS = ("forward", "decode", "key_value", "query")
 ELEMENT_SIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
+MAX_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
@@ -80,20 +82,22 @@ TILES: dict[tuple[str, int, int], dict[str, list[Tile]]] = {
         "blackwell": [Tile(16, 64, 4, 2)],
         "cdna": [Tile(16, 64, 4, 1)],
     },
+    ("key_value", 2, 63): {"any": [Tile(32, 64, 4, 2)]},
+    ("key_value", 2, 127): {"any": [Tile(32, 64, 8, 2)]},
     ("key_value", 2, 64): {
-        "ampere": [Tile(64, 128, 8, 2), Tile(32, 128, 8, 3)],
-        "hopper": [Tile(64, 128, 8, 2), Tile(32, 128, 8, 3)],
-        "blackwell": [Tile(64, 128, 8, 2), Tile(32, 128, 8, 3)],
+        "ampere": [Tile(32, 128, 8, 3)],
+        "hopper": [Tile(32, 128, 8, 3)],
+        "blackwell": [Tile(32, 128, 8, 3)],
         "cdna": [Tile(32, 64, 4, 1)],
     },
     ("key_value", 2, 128): {
         "ampere": [Tile(64, 64, 8, 2)],
-        "hopper": [Tile(32, 128, 8, 2)],
+        "hopper": [Tile(32, 64, 8, 2)],
         "blackwell": [Tile(32, 128, 8, 2), Tile(64, 64, 8, 2)],
         "cdna": [Tile(32, 64, 4, 1)],
     },
     ("query", 2, 64): {
-        "ampere": [Tile(128, 64, 8, 3), Tile(128, 32, 4, 3)],
+        "ampere": [Tile(128, 64, 8, 3)],
         "hopper": [Tile(128, 64, 8, 3), Tile(128, 32, 4, 3)],
         "blackwell": [Tile(128, 32, 4, 3), Tile(128, 64, 8, 3)],
         "cdna": [Tile(64, 32, 4, 2)],
@@ -106,10 +110,10 @@ TILES: dict[tuple[str, int, int], dict[str, list[Tile]]] = {
     },
     # Rarely met, and never fast (float32 in IEEE precision has no tensor cores): one tile serves every family.
     ("forward", 2, 256): {"any": [Tile(64, 32, 8, 2)]},
-    ("decode", 2, 256): {"any": [Tile(16, 32, 4, 2)]},
+    ("decode", 2, 256): {"any": [Tile(16, 32, 8, 1)]},
     ("key_value", 2, 256): {"any": [Tile(32, 32, 8, 1)]},
     ("query", 2, 256): {"any": [Tile(32, 32, 8, 1)]},
-    ("forward", 4, 64): {"any": [Tile(64, 32, 8, 2)]},
+    ("forward", 4, 64): {"any": [Tile(32, 32, 4, 2)]},
     ("forward", 4, 128): {"any": [Tile(32, 32, 8, 1)]},
     ("forward", 4, 256): {"any": [Tile(16, 32, 8, 1)]},
     ("decode", 4, 64): {"any": [Tile(16, 32, 4, 2)]},
@@ -139,6 +143,14 @@ def architecture(device: torch.device) -> str:
             "use backend='reference'."
         )
     return fitting[-1]
+
+
+def has_tiles(device: torch.device) -> bool:
+    """Whether the Triton kernels are built for a GPU."""
+    try:
+        return bool(architecture(device))
+    except ValueError:
+        return False
 
 
 def block_dim(head_dim: int) -> int:

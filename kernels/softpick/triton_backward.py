@@ -4,6 +4,8 @@ With e_ij = 2^{x_ij - LSE_i}, dP = dO Vᵀ and delta_i = dO_i · O_i:
     p_ij  = ReLU(e_ij - 2^{-LSE_i})
     ds_ij = e_ij (step(x_ij) dP_ij - sign(x_ij) delta_i)        step(0) = 0, sign(0) = +1
     dV = pᵀ dO      dK = scale · dsᵀ Q      dQ = scale · ds K
+e is at most about 2 while LSE >= 0, but reaches 1/eps in a row whose scores are all near 0, which float16 cannot hold:
+such a row's ds is computed times 2^shift, shift = min(LSE, 0), and what comes of it times 2^-shift.
 Padded queries are loaded as zeros, and so are padded keys where dQ is made: what they score is multiplied by zero.
 Two kernels, one for a block of keys and one for a block of queries, so that nothing is added atomically.
 """
@@ -39,6 +41,12 @@ def delta_kernel(
 
 
 @triton.jit
+def half_shift(lse):
+    """min(LSE, 0) / 2 as a whole number: for dK, one half goes to ds and one to q, where it is exact."""
+    return tl.floor(tl.minimum(lse, 0.0) * 0.5)
+
+
+@triton.jit
 def score_gradient(e, s, dp, delta):
     """ds = e (step(s) dP - sign(s) delta), tile by tile."""
     return e * (tl.where(s > 0, dp, 0.0) - tl.where(s >= 0, delta, -delta))
@@ -56,7 +64,7 @@ def key_value_kernel(
     stride_mb, stride_mt,
     heads, group, q_len, k_len, scale, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: what one query head adds to dK and dV of BLOCK_N keys, over all the queries that see them."""
@@ -138,6 +146,10 @@ def add_queries(
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)  # [BN, BM]
         dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
         ds = score_gradient(e, s, dp, delta[None, :])
+        if q.dtype == tl.float16:
+            shift = half_shift(lse)
+            ds *= tl.exp2(shift)[None, :]
+            q = (q * tl.exp2(-shift)[:, None]).to(tl.float16)
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         q_pointers += BLOCK_M * stride_qt
         g_pointers += BLOCK_M * stride_gt
@@ -155,7 +167,7 @@ def query_kernel(
     stride_mb, stride_mt,
     heads, group, q_len, k_len, scale, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of BLOCK_M queries of one head, over all the keys they see."""
@@ -197,7 +209,7 @@ def query_kernel(
         stride_kt, stride_kd, stride_vt, stride_vd, stride_mt,
         HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, True, HAS_MASK, PRECISION,
     )  # fmt: skip
-    dq *= scale
+    dq *= scale * tl.exp2(-tl.minimum(lse, 0.0))[:, None]
     tl.store(DQ + query_rows * stride_dqt + dims[None, :] * stride_dqd, dq.to(DQ.dtype.element_ty), mask=inside)
 
 
@@ -221,7 +233,7 @@ def add_keys(
         # Padding has s = 0, where dP is not used: its values need no mask.
         v = load_tile(v_pointers, (keys < k_len)[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BM, BN]
-        e = tl.exp2(s * scale_log2 - lse[:, None])
+        e = tl.exp2(s * scale_log2 - tl.maximum(lse, 0.0)[:, None])  # times 2^shift
         if DIAGONAL:
             e = tl.where(keys[None, :] <= positions[:, None], e, 0.0)
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)  # [BM, BN]

@@ -19,7 +19,7 @@ def forward_kernel(
     stride_mb, stride_mt,
     heads, group, q_len, k_len, scale_log2, eps,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SOFTMAX: tl.constexpr = False,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head against all the keys they see. SOFTMAX is the twin to compare with."""

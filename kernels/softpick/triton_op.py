@@ -1,5 +1,6 @@
 """The Triton kernels behind one torch op, `softpick::triton_attention`: strides as they come, no copies."""
 
+import contextlib
 import functools
 import math
 from typing import Any
@@ -14,6 +15,7 @@ from softpick.triton_backward import delta_kernel, key_value_kernel, query_kerne
 from softpick.triton_forward import forward_kernel
 
 LOG2_E = math.log2(math.e)
+LONG_LENGTH = 1024  # keys; tiles are tuned apart for shorter and for longer sequences
 DECODE_LENGTH = 16  # up to this many queries run on tiles of 16 rows
 FUNCTIONS = {
     "forward": forward_kernel,
@@ -36,6 +38,7 @@ def forward(
     _launch(
         "decode" if decode else "forward",
         q,
+        k.shape[2],
         lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * heads * batch,),
         *(q, k, v, mask, out, lse),
         *(*q.stride(), *k.stride(), *v.stride(), *out.stride(), *mask_strides),
@@ -81,6 +84,7 @@ def backward(
     _launch(
         "key_value",
         q,
+        k_len,
         lambda meta: (triton.cdiv(k_len, meta["BLOCK_N"]) * heads * batch,),
         *(q, k, v, mask, grad, lse, delta, dk_heads, dv_heads),
         *(*strides, *dk_heads.stride(), *dv_heads.stride(), *mask_strides, *sizes),
@@ -92,6 +96,7 @@ def backward(
     _launch(
         "query",
         q,
+        k_len,
         lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * heads * batch,),
         *(q, k, v, mask, grad, lse, delta, dq, *strides, *dq.stride(), *mask_strides, *sizes),
         **options,
@@ -106,20 +111,22 @@ def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
         triton.Config({"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}, num_warps=tile.warps, num_stages=tile.stages)
         for tile in tiles(kernel, arch, head_dim, itemsize)
     ]
-    # Sequence lengths are no key: a benchmark meets hundreds of them. Choices are cached on disk, so that a machine
-    # gives the same bits in every run.
-    return triton.autotune(configs, key=["CAUSAL", "HAS_MASK"], cache_results=True)(FUNCTIONS[kernel])
+    # LONG and not the length is a key: a benchmark meets hundreds of lengths. Choices are kept on disk, so that one
+    # machine keeps to them.
+    key = ["HEAD_DIM", "CAUSAL", "HAS_MASK", "PRECISION", "LONG"]
+    return triton.autotune(configs, key=key, cache_results=True)(FUNCTIONS[kernel])
 
 
-def _launch(kernel: str, q: Tensor, grid: Any, *arguments: Any, **options: Any) -> None:
+def _launch(kernel: str, q: Tensor, k_len: int, grid: Any, *arguments: Any, **options: Any) -> None:
     tuned = _tuned(kernel, architecture(q.device), q.shape[-1], q.element_size())
-    ieee = q.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
+    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     with _device(q):
         tuned[grid](
             *arguments,
             HEAD_DIM=q.shape[-1],
             BLOCK_D=block_dim(q.shape[-1]),
-            PRECISION="ieee" if ieee else "tf32",
+            PRECISION="tf32" if tf32 else "ieee",
+            LONG=k_len >= LONG_LENGTH,
             **options,
         )
 
@@ -130,7 +137,7 @@ def _mask_arguments(key_mask: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[i
 
 
 def _device(q: Tensor) -> Any:
-    return torch.cuda.device(q.device) if q.is_cuda else torch.no_grad()
+    return torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
 
 
 attention = register("triton_attention", forward, backward)

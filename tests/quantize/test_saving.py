@@ -193,9 +193,10 @@ def test_an_unquantized_model_is_not_saved_as_quantized(untrained, tmp_path):
         save_quantized(untrained, tmp_path)
 
 
-def test_save_checkpoint_does_not_write_packed_models(quantized, tmp_path):
-    with pytest.raises(CheckpointError, match="writes unquantized models"):
-        save_checkpoint(quantized("hqq", 3, execution="packed")[0], tmp_path)
+@pytest.mark.parametrize("execution", ["packed", "dense"])
+def test_save_checkpoint_does_not_write_quantized_models(quantized, tmp_path, execution):
+    with pytest.raises(CheckpointError, match=r"quantized, as hqq-3-g64; .* use save_quantized"):
+        save_checkpoint(quantized("hqq", 3, execution=execution)[0], tmp_path)
 
 
 @pytest.mark.parametrize(
