@@ -78,6 +78,9 @@ FLA_FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("swish", "silu"),
     "elementwise_affine": (True,),
     "rope_scaling": (None,),
+    "use_rope": (True,),
+    "logit_soft_cap": (None,),
+    "quantization_config": (None,),
 }
 # Llama's tensor names to FLA's.
 FLA_TENSORS = {
@@ -104,9 +107,7 @@ def load_checkpoint(
     """
     if dtype not in DTYPES.values():
         raise CheckpointError(f"dtype is {dtype!r}; it must be one of {_list(DTYPES.values())}.")
-    device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise CheckpointError(f"device is {device}, but torch finds no CUDA GPU here; give 'cpu'.")
+    device = _device(device)
     folder = _locate(path_or_hub_id)
     file = folder / "config.json"
     fields = _read_json(file)
@@ -118,7 +119,11 @@ def load_checkpoint(
     if kind != "softmax":
         # As a plain attribute it is serialized, so that the model's own save_pretrained keeps it too.
         config.attn_implementation = kind
-    model = empty_model(config)
+    try:
+        model = empty_model(config)
+        rotary = LlamaRotaryEmbedding(config)
+    except (KeyError, AssertionError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file}: transformers cannot build a Llama from it: {error!r}.") from error
     stored = _stored_tensors(folder)
     if settings := fields.get("quantization_config"):
         _place_packed(model, settings, file, stored, device, dtype)
@@ -126,7 +131,7 @@ def load_checkpoint(
     model.load_state_dict(weights, assign=True, strict=not settings)  # packed layers have their tensors already
     model.tie_weights()
     # Not in the file, and never in half precision: rotary angles are positions times these frequencies.
-    model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
+    model.model.rotary_emb = rotary.to(device)
     model.generation_config = _generation_config(folder, config)
     return model.eval()
 
@@ -199,6 +204,20 @@ def empty_model(config: LlamaConfig) -> LlamaForCausalLM:
         return LlamaForCausalLM(config)
 
 
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"device is {str(device)!r}, which torch cannot use here ({reason}); give 'cpu'."
+        ) from error
+    if device.type == "meta":
+        raise CheckpointError("device is 'meta', which holds no values; give 'cpu' or 'cuda'.")
+    return device
+
+
 def _list(values: Any) -> str:
     return ", ".join(map(str, values))
 
@@ -247,7 +266,8 @@ def _attention_kind(fields: dict[str, Any], file: Path, asked: str | None) -> st
         if not isinstance(value, str) or value not in kinds:
             raise CheckpointError(f"{file}: {field} is {value!r}; supported are {_list(kinds)}.")
         says[f"{field} {value!r}"] = kinds[value]
-    if ARCHITECTURES["softpick"] in (fields.get("architectures") or ()):
+    architectures = fields.get("architectures")
+    if isinstance(architectures, list) and ARCHITECTURES["softpick"] in architectures:
         says[f"architectures {fields['architectures']!r}"] = "softpick"
     if len(set(says.values())) > 1:
         raise CheckpointError(f"{file}: {' and '.join(says)} contradict each other; they must mean one attention.")
@@ -266,6 +286,7 @@ def _from_fla(fields: dict[str, Any], file: Path) -> dict[str, Any]:
         if (value := fields.get(name, supported[0])) not in supported:
             raise CheckpointError(f"{file}: {name} is {value!r}; supported is {_list(map(repr, supported))}.")
     llama = {ours: fields.get(theirs, default) for ours, (theirs, default) in FLA_FIELDS.items()}
+    llama["head_dim"] = fields.get("head_dim")  # None: hidden_size / num_heads; the tensors' shapes are held to it
     ratio = fields.get("hidden_ratio")
     theta, ratio, hidden = fields.get("rope_theta", 1e4), 4 if ratio is None else ratio, llama["hidden_size"]
     for name, value in (("rope_theta", theta), ("hidden_ratio", ratio), ("hidden_size", hidden)):
@@ -435,7 +456,7 @@ def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
             setattr(generation, field, getattr(config, field))
     if generation.pad_token_id is None:  # generate needs one to fill finished rows with
         eos = generation.eos_token_id
-        generation.pad_token_id = eos[0] if isinstance(eos, list) else eos
+        generation.pad_token_id = next(iter(eos), None) if isinstance(eos, list) else eos
     return generation
 
 

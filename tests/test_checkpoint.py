@@ -315,7 +315,7 @@ def test_loading_to_cuda_gives_the_networks_logits(tmp_path, attention):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA GPU")
 def test_a_device_that_is_not_here_is_named(tmp_path):
-    assert "device is cuda, but torch finds no CUDA GPU here" in error(fla(tmp_path), device="cuda")
+    assert "device is 'cuda', which torch cannot use here" in error(fla(tmp_path), device="cuda")
 
 
 def test_importing_qbench_does_not_import_torch():
@@ -506,6 +506,8 @@ def test_whatever_field_says_softpick_it_never_runs_as_softmax(tmp_path, says):
     [
         ("qkv_bias", True, "False"),
         ("qk_norm", True, "False"),
+        ("use_rope", False, "True"),
+        ("logit_soft_cap", 30.0, "None"),
         ("window_size", 512, "None"),
         ("hidden_act", "gelu", "'swish', 'silu'"),
         ("elementwise_affine", False, "True"),
@@ -530,6 +532,9 @@ def test_an_unsupported_fla_field_is_named_with_its_value(tmp_path, field, value
 @pytest.mark.parametrize(
     ("layout", "fields", "words"),
     [
+        (llama, {"hidden_act": "geluu"}, "cannot build a Llama from it: KeyError('geluu')"),
+        (llama, {"rope_parameters": {"rope_type": "weird", "rope_theta": 1e4}}, "weird"),
+        (llama, {"pad_token_id": 40_000}, "cannot build a Llama from it"),
         (fla, {"num_heads": 5}, "hidden_size 64 and num_heads 5; num_heads must divide hidden_size"),
         (fla, {"num_kv_heads": 3}, "num_kv_heads 3 does not divide num_heads 4"),
         (llama, {"num_attention_heads": 5}, "num_attention_heads must divide hidden_size"),
@@ -679,3 +684,20 @@ def test_remote_code_is_never_run_and_not_passed_on(tmp_path, layout):
     save_checkpoint(load_checkpoint(folder), tmp_path / "saved")
     assert not trap.exists()
     assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("device", ["cuad", "meta"])
+def test_a_device_that_cannot_hold_weights_is_named(tmp_path, device):
+    message = error(fla(tmp_path), device=device)
+    assert f"device is '{device}'" in message
+    assert "give 'cpu'" in message
+
+
+def test_odd_but_harmless_fields_load(tmp_path):
+    folder = llama(tmp_path, architectures=3)
+    (folder / "generation_config.json").write_text('{"eos_token_id": []}')
+    assert load_checkpoint(folder).generation_config.pad_token_id is None
+
+
+def test_an_fla_head_dim_that_the_tensors_do_not_have_is_refused(tmp_path):
+    assert "has shape" in error(fla(tmp_path, head_dim=8))

@@ -22,6 +22,7 @@ def tensors(q=(2, 4, 5, 32), k=(2, 2, 8, 32), v=None, dtype=torch.float32):
         (tensors(q=(3, 4, 5, 32)), {}, ["batch 3", "k 2"]),
         (tensors(q=(2, 4, 5, 64)), {}, ["head dim 64", "k 32"]),
         (tensors(q=(2, 3, 5, 32)), {}, ["3 heads", "k has 2", "divide"]),
+        (tensors(q=(2, 0, 5, 32)), {}, ["0 heads", "neither may be 0"]),
         (tensors(q=(2, 4, 9, 32)), {}, ["q_len is 9", "k_len is 8", "at most k_len"]),
         (tensors(dtype=torch.int32), {}, ["q is torch.int32", "float32"]),
         ([tensors()[0].half(), *tensors()[1:]], {}, ["k is torch.float32", "q is torch.float16", "alike"]),
@@ -60,6 +61,24 @@ except ValueError as error:
     assert "TRITON_INTERPRET=1" in run.stdout
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
+def test_defaults_and_options_reach_the_backend(backend):
+    device = "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 20, 32, generator=generator).to(device) for _ in range(3))
+    key_mask = torch.ones(20, 2, dtype=torch.bool, device=device)
+    key_mask[:4, 0] = False
+    key_mask = key_mask.T  # [batch, k_len], with a stride along the keys
+    seen = torch.ones(20, 20, device=device).tril().bool() & key_mask[:, None, None, :]
+    x = torch.where(seen, q.double() @ k.double().mT / 32**0.5, 0)  # the default scale is 1/sqrt(dim)
+    for eps in (1e-6, 0.1):
+        m = x.amax(-1, keepdim=True).clamp_min(0)
+        y = torch.where(seen, torch.exp(x - m) - torch.exp(-m), 0)
+        wanted = y.relu() / (y.abs().sum(-1, keepdim=True) + eps) @ v.double()
+        actual = softpick_attention(q, k, v, key_mask=key_mask, eps=eps, backend=backend)
+        assert (actual - wanted).abs().max() <= 5e-6
+
+
 def test_the_backend_follows_the_device():
     assert choose_backend(torch.zeros(1)) == "cpu"
     assert choose_backend(torch.zeros(1, device="meta")) == "reference"
@@ -72,3 +91,4 @@ def test_the_backend_follows_the_device():
 def test_on_cuda_the_backend_is_triton():
     assert choose_backend(torch.zeros(1, device="cuda")) == "triton"
     assert choose_backend(torch.zeros(1, device="cuda", dtype=torch.float64)) == "reference"
+    assert choose_backend(torch.zeros(512, device="cuda")) == "reference"

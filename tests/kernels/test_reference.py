@@ -70,6 +70,11 @@ def test_tiny_scores_do_not_cancel():
     assert (softpick(x).double() - softpick(x.double())).abs().max() <= 1e-7
 
 
+def test_integers_are_refused():
+    with pytest.raises(ValueError, match=r"x is torch.int64; softpick takes floating-point scores"):
+        softpick(torch.tensor([1, 2]))
+
+
 def test_float32_agrees_with_float64():
     for case in [*SHAPES[::3], *DECODING, *EMPTY]:
         check(make_inputs(case), "reference")

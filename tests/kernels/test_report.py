@@ -3,7 +3,7 @@
 import pytest
 import torch
 from softpick.report import compile_rows, jobs, main, plot_speed, speed_rows
-from softpick.tiles import ARCHITECTURES, INTERPRETER, Tile, architecture, tiles
+from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, Tile, architecture, tiles
 
 HEAD_DIMS = (64, 128)
 NVIDIA = [arch for arch in ARCHITECTURES if arch.startswith("sm_")]
@@ -50,7 +50,7 @@ def test_every_head_dim_and_dtype_has_tiles():
     for arch in (*ARCHITECTURES, INTERPRETER):
         for head_dim in range(1, 257):
             for itemsize in (2, 4):
-                assert tiles("forward", arch, head_dim, itemsize)
+                assert all(tiles(kernel, arch, head_dim, itemsize) for kernel in KERNELS)
     assert architecture(torch.device("cpu")) == INTERPRETER
 
 

@@ -1,5 +1,7 @@
 """The Triton kernels against float64: compiled where there is a GPU, in Triton's interpreter where there is none."""
 
+from dataclasses import replace
+
 import interpreter
 import pytest
 import torch
@@ -15,12 +17,15 @@ from cases import (
     expected,
     largest_error,
     make_inputs,
+    on_device,
+    relative_error,
     run,
     tiny_scores,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from softpick import softpick_attention
+from softpick import softpick_attention, triton_op
+from softpick.tiles import TILES, Tile, tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = [Case(1, 2, 1, 300, 300, 64), Case(2, 2, 2, 17, 128, 128, padding="left"), Case(1, 2, 2, 128, 128, 96)]
@@ -45,11 +50,43 @@ def test_extreme_scores_are_finite_and_right(name, case):
 
 
 def test_tiny_scores_are_finite_and_as_right_as_a_difference_of_exponentials():
-    inputs = tiny_scores(Case(1, 2, 2, 60, 60, 32), torch.float32)
+    inputs = on_device(tiny_scores(Case(1, 2, 2, 60, 60, 32), torch.float32), DEVICE)
     actual, wanted = run(inputs, "triton"), expected(inputs)
     assert all(getattr(actual, name).isfinite().all() for name in ("out", "dq", "dk", "dv"))
     # e^x is known to 2^-24 near 1, so each weight |e^x - 1| / (sum + 1e-6) is off by at most 2^-23 / 1e-6 = 0.12.
     assert largest_error(actual.out, wanted.out) <= 0.12 * inputs.v.abs().max() * 2
+
+
+def test_float16_gradients_of_rows_with_tiny_sums_are_right():
+    # e^x / sum reaches 1e6 where all scores are near 0: more than float16 holds, though the gradients fit.
+    inputs = make_inputs(Case(1, 2, 2, 60, 60, 64), torch.float16, device=DEVICE)
+    inputs = replace(inputs, q=(inputs.q.float() * 1e-4).half())
+    actual, wanted = run(inputs, "triton"), expected(inputs)
+    for name in ("out", "dq", "dk", "dv"):
+        assert relative_error(getattr(actual, name), getattr(wanted, name)) <= 4e-3, name
+
+
+SHAPES_SHIPPED = sorted(
+    {(kernel, t.block_m, t.block_n) for (kernel, *_), by in TILES.items() for ts in by.values() for t in ts}
+)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU runs its own tiles")
+@pytest.mark.parametrize(("kernel", "rows", "columns"), SHAPES_SHIPPED)
+def test_every_shipped_tile_shape_is_right(kernel, rows, columns, monkeypatch):
+    def shipped(name, arch, head_dim, itemsize):
+        return [Tile(rows, columns, 4, 1)] if name == kernel else tiles(name, arch, head_dim, itemsize)
+
+    triton_op._tuned.cache_clear()
+    monkeypatch.setattr(triton_op, "tiles", shipped)
+    q_len = 10 if kernel == "decode" else 70
+    check(make_inputs(Case(1, 2, 1, q_len, 145, 32, padding="left")), "triton")
+    triton_op._tuned.cache_clear()
+
+
+@pytest.mark.parametrize("dim", [160, 256])
+def test_wide_heads(dim):
+    check(make_inputs(Case(1, 1, 1, 40, 70, dim), device=DEVICE), "triton")
 
 
 @given(
