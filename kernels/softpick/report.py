@@ -38,12 +38,12 @@ def jobs(archs: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str]) 
                         yield kernel, arch, head_dim, dtype, tile
 
 
-def compile_row(job: Job, loops: bool = True) -> dict[str, Any]:
+def compile_row(job: Job, loops: bool = True, key_mask: bool = False) -> dict[str, Any]:
     """One line of the report; with `loops` the main loop's length, beside its softmax twin's for the forward."""
     from softpick.compiler import compile_kernel
 
     kernel, arch, head_dim, dtype, tile = job
-    compiled = compile_kernel(*job)
+    compiled = compile_kernel(*job, key_mask=key_mask)
     row = {
         **{"arch": arch, "kernel": kernel, "dim": head_dim, "dtype": dtype},
         "queries × keys": f"{tile.block_m} × {tile.block_n}",
@@ -58,14 +58,16 @@ def compile_row(job: Job, loops: bool = True) -> dict[str, Any]:
     return row
 
 
-def compile_rows(work: Sequence[Job], loops: bool = True, workers: int | None = None) -> list[dict[str, Any]]:
+def compile_rows(
+    work: Sequence[Job], loops: bool = True, key_mask: bool = False, workers: int | None = None
+) -> list[dict[str, Any]]:
     """The lines of all jobs, compiled by one process a core, with a progress bar."""
     # Fresh processes, without the interpreter: under TRITON_INTERPRET=1 nothing compiles.
     interpret = os.environ.pop("TRITON_INTERPRET", None)
     try:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool:
-            rows = pool.map(partial(compile_row, loops=loops), work)
+            rows = pool.map(partial(compile_row, loops=loops, key_mask=key_mask), work)
             return list(tqdm(rows, total=len(work), desc="compiling", unit="kernel", leave=False, disable=None))
     finally:
         if interpret is not None:

@@ -25,6 +25,12 @@ def test_nor_do_those_of_other_head_dims_and_of_float32(arch):
     check_resources(compile_rows(work, loops=False, workers=1))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_nor_do_those_with_a_padding_mask(arch):
+    check_resources(compile_rows(list(jobs([arch], HEAD_DIMS, ["bf16"])), loops=False, key_mask=True, workers=1))
+
+
 def check_resources(rows):
     assert {row["kernel"] for row in rows} == {"forward", "decode", "key_value", "query"}
     for row in rows:
