@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from qbench.quantize.calibration import Calibration, token_ids
+from qbench.quantize.calibration import token_ids
 from qbench.quantize.options import GptqOptions, Options, QuantizeError
 from qbench.quantize.packed import PackedLinear
 
@@ -156,11 +156,11 @@ def quantize_model(
     options: GptqOptions,
     *,
     targets: Sequence[str],
-    calibration: Sequence[Tensor] | Calibration | None = None,
+    calibration: Any = None,
     progress: bool = False,
     device: torch.device | str | None = None,
 ) -> None:
-    """Replace each target linear by a GPTQLinear, in place; calibration is token ids [1, length] or their source.
+    """Replace each target linear by a GPTQLinear, in place; calibration is what token_ids takes.
 
     Model and activations stay where the model is; one layer at a time visits `device`, by default the same.
     progress: a bar on stderr where that is a terminal.
