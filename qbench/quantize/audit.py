@@ -8,6 +8,11 @@ from pydantic import BaseModel, ConfigDict, computed_field
 # but not so that the typical one is nearer to another level than to its own; one step too far puts the median at 1.
 MAX_MEDIAN_STEPS = 0.75
 MAX_MEDIAN_BIAS = 0.5
+# ŵ against w as a whole. Honest layers at 2 bits and more have a cosine of at least 0.8 and a slope of 0.96 to 1.02;
+# scales with the wrong sign or size, rows out of order or another layer's codes do not. One bit clips most weights, so
+# that its slopes (0.47 to 1.09) say nothing, and cosines go down to 0.45.
+MIN_COSINE, MIN_COSINE_1_BIT = 0.5, 0.25
+SLOPES = (0.8, 1.25)
 # Of a method that rounds to the nearest level, how many weights may be nearer to another one: rounding at ties.
 MAX_MISPLACED = 1e-3
 # How far packed and dense logits may be apart, relative to their norm: the rounding of the dtype's matrix products,
@@ -70,6 +75,8 @@ class LayerAudit(_Stored):
     one_value_a_code: bool  # in each group, equal codes stand for equal weights
     median_steps: float  # median of |ŵ - w| in quantization steps
     median_bias: float  # median of ŵ - w in quantization steps
+    cosine: float  # w·ŵ / (‖w‖ ‖ŵ‖)
+    slope: float  # w·ŵ / ‖w‖²: how many times as large as its source a weight is, on the whole
     misplaced: float  # share of weights with a neighbouring level nearer by more than half a step
     nearest: bool  # the method promises the nearest level
     finite: bool
@@ -155,6 +162,14 @@ def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
     elif layer.nearest and layer.misplaced > MAX_MISPLACED:
         reasons.append(
             f"{layer.misplaced:.2%} of its weights are not on the level of their grid that is nearest to them."
+        )
+    if bits == 1:
+        alike = layer.cosine >= MIN_COSINE_1_BIT
+    else:
+        alike = layer.cosine >= MIN_COSINE and SLOPES[0] <= layer.slope <= SLOPES[1]
+    if not alike and layer.error_energy:  # NaN is not alike
+        reasons.append(
+            f"its weights are not the source's: their cosine is {layer.cosine:.2f}, their slope {layer.slope:.2f}."
         )
     return reasons
 

@@ -47,6 +47,7 @@ def measure_layer(name: str, source: Tensor, layer: PackedLinear) -> LayerAudit:
     codes, weight = layer.codes(), layer.dequantize().float()
     source = source.to(weight.device, torch.float32)
     error = (weight - source).double()
+    norms, product = source.double().norm() * weight.double().norm(), (source.double() * weight.double()).sum()
     finite = bool(weight.isfinite().all())
     storage = layer.storage()
     grid = _Grid(layer, codes, weight, source) if finite else None
@@ -59,6 +60,8 @@ def measure_layer(name: str, source: Tensor, layer: PackedLinear) -> LayerAudit:
         metadata_bytes=storage.metadata_bytes,
         source_energy=float(source.double().square().sum()),
         error_energy=float(error.square().sum()),
+        cosine=float(product / norms),
+        slope=float(product / source.double().square().sum()),
         codes_used=len(codes.unique()),
         max_code=int(codes.max()),
         nearest=layer.NEAREST,

@@ -175,7 +175,7 @@ def test_one_quantization_step_off(sabotage, method, bits, shift):
         real()
         shift(model.get_submodule(settings["targets"][9]))
 
-    (reason,) = sabotage(method, bits, quantizer)
+    reason, *_ = sabotage(method, bits, quantizer)
     assert reason.startswith("model.layers.1.self_attn.v_proj: its weights are off the source's by")
 
 
@@ -192,6 +192,43 @@ def test_a_few_weights_one_step_off(sabotage, method, bits):
     (reason,) = sabotage(method, bits, quantizer)
     assert reason.startswith("model.layers.1.self_attn.v_proj: ")
     assert reason.endswith("are not on the level of their grid that is nearest to them.")
+
+
+def negative(model, name):
+    model.get_submodule(name).scales *= -1
+
+
+def smaller(model, name):
+    model.get_submodule(name).scales *= 0.7
+
+
+def larger(model, name):
+    model.get_submodule(name).scales *= 1.5
+
+
+def shuffled_rows(model, name):
+    layer = model.get_submodule(name)
+    layer.qweight.copy_(layer.qweight[:, torch.randperm(layer.out_features)])
+
+
+def swapped(model, name):
+    other = name.replace("q_proj", "o_proj")
+    here, there = model.get_submodule(name), model.get_submodule(other)
+    model.set_submodule(name, there)
+    model.set_submodule(other, here)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("damage", [negative, smaller, larger, shuffled_rows, swapped])
+def test_gptq_weights_that_are_not_the_source_s(sabotage, bits, damage):
+    def quantizer(real, model, settings):
+        real()
+        damage(model, settings["targets"][0])
+
+    reasons = sabotage("gptq", bits, quantizer)
+    layer = "model.layers.0.self_attn.q_proj"
+    assert any(reason.startswith(f"{layer}: its weights are not the source's: their cosine is") for reason in reasons)
+    assert all(reason.startswith((layer, layer.replace("q_proj", "o_proj"))) for reason in reasons)
 
 
 def test_int8_left_in_train_mode(sabotage):
@@ -247,6 +284,8 @@ def test_the_measures_of_a_layer_are_those_of_the_definition():
     steps = (weight - source).flatten().abs() / step
     assert audit.median_steps == pytest.approx(steps.median().item(), rel=1e-3)
     assert audit.misplaced == 0
+    assert audit.cosine == pytest.approx((weight * source).sum().item() / (weight.norm() * source.norm()).item())
+    assert audit.slope == pytest.approx(1 + ((weight - source) * source).sum().item() / source.norm().item() ** 2)
 
 
 def test_kl_is_that_of_the_definition():

@@ -102,6 +102,17 @@ def test_every_width_passes_its_audit_and_shows_its_bits(quantized, method, bits
     json.loads(json.dumps(audit.model_dump()), parse_constant=pytest.fail)  # no NaN
 
 
+@pytest.mark.parametrize(
+    ("method", "bits", "options"),
+    [("gptq", b, {"act_order": a, "sym": s}) for b in (2, 3, 4) for a in (False, True) for s in (False, True)]
+    + [("gptq", 2, {"group_size": -1}), ("hqq", 1, {"axis": 0}), ("bnb", 4, {"quant_type": "fp4"})],
+)
+def test_honest_layers_are_far_from_the_limits_of_the_audit(quantized, method, bits, options):
+    _, audit = quantized(method, bits, **options)
+    assert all(layer.cosine > (0.75 if bits > 1 else 0.4) for layer in audit.layers)
+    assert bits == 1 or all(0.95 < layer.slope < 1.05 for layer in audit.layers)
+
+
 @pytest.mark.parametrize("method", ["bnb", "gptq", "hqq"])
 def test_the_damage_grows_as_bits_fall(quantized, method):
     audits = [quantized(method, bits)[1] for bits in sorted(OFFERED[method], reverse=True)]
