@@ -73,9 +73,7 @@ class Bnb4Linear(PackedLinear):
         return flat[: len(flat) // BLOCK * BLOCK].view(-1, BLOCK)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The library's kernel on CUDA; on CPU it would repack the weights in place on some machines."""
-        if not x.is_cuda:
-            return super().forward(x)
+        """The library's kernel. Only its Linear4bit repacks weights in place, on some CPUs; this call does not."""
         return bnb.matmul_4bit(x, self.weight.t(), quant_state=self.quant_state, bias=self.bias)
 
     def _apply(self, fn, recurse: bool = True) -> Self:  # type: ignore[no-untyped-def]
@@ -137,6 +135,10 @@ class Bnb8Linear(PackedLinear):
     def dequantize(self) -> Tensor:
         """codes · scale / 127."""
         return (self.weight.float() * self.SCB.float().view(-1, 1) / 127).to(self.dtype)
+
+    def settings(self) -> dict[str, object]:
+        """The threshold for outliers."""
+        return {"threshold": self.threshold}
 
     def forward(self, x: Tensor) -> Tensor:
         """The library's kernel; in train mode it would, on CPU, silently be another one that spares the activations."""

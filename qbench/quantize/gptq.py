@@ -43,6 +43,8 @@ class GPTQLinear(PackedLinear):
     qweight [in·bits/32, out] int32: 32 codes along the input in `bits` words; qzeros [groups, out·bits/32] int32: the
     zeros minus one, packed along the output; scales [groups, out]; g_idx [in] int32: the group of each input column.
     weight[o, i] = scales[g_idx[i], o] · (code[o, i] - zero[g_idx[i], o])
+    Packed, it unpacks and multiplies with code of ours at each call: gptqmodel's layer takes seconds to import and
+    rounds the scales to half.
     """
 
     CODE_TENSORS: ClassVar = frozenset({"qweight"})

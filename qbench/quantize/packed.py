@@ -59,6 +59,10 @@ class PackedLinear(nn.Module):
         """
         return weight.reshape(-1, self.group_size)
 
+    def settings(self) -> dict[str, Any]:
+        """The options that the layer was made with, by their names in Options, as far as its tensors or it can tell."""
+        return {"group_size": self.group_size}
+
     def storage(self) -> Storage:
         """The bytes of the packed tensors as they are saved."""
         sizes = {name: t.numel() * t.element_size() for name, t in self.state_dict().items() if name != "bias"}
@@ -66,7 +70,11 @@ class PackedLinear(nn.Module):
         return Storage(code_bytes=codes, metadata_bytes=sum(sizes.values()) - codes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b with the dequantized weight; a method whose library has a kernel that runs here overrides this."""
+        """x Wᵀ + b with `dequantize`'s weight, as dense execution has it; bnb and hqq run their libraries' code.
+
+        GPTQ has this one, so its packed and dense logits agree by construction: that both are what gptqmodel reads
+        from the tensors is shown by tests.
+        """
         return F.linear(x, self.dequantize().to(x.dtype), self.bias)
 
     def extra_repr(self) -> str:
