@@ -61,6 +61,7 @@ def quantize(
     if execution not in ("dense", "packed"):
         raise QuantizeError(f"execution is {execution!r}; it must be 'dense' or 'packed'.")
     _check_model(model)
+    _check_device(device)
     probe = _checked_probe(model, probe)
     untouched = "The model passed in is as it was."
     with _out_of_memory_as_sentence(wanted.label, untouched):
@@ -204,11 +205,25 @@ def _check_model(model: Any) -> None:
         raise QuantizeError("The model is already quantized, by something else; load the unquantized one.")
 
 
+def _check_device(device: Any) -> None:
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:  # no such kind, or none here
+        first = str(error).split("\n")[0]
+        raise QuantizeError(f"device is {device!r}, which this machine or torch does not have: {first}") from None
+    if torch.device(device).type == "meta":
+        raise QuantizeError("device is 'meta', which holds no weights; it must be one that computes.")
+
+
 def _checked_probe(model: Any, probe: Tensor | None) -> Tensor:
     vocabulary = model.config.vocab_size
     if probe is None:
         return default_probe(vocabulary)
-    if probe.ndim != 2 or probe.numel() == 0 or probe.is_floating_point():
+    if not isinstance(probe, Tensor):
+        raise QuantizeError(f"probe is a {type(probe).__name__}; it must be a tensor of token ids [batch, length].")
+    if probe.ndim != 2 or probe.numel() == 0 or probe.dtype not in (torch.int32, torch.int64):
         raise QuantizeError(
             f"probe is {probe.dtype} of shape {list(probe.shape)}; it must be token ids [batch, length]."
         )

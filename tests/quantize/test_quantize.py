@@ -75,6 +75,15 @@ def test_widths_that_bnb_lacks_are_a_value_not_an_error():
         ({"method": "hqq", "bits": 3, "execution": "fast"}, QuantizeError, "execution is 'fast'; it must be 'dense'"),
         ({"method": "hqq", "bits": 3, "probe": torch.tensor([[64]])}, QuantizeError, "the vocabulary has 64"),
         ({"method": "hqq", "bits": 3, "probe": torch.tensor([1, 2])}, QuantizeError, r"must be token ids \[batch"),
+        ({"method": "hqq", "bits": 3, "probe": [[1, 2]]}, QuantizeError, r"probe is a list; it must be a tensor"),
+        ({"method": "hqq", "bits": 3, "probe": torch.ones(1, 2, dtype=torch.bool)}, QuantizeError, "is torch.bool of"),
+        ({"method": ["hqq"], "bits": 3}, QuantizeError, r"method is \['hqq'\]; it must be one of none, bnb, gptq, hqq"),
+        ({"method": "hqq", "bits": 3, "device": "gpu"}, QuantizeError, "device is 'gpu', which this machine or torch"),
+        ({"method": "hqq", "bits": 3, "device": 1.5}, QuantizeError, "device is 1.5, which"),
+        ({"method": "hqq", "bits": 3, "device": "meta"}, QuantizeError, "device is 'meta', which holds no weights"),
+        ({"method": "hqq", "bits": 3, "device": "cuda:99"}, QuantizeError, "device is 'cuda:99', which this machine"),
+        ({"method": "gptq", "bits": 3, "calibration": [[1, 2]]}, QuantizeError, "Calibration sample 0 is a list"),
+        ({"method": "gptq", "bits": 3, "calibration": "wikitext3"}, QuantizeError, "'wikitext3' is no file here"),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong_and_leaves_the_model(call, kind, says):
