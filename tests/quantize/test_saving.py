@@ -188,6 +188,16 @@ def test_models_load_in_other_dtypes(saved, quantized, probe):
         assert (logits(half, probe).float() - expected).norm() / expected.norm() < 0.05
 
 
+def test_nothing_of_a_gptq_model_stays_when_another_is_saved_over_it(quantized, probe, tmp_path):
+    other, _ = quantized("hqq", 3)
+    for save, model in [(save_quantized, other), (save_checkpoint, tiny.trained_model())]:
+        save_quantized(quantized("gptq", 3)[0], tmp_path)
+        assert (tmp_path / "quantize_config.json").exists()
+        save(model, tmp_path)
+        assert not (tmp_path / "quantize_config.json").exists()
+        torch.testing.assert_close(logits(load_checkpoint(tmp_path), probe), logits(model, probe), rtol=0, atol=1e-5)
+
+
 def test_an_unquantized_model_is_not_saved_as_quantized(untrained, tmp_path):
     with pytest.raises(QuantizeError, match="not quantized: quantize it, or write it with save_checkpoint"):
         save_quantized(untrained, tmp_path)
