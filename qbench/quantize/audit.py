@@ -20,6 +20,12 @@ MAX_MISPLACED = 1e-3
 LOGITS_TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
 
 
+# How far the output of an LLM.int8 layer may be from its simulation, relative to its norm: bitsandbytes rounds inputs
+# to float16, and sums and outliers to the dtype. And how far it may be on the way to unquantized activations.
+MAX_SPARED = 0.5
+INT8_TOLERANCE = {"float64": 2e-3, "float32": 2e-3, "float16": 4e-3, "bfloat16": 1e-2}
+
+
 class AuditError(RuntimeError):
     """A quantized model that is not what was asked for; no number of it may reach a table."""
 
@@ -80,6 +86,8 @@ class LayerAudit(_Stored):
     misplaced: float  # share of weights with a neighbouring level nearer by more than half a step
     nearest: bool  # the method promises the nearest level
     finite: bool
+    int8_gap: float | None = None  # LLM.int8 on the probe: ‖output - simulated‖ / ‖simulated‖
+    int8_spared: float | None = None  # 0: the output is that of int8 activations; 1: that of activations as they are
 
 
 class Audit(_Stored):
@@ -180,6 +188,17 @@ def _logits_failures(audit: Audit) -> list[str]:
         reasons.append("The logits on the probe are NaN or infinite.")
     elif audit.kl == 0 and audit.layers:
         reasons.append("The logits on the probe are equal to the unquantized model's: nothing was quantized.")
+    for layer in audit.layers if audit.execution == "packed" and audit.activation_bits else ():
+        if layer.int8_gap is None or layer.int8_spared is None:
+            reasons.append(f"{layer.name} did not run on the probe, so that its int8 activations are not proved.")
+            continue
+        allowed = INT8_TOLERANCE[audit.dtype]
+        if not (layer.int8_gap <= allowed and abs(layer.int8_spared) <= MAX_SPARED):  # NaN fails
+            reasons.append(
+                f"{layer.name}: its output on the probe is not that of int8 weights and activations: it differs by "
+                f"{layer.int8_gap:.1e} of its norm ({allowed:.0e} is what {audit.dtype} explains), and lacks "
+                f"{layer.int8_spared:.0%} of the noise of int8 activations."
+            )
     if audit.packed_dense_gap is not None:
         allowed = LOGITS_TOLERANCE[audit.dtype]
         if not audit.packed_dense_gap <= allowed:  # NaN fails

@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qbench.quantize.audit import LayerAudit
@@ -39,6 +42,46 @@ def compare_logits(reference: Tensor, logits: Tensor) -> tuple[float, float]:
 def relative_gap(logits: Tensor, reference: Tensor) -> float:
     """‖logits - reference‖ / ‖reference‖."""
     return float((logits - reference).double().norm() / reference.double().norm())
+
+
+@contextmanager
+def int8_outputs(layers: dict[str, PackedLinear]) -> Iterator[dict[str, tuple[float, float]]]:
+    """While the model runs, compare the outputs of LLM.int8 layers with a simulation of them in float64.
+
+    Gives by name ‖output - simulated‖ / ‖simulated‖, and how much of the way from the simulated output to that of
+    activations as they are the output goes: 0 for LLM.int8, 1 for int8 weights alone, whatever the rounding.
+    """
+    gaps: dict[str, tuple[float, float]] = {}
+
+    def compare(name: str, layer: Any, x: Tensor, output: Tensor) -> None:
+        x, weight = x.flatten(0, -2), (layer.codes().double() - 128) * layer.SCB.double().view(-1, 1) / 127
+        bias = None if layer.bias is None else layer.bias.double()
+        simulated = F.linear(_int8_rows(x, layer.threshold), weight, bias)
+        off, spared = output.flatten(0, -2).double() - simulated, F.linear(x.double(), weight, bias) - simulated
+        tell = spared.norm() > 1e-4 * simulated.norm()  # not where all columns are outliers
+        gaps[name] = (
+            float(off.norm() / simulated.norm()),
+            float((off * spared).sum() / spared.square().sum()) if tell else 0.0,
+        )
+
+    hooks = [
+        layer.register_forward_hook(lambda module, args, output, name=name: compare(name, module, args[0], output))
+        for name, layer in layers.items()
+        if layer.ACTIVATION_BITS
+    ]
+    try:
+        yield gaps
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _int8_rows(x: Tensor, threshold: float) -> Tensor:
+    """x [tokens, in] as LLM.int8 sees it: int8 with a scale a row, but for columns with any |x| ≥ threshold > 0."""
+    half = x.half().double()  # which bitsandbytes quantizes
+    outliers = half.abs() >= threshold if threshold else torch.zeros_like(x, dtype=torch.bool)
+    scale = half.masked_fill(outliers, 0).abs().amax(1, keepdim=True) / 127
+    return torch.where(outliers.any(0), x.double(), (half / scale).round().nan_to_num() * scale)
 
 
 @torch.no_grad()

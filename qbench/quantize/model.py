@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from qbench.quantize.audit import Audit, AuditError, failures
-from qbench.quantize.measure import compare_logits, default_probe, logits_on, measure_layer, relative_gap
+from qbench.quantize.measure import compare_logits, default_probe, int8_outputs, logits_on, measure_layer, relative_gap
 from qbench.quantize.options import LinearOptions, Quantization, QuantizeError, quantization
 from qbench.quantize.packed import PackedLinear
 
@@ -149,13 +149,20 @@ def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) ->
 
 def _with_logits(audit: Audit, model: nn.Module, probe: Tensor, reference: Tensor, dense: bool) -> Audit:
     """The audit with the logits of the packed model; if it is to run dense, it does so from here on."""
-    logits, gap, execution = logits_on(model, probe), None, "packed"
+    modules = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+    with int8_outputs(modules) as gaps:
+        logits, gap, execution = logits_on(model, probe), None, "packed"
+    layers = tuple(
+        layer.model_copy(update=dict(zip(("int8_gap", "int8_spared"), gaps.get(layer.name, ()), strict=False)))
+        for layer in audit.layers
+    )
     if dense and audit.activation_bits is None:
         make_dense(model)
         packed, logits, execution = logits, logits_on(model, probe), "dense"
         gap = relative_gap(packed, logits)
     kl, top1 = compare_logits(reference, logits)
-    return audit.model_copy(update={"kl": kl, "top1_agreement": top1, "packed_dense_gap": gap, "execution": execution})
+    logits_update = {"kl": kl, "top1_agreement": top1, "packed_dense_gap": gap, "execution": execution}
+    return audit.model_copy(update={"layers": layers, **logits_update})
 
 
 def _blank_audit(model: nn.Module, wanted: Quantization, linears: dict[str, nn.Linear], probe: Tensor) -> Audit:

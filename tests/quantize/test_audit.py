@@ -242,6 +242,27 @@ def test_int8_left_in_train_mode(sabotage):
     assert "is in train mode, where bitsandbytes silently does not quantize activations" in reasons[0]
 
 
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer, other: lambda x: nn.functional.linear(x, layer.dequantize()),
+        lambda layer, other: lambda x: 1.2 * type(layer).forward(layer, x),
+        lambda layer, other: other.forward,
+    ],
+    ids=["weights alone", "a wrong kernel", "another layer"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_int8_layer_that_does_not_multiply_as_it_says(sabotage, untrained, forward, dtype):
+    def quantizer(real, model, settings):
+        real()
+        layer, other = packed_layers(model, settings["targets"])[:4:3]  # q_proj and o_proj
+        layer.forward = forward(layer, other)
+
+    untrained.to(dtype)
+    (reason,) = sabotage("bnb", 8, quantizer)
+    assert reason.startswith("model.layers.0.self_attn.q_proj: its output on the probe is not that of int8 weights and")
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_values_that_are_not_finite(sabotage, value):
     def quantizer(real, model, settings):
