@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -220,7 +221,7 @@ def solve(
         offload_to_disk=False,
     )
     joint = _linear(torch.cat([linear.weight for linear in linears.values()]).float())  # [sum of outputs, in]
-    task = GPTQ(joint, config)
+    task = _shows_its_damping(GPTQ)(joint, config)
     if not options.sym:
         task.quantizer = _zeros_from_one(type(task.quantizer))(config)
     task.quantizer.configure(perchannel=True)
@@ -234,7 +235,8 @@ def solve(
         wq, scales, zeros, g_idx, _, _, damp, _ = task.quantize(blocksize=32 if small else 128)
     task.free()
     if damp != options.damp:
-        # The solver's answer to a Hessian without a Cholesky factor is more damping, then round-to-nearest.
+        # The solver's answer to a Hessian without a Cholesky factor is more damping, then a larger diagonal, then
+        # round-to-nearest.
         raise QuantizeError(
             f"GPTQ found no solution for {where}{', '.join(linears)} with damp={options.damp}: the calibration "
             "activations are not finite, or a larger damp is needed."
@@ -277,6 +279,19 @@ def solver() -> tuple[Any, Any]:
             del os.environ[name]
         os.environ.update(environment)
     return GPTQ, QuantizeConfig
+
+
+def _shows_its_damping(task: Any) -> Any:
+    """The solver's task, whose damp is NaN if it got a factor by raising the Hessian's diagonal beyond the damping."""
+
+    class ShowsItsDamping(task):
+        def hessian_inverse(self, H: Tensor) -> tuple[Tensor | None, float]:
+            diagonal = H.diagonal().clone()
+            factor, damp = super().hessian_inverse(H)
+            # The damping is taken off again; what was added when no damping helped stays.
+            return factor, damp if torch.equal(H.diagonal(), diagonal) else math.nan
+
+    return ShowsItsDamping
 
 
 def _zeros_from_one(quantizer: Any) -> Any:

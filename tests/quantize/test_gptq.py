@@ -268,6 +268,22 @@ def test_activations_that_are_not_finite_are_an_error_and_not_round_to_nearest()
         gptq.solve({"it": nn.Linear(64, 32)}, [x], 4, G64)
 
 
+def test_a_diagonal_that_the_solver_raises_on_its_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An eigenvalue of -1.05 and a mean of 1: no damping helps, but on a diagonal of 1.1 the first, 0.99, does.
+    hessian = torch.eye(64)
+    hessian[range(64), [i ^ 1 for i in range(64)]] = 2.05
+    monkeypatch.setattr(gptq, "_hessian", lambda *_: (hessian, 100))
+    GPTQ, _ = gptq.solver()
+    used = []
+    real = GPTQ.hessian_inverse
+    monkeypatch.setattr(GPTQ, "hessian_inverse", lambda self, H: (used.append(real(self, H)), used[-1])[1])
+    with pytest.raises(QuantizeError, match=r"no solution for it with damp=0.99"):
+        gptq.solve({"it": nn.Linear(64, 32)}, [], 4, GptqOptions(group_size=64, damp=0.99))
+    ((factor, damp),) = used
+    assert factor is not None
+    assert damp == 0.99
+
+
 # --- the loop --------------------------------------------------------------------------------------------------------
 
 
