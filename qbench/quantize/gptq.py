@@ -19,7 +19,6 @@ from qbench.quantize.calibration import token_ids
 from qbench.quantize.options import GptqOptions, Options, QuantizeError
 from qbench.quantize.packed import PackedLinear
 
-BITS = (2, 3, 4, 8)
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)  # what the solver and the kernels that read the format know
 
 # The linears of a decoder layer, in the order of the data. Those of one stage read the same input.

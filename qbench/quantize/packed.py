@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from qbench.quantize.options import Options
+
+# A method's module has a quantize_model(model, bits, options, *, targets, calibration, progress, device) that replaces
+# each target nn.Linear by a PackedLinear, in place. All checks of shapes and calibration come before the first one.
+# The source weights are the audit's evidence: a method may drop them, never write into them. progress shows a bar on a
+# terminal. The model stays where it is; one layer at a time visits `device`, by default the same.
 
 
 @dataclass(frozen=True)
@@ -96,25 +101,3 @@ def replace_linears(
         assert isinstance(linear, nn.Linear)
         home = linear.weight.device
         model.set_submodule(name, pack(linear.to(device or home)).to(home).eval())
-
-
-class Method(Protocol):
-    """What a method's module offers."""
-
-    def quantize_model(
-        self,
-        model: nn.Module,
-        bits: int,
-        options: Any,
-        *,
-        targets: list[str],
-        calibration: Any = None,
-        progress: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        """Replace each target nn.Linear by a PackedLinear, in place.
-
-        All checks of shapes and calibration come before the first replacement. The source weights are the audit's
-        evidence: a method may drop them, never write into them. progress shows a bar on a terminal. The model stays
-        where it is; one layer at a time visits `device`, by default the same.
-        """

@@ -192,12 +192,13 @@ def test_lm_head_is_quantized_when_asked_for(untrained):
         quantize(tied, "hqq", 4, include_lm_head=True)
 
 
-def test_biases_are_kept(probe):
+def test_biases_are_kept(calibration):
     model = LlamaForCausalLM(tiny.config(num_hidden_layers=1, attention_bias=True))
     bias = nn.init.normal_(model.model.layers[0].self_attn.q_proj.bias).clone()
-    for method, bits in [("hqq", 4), ("bnb", 4), ("bnb", 8)]:
-        other, _ = quantize(model, method, bits, copy=True)
-        assert torch.equal(other.model.layers[0].self_attn.q_proj.bias, bias)
+    for method, bits in [("hqq", 4), ("bnb", 4), ("bnb", 8), ("gptq", 4)]:
+        for execution in ("dense", "packed"):
+            other, _ = quantize(model, method, bits, calibration=calibration[:4], execution=execution, copy=True)
+            assert torch.equal(other.model.layers[0].self_attn.q_proj.bias, bias)
 
 
 @pytest.mark.parametrize(("copied", "says"), [(False, "Load the model again"), (True, "passed in is as it was")])
