@@ -47,19 +47,19 @@ class _Stored(BaseModel):
     error_energy: float  # Σ (ŵ - w)²
 
     @computed_field
-    def code_bits(self) -> float:
-        """Storage bits a weight, codes alone: HQQ's 3 bits take 3.2."""
-        return 8 * self.code_bytes / self.weights if self.weights else math.nan
+    def code_bits(self) -> float | None:
+        """Storage bits a weight, codes alone: HQQ's 3 bits take 3.2. None where nothing is quantized."""
+        return 8 * self.code_bytes / self.weights if self.weights else None
 
     @computed_field
-    def storage_bits(self) -> float:
-        """Storage bits a weight with scales, zeros and the rest."""
-        return 8 * (self.code_bytes + self.metadata_bytes) / self.weights if self.weights else math.nan
+    def storage_bits(self) -> float | None:
+        """Storage bits a weight with scales, zeros and the rest; None where nothing is quantized."""
+        return 8 * (self.code_bytes + self.metadata_bytes) / self.weights if self.weights else None
 
     @computed_field
-    def relative_error(self) -> float:
-        """‖ŵ - w‖ / ‖w‖ (Frobenius)."""
-        return math.sqrt(self.error_energy / self.source_energy) if self.source_energy else math.nan
+    def relative_error(self) -> float | None:
+        """‖ŵ - w‖ / ‖w‖ (Frobenius); None where there are no weights but zeros."""
+        return math.sqrt(self.error_energy / self.source_energy) if self.source_energy else None
 
     @computed_field
     def snr_db(self) -> float | None:
@@ -86,6 +86,7 @@ class LayerAudit(_Stored):
     misplaced: float  # share of weights with a neighbouring level nearer by more than half a step
     nearest: bool  # the method promises the nearest level
     finite: bool
+    other_options: tuple[str, ...] = ()  # what its tensors contradict of the options asked for
     int8_gap: float | None = None  # LLM.int8 on the probe: ‖output - simulated‖ / ‖simulated‖
     int8_spared: float | None = None  # 0: the output is that of int8 activations; 1: that of activations as they are
 
@@ -103,6 +104,8 @@ class Audit(_Stored):
     target_weights: int  # of those that were to be quantized
     layers: tuple[LayerAudit, ...] = ()
     untouched: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()  # quantized, though no target
+    changed: tuple[str, ...] = ()  # parameters and buffers that were to stay as they were
     on_meta: tuple[str, ...] = ()
     in_train_mode: tuple[str, ...] = ()
     not_finite: tuple[str, ...] = ()  # parameters and buffers of the whole model
@@ -114,7 +117,7 @@ class Audit(_Stored):
     @computed_field
     def quantized_share(self) -> float:
         """Share of all linear weights that are quantized; lm_head's are usually not."""
-        return self.weights / self.linear_weights if self.linear_weights else math.nan
+        return self.weights / self.linear_weights if self.linear_weights else 0.0
 
     @computed_field
     def target_share(self) -> float:
@@ -126,6 +129,8 @@ def failures(audit: Audit) -> list[str]:
     """Why an audit does not prove what its label says, a sentence a reason; empty when it does."""
     reasons = [f"{name} was left on the meta device: it has no values." for name in audit.on_meta]
     reasons += [f"{name} was not quantized." for name in audit.untouched]
+    reasons += [f"{name} was quantized, which was not asked for." for name in audit.unasked]
+    reasons += [f"{name} is not what it was; only the weights of the targets may change." for name in audit.changed]
     reasons += [f"{name} holds NaN or infinite values." for name in audit.not_finite]
     reasons += [
         f"{name} is in train mode, where bitsandbytes silently does not quantize activations; it must be in eval mode."
@@ -141,7 +146,7 @@ def failures(audit: Audit) -> list[str]:
 def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
     if not layer.finite:
         return ["its dequantized weights hold NaN or infinite values."]
-    reasons = []
+    reasons = [f"it was quantized with {other}." for other in layer.other_options]
     if layer.bits != bits or layer.max_code >= 2**bits or layer.levels > 2**bits:
         reasons.append(
             f"it holds {layer.bits}-bit codes up to {layer.max_code} with {layer.levels} levels in a group; "

@@ -67,6 +67,11 @@ class Bnb4Linear(PackedLinear):
         """Each code's level times its block's scale."""
         return bnb.functional.dequantize_4bit(self.weight, self.quant_state)
 
+    def settings(self) -> dict[str, object]:
+        """The blocks, the grid, and whether the scales are quantized."""
+        state = self.quant_state
+        return {"group_size": state.blocksize, "quant_type": state.quant_type, "double_quant": state.nested}
+
     def groups(self, weight: Tensor) -> Tensor:
         """The blocks, which run on over the ends of rows; a last one that is not full is left out."""
         flat = weight.flatten()

@@ -118,6 +118,14 @@ class GPTQLinear(PackedLinear):
         steps = unpack(self.qweight, self.bits) - self.zeros()[self.g_idx]  # [in, out]
         return (steps * self.scales.float()[self.g_idx]).T.to(self.dtype, memory_format=torch.contiguous_format)
 
+    def settings(self) -> dict[str, object]:
+        """The options that the tensors show; of one group, the order of the columns is not among them."""
+        shown = {
+            "group_size": self.in_features // len(self.scales),
+            "sym": bool((self.zeros() == 2 ** (self.bits - 1)).all()),
+        }
+        return shown | ({"act_order": bool((self.g_idx.diff() < 0).any())} if len(self.scales) > 1 else {})
+
     def groups(self, weight: Tensor) -> Tensor:
         """[out, in] as [out · groups, group_size]; with act-order a group's columns lie apart."""
         return weight[:, self.g_idx.argsort(stable=True)].reshape(-1, self.group_size)

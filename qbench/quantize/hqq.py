@@ -85,8 +85,9 @@ class HqqLinear(PackedLinear):
         return F.linear(x, Quantizer.dequantize(self.W_q, meta).to(x.dtype), self.bias)
 
     def settings(self) -> dict[str, object]:
-        """The groups."""
-        return {"group_size": self.group_size, "axis": self.axis}
+        """The groups, as the shape of the scales shows them."""
+        weights = self.out_features * self.in_features
+        return {"group_size": weights // self.scale.numel(), "axis": 1 if self.scale.shape[1] == 1 else 0}
 
     def groups(self, weight: Tensor) -> Tensor:
         """What shares a scale, in one row: consecutive weights of a row (axis 1), or weights across rows (axis 0)."""

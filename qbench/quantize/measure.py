@@ -1,5 +1,6 @@
 """Measurements for the audit: of a layer's codes and weights against its source, and of logits on a probe."""
 
+import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,17 @@ def compare_logits(reference: Tensor, logits: Tensor) -> tuple[float, float]:
 def relative_gap(logits: Tensor, reference: Tensor) -> float:
     """‖logits - reference‖ / ‖reference‖."""
     return float((logits - reference).double().norm() / reference.double().norm())
+
+
+def hashes(model: nn.Module) -> dict[str, str]:
+    """A hash of each parameter and buffer, saved or not; "meta" where there are no values."""
+    tensors = {**model.state_dict(), **dict(model.named_buffers())}
+    return {name: "meta" if tensor.is_meta else _hash(tensor) for name, tensor in tensors.items()}
+
+
+def _hash(tensor: Tensor) -> str:
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return f"{tensor.dtype} {list(tensor.shape)} {hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
 @contextmanager

@@ -13,8 +13,16 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from qbench.quantize.audit import Audit, AuditError, failures
-from qbench.quantize.measure import compare_logits, default_probe, int8_outputs, logits_on, measure_layer, relative_gap
-from qbench.quantize.options import LinearOptions, Quantization, QuantizeError, quantization
+from qbench.quantize.measure import (
+    compare_logits,
+    default_probe,
+    hashes,
+    int8_outputs,
+    logits_on,
+    measure_layer,
+    relative_gap,
+)
+from qbench.quantize.options import LinearOptions, Options, Quantization, QuantizeError, quantization
 from qbench.quantize.packed import PackedLinear
 
 _ATTRIBUTE = "qbench_quantized"
@@ -79,6 +87,7 @@ def quantize(
     with _out_of_memory_as_sentence(wanted.label, what_now):
         sources = {name: linears[name].weight.detach().cpu() for name in targets}
         audit = audit.model_copy(update={"target_weights": sum(w.numel() for w in sources.values())})
+        rest = {name: h for name, h in hashes(model).items() if name.removesuffix(".weight") not in targets}
         linears.clear()  # so that a GPU's memory is given back layer by layer
         with _midway_as_sentence(model, targets, wanted.label, what_now):
             import_module(f"qbench.quantize.{method}").quantize_model(
@@ -90,7 +99,7 @@ def quantize(
                 progress=progress,
                 device=device,
             )
-        audit = _pass(_with_weights(audit, model, sources), what_now)
+        audit = _pass(_with_weights(audit, model, sources, rest, wanted.options), what_now)
         layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
         mark_quantized(model, Quantized(wanted, layers))
         audit = _pass(_with_logits(audit, model, probe, reference, dense=execution == "dense"), what_now)
@@ -116,8 +125,19 @@ def make_dense(model: nn.Module) -> None:
         layer.cpu()
 
 
-def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) -> Audit:
-    """The audit with all that can be said without a forward pass; each source weight is let go when it is measured."""
+def _with_weights(
+    audit: Audit, model: nn.Module, sources: dict[str, Tensor], rest: dict[str, str], options: Options
+) -> Audit:
+    """The audit with all that can be said without a forward pass; each source weight is let go when it is measured.
+
+    rest: the hashes before quantization of all that is to stay as it was.
+    """
+    packed = {name for name, module in model.named_modules() if isinstance(module, PackedLinear)}
+    unasked = sorted(packed - sources.keys())
+    now = hashes(model)
+    changed = [
+        n for n, h in rest.items() if now.get(n, h if n.rpartition(".")[0] in unasked else "") not in (h, "meta")
+    ]
     # state_dict has what packed layers keep outside of buffers, named_buffers what is not saved.
     tensors = {**model.state_dict(), **dict(model.named_buffers())}
     on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
@@ -127,7 +147,8 @@ def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) ->
         if not isinstance(layer, PackedLinear):
             untouched.append(name)
         elif not any(tensor.is_meta for tensor in layer.state_dict().values()):
-            layers.append(measure_layer(name, source, layer))
+            other = _other_options(layer, options)
+            layers.append(measure_layer(name, source, layer).model_copy(update={"other_options": other}))
             activation_bits = layer.ACTIVATION_BITS
             if layer.training and layer.ACTIVATION_BITS:
                 in_train_mode.append(name)
@@ -135,6 +156,8 @@ def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) ->
         update={
             "layers": tuple(layers),
             "untouched": tuple(untouched),
+            "unasked": tuple(unasked),
+            "changed": tuple(changed),
             "on_meta": tuple(on_meta),
             "in_train_mode": tuple(in_train_mode),
             "not_finite": tuple(n for n, t in tensors.items() if not t.is_meta and not t.isfinite().all()),
@@ -145,6 +168,17 @@ def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) ->
             },
         }
     )
+
+
+def _other_options(layer: PackedLinear, options: Options) -> tuple[str, ...]:
+    """What of the options asked for the layer's tensors contradict."""
+    other = []
+    for name, value in layer.settings().items():
+        wanted = getattr(options, name, getattr(layer, name, value))
+        wanted = layer.in_features if (name, wanted) == ("group_size", -1) else wanted
+        if value != wanted:
+            other.append(f"{name} {value}, not {wanted}")
+    return tuple(other)
 
 
 def _with_logits(audit: Audit, model: nn.Module, probe: Tensor, reference: Tensor, dense: bool) -> Audit:

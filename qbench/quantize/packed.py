@@ -64,7 +64,7 @@ class PackedLinear(nn.Module):
         """
         return weight.reshape(-1, self.group_size)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The options that the layer was made with, by their names in Options, as far as its tensors or it can tell."""
         return {"group_size": self.group_size}
 

@@ -11,7 +11,7 @@ import qbench.quantize.gptq
 import qbench.quantize.hqq
 from qbench.quantize import AuditError, LayerAudit, quantize
 from qbench.quantize.measure import compare_logits, default_probe, measure_layer
-from qbench.quantize.options import HqqOptions
+from qbench.quantize.options import HqqOptions, quantization
 
 from .conftest import logits
 
@@ -229,6 +229,52 @@ def test_gptq_weights_that_are_not_the_source_s(sabotage, bits, damage):
     layer = "model.layers.0.self_attn.q_proj"
     assert any(reason.startswith(f"{layer}: its weights are not the source's: their cosine is") for reason in reasons)
     assert all(reason.startswith((layer, layer.replace("q_proj", "o_proj"))) for reason in reasons)
+
+
+def test_lm_head_quantized_unasked(sabotage):
+    def quantizer(real, model, settings):
+        real(targets=[*settings["targets"], "lm_head"])
+
+    assert sabotage("hqq", 4, quantizer) == ["lm_head was quantized, which was not asked for."]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.norm.weight", "lm_head.weight", "model.rotary_emb.inv_freq", "model.layers.1.self_attn.q_proj.bias"],
+)
+def test_what_was_to_stay_as_it_was(sabotage, untrained, name):
+    def quantizer(real, model, settings):
+        real()
+        tensor = {**model.state_dict(), **dict(model.named_buffers())}[name]
+        tensor.flatten()[0] += 0.001
+
+    if name.endswith("bias"):
+        projection = untrained.get_submodule(name.removesuffix(".bias"))
+        projection.bias = nn.Parameter(torch.ones(projection.out_features), requires_grad=False)
+    (reason,) = sabotage("hqq", 4, quantizer)
+    assert reason == f"{name} is not what it was; only the weights of the targets may change."
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "asked", "used", "says"),
+    [
+        ("hqq", 4, {}, {"group_size": 128}, "group_size 128, not 64"),
+        ("hqq", 4, {}, {"axis": 0}, "axis 0, not 1"),
+        ("bnb", 4, {}, {"quant_type": "fp4"}, "quant_type fp4, not nf4"),
+        ("bnb", 4, {"double_quant": True}, {"double_quant": False}, "double_quant False, not True"),
+        ("bnb", 8, {}, {"threshold": 0.0}, "threshold 0.0, not 6.0"),
+        ("gptq", 4, {}, {"group_size": 64}, "group_size 64, not 128"),
+        ("gptq", 4, {"group_size": -1}, {"group_size": 32}, "group_size 32, not 128"),
+        ("gptq", 4, {}, {"sym": False}, "sym False, not True"),
+        ("gptq", 4, {"sym": False}, {"sym": True}, "sym True, not False"),
+        ("gptq", 4, {"group_size": 32}, {"act_order": True}, "act_order True, not False"),
+        ("gptq", 4, {"group_size": 32, "act_order": True}, {"act_order": False}, "act_order False, not True"),
+    ],
+)
+def test_other_options_than_the_label_says(sabotage, method, bits, asked, used, says):
+    kind = type(quantization(method, bits).options)
+    reasons = sabotage(method, bits, lambda real, *_: real(options=kind(**(asked | used))), **asked)
+    assert f"model.layers.0.self_attn.q_proj: it was quantized with {says}." in reasons
 
 
 def test_int8_left_in_train_mode(sabotage):

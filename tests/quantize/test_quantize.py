@@ -137,6 +137,8 @@ def test_the_baseline_comes_through_the_same_door(model, probe):
     assert same is model
     assert (audit.kl, audit.top1_agreement, audit.quantized_share, audit.layers) == (0, 1, 0, ())
     assert (audit.method, audit.bits, audit.label, audit.execution) == ("none", 16, "none-16", "none")
+    assert (audit.code_bits, audit.storage_bits, audit.relative_error, audit.snr_db) == (None, None, None, None)
+    json.loads(json.dumps(audit.model_dump()), parse_constant=pytest.fail)  # no NaN
     assert torch.equal(logits(model, probe), before)
 
 
