@@ -13,6 +13,9 @@ MAX_MEDIAN_BIAS = 0.5
 # that its slopes (0.47 to 1.09) say nothing, and cosines go down to 0.45.
 MIN_COSINE, MIN_COSINE_1_BIT = 0.5, 0.25
 SLOPES = (0.8, 1.25)
+# Scales are made from the largest weights of a group, so that codes span the range; but a huge negative weight among
+# tiny ones leaves half of nf4's.
+MAX_NARROW = 0.02
 # Of a method that rounds to the nearest level, how many weights may be nearer to another one: rounding at ties.
 MAX_MISPLACED = 1e-3
 # How far packed and dense logits may be apart, relative to their norm: the rounding of the dtype's matrix products,
@@ -84,6 +87,9 @@ class LayerAudit(_Stored):
     cosine: float  # w·ŵ / (‖w‖ ‖ŵ‖)
     slope: float  # w·ŵ / ‖w‖²: how many times as large as its source a weight is, on the whole
     misplaced: float  # share of weights with a neighbouring level nearer by more than half a step
+    narrow: float  # share of groups whose codes span half the range or less, though the method could use all of it
+    codes_possible: int  # with the finest step of the method, in the widest group
+    packed_bytes: int  # what the codes take in the method's own packing
     nearest: bool  # the method promises the nearest level
     finite: bool
     other_options: tuple[str, ...] = ()  # what its tensors contradict of the options asked for
@@ -153,13 +159,14 @@ def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
             f"{bits} bits allow codes up to {2**bits - 1} and {2**bits} levels."
         )
     # A group of 64 cannot show more than 128 levels; the layer as a whole can.
-    elif layer.codes_used <= 2 ** (bits - 1) or layer.levels <= min(2 ** (bits - 1), layer.group_size // 4):
+    # Nor can a layer of tiny weights, if the method's finest step is too coarse for them.
+    elif layer.codes_used <= (half := layer.codes_possible / 2) or layer.levels <= min(half, layer.group_size // 4):
         reasons.append(
             f"only {layer.codes_used} codes are in use, {layer.levels} in one group at most: {bits - 1} bits hold them."
         )
-    # Padding: a packed row of a group's width may be filled up to 32-bit words.
-    most = (bits + 1) / 8 * layer.weights + 4 * layer.group_size
-    if not bits / 8 * layer.weights <= layer.code_bytes < most:
+    elif layer.nearest and bits > 1 and layer.narrow > MAX_NARROW:
+        reasons.append(f"in {layer.narrow:.1%} of its groups the codes span no more than {bits - 1} bits hold.")
+    if layer.code_bytes != layer.packed_bytes:
         reasons.append(f"its codes take {layer.code_bits:.2f} bits a weight in storage; {bits} were asked for.")
     if not layer.one_value_a_code:
         reasons.append(

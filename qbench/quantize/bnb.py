@@ -67,6 +67,10 @@ class Bnb4Linear(PackedLinear):
         """Each code's level times its block's scale."""
         return bnb.functional.dequantize_4bit(self.weight, self.quant_state)
 
+    def grid(self) -> Tensor:
+        """The levels of nf4 or fp4."""
+        return self.quant_state.code.sort().values
+
     def settings(self) -> dict[str, object]:
         """The blocks, the grid, and whether the scales are quantized."""
         state = self.quant_state

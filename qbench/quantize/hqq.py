@@ -19,6 +19,7 @@ class HqqLinear(PackedLinear):
 
     CODE_TENSORS: ClassVar = frozenset({"W_q"})
     NEAREST: ClassVar = True
+    MIN_STEP: ClassVar = 1 / 2e4  # the library's cap on the inverse of a scale
 
     W_q: Tensor
     scale: Tensor
@@ -83,6 +84,14 @@ class HqqLinear(PackedLinear):
 
         meta = self._meta(torch.float32) | {"scale": self.scale.float(), "zero": self.zero.float()}
         return F.linear(x, Quantizer.dequantize(self.W_q, meta).to(x.dtype), self.bias)
+
+    def packed_bytes(self) -> int:
+        """Ten 3-bit codes of different groups fill a 32-bit word; the other widths fill bytes."""
+        if self.bits != 3:
+            return super().packed_bytes()
+        groups = self.out_features * self.in_features // self.group_size
+        rows, columns = (groups, self.group_size) if self.axis == 1 else (self.group_size, groups)
+        return -(-rows // 10) * 4 * columns
 
     def settings(self) -> dict[str, object]:
         """The groups, as the shape of the scales shows them."""

@@ -126,6 +126,9 @@ def measure_layer(name: str, source: Tensor, layer: PackedLinear) -> LayerAudit:
         median_steps=grid.median_steps if grid else math.nan,
         median_bias=grid.median_bias if grid else math.nan,
         misplaced=grid.misplaced if grid else math.nan,
+        narrow=grid.narrow if grid else math.nan,
+        codes_possible=grid.codes_possible if grid else 0,
+        packed_bytes=layer.packed_bytes(),
     )
 
 
@@ -133,9 +136,10 @@ class _Grid:
     """Where the weights of a layer lie on the levels of their groups."""
 
     def __init__(self, layer: PackedLinear, codes: Tensor, weight: Tensor, source: Tensor) -> None:
-        self.levels, self.one_value_a_code, misplaced = 0, True, 0
+        self.levels, self.one_value_a_code, self.codes_possible, misplaced, narrow, judged = 0, True, 0, 0, 0, 0
         steps_off = []
-        width = int(codes.max()) + 1
+        width, levels = max(int(codes.max()) + 1, 2**layer.bits), layer.grid()
+        every = torch.arange(width, device=codes.device)
         for c, w, s in _chunks(width, *(layer.groups(t) for t in (codes.long(), weight, source))):
             # [groups, 1 + width + 1]: the value of each code in each group, NaN where it is not in use
             table = w.new_full((len(c), width + 2), math.nan).scatter_(1, c + 1, w)
@@ -143,13 +147,32 @@ class _Grid:
             self.levels = max(self.levels, int((~table.isnan()).sum(1).max()))
             low, high = c.amin(1, keepdim=True), c.amax(1, keepdim=True)
             # A group's mean step; NaN, and so out of all that follows, in a group of one level.
-            step = (table.gather(1, high + 1) - table.gather(1, low + 1)).abs() / (high - low)
+            step = _signed(table, low, high).abs()
             steps_off.append(((w - s) / step).flatten())
+            # The levels that are not in use, so that a group of fewer levels than it could have is seen for what it is.
+            if levels is None:
+                unused = table.gather(1, low + 1) + (every - low) * _signed(table, low, high)
+            else:
+                largest = w.abs().argmax(1, keepdim=True)
+                unused = w.gather(1, largest) / levels[c.gather(1, largest)] * levels
+            table[:, 1:-1] = table[:, 1:-1].where(~table[:, 1:-1].isnan(), unused)
+            span = s.amax(1) - s.amin(1)
+            possible = (span / layer.MIN_STEP).clamp(max=2**layer.bits - 1) + 1 if layer.MIN_STEP else 2**layer.bits
+            possible = torch.where(span > 0, possible, 1)
+            self.codes_possible = max(self.codes_possible, int(possible.max()))
+            wide = possible == 2**layer.bits
+            narrow += int((wide & ((high - low).flatten() < 2 ** (layer.bits - 1))).sum())
+            judged += int(wide.sum())
             neighbour = torch.fmin((table.gather(1, c) - s).abs(), (table.gather(1, c + 2) - s).abs())
             misplaced += int(((w - s).abs() - neighbour > step / 2).sum())
         off = torch.cat(steps_off)
         self.median_steps, self.median_bias = float(off.abs().nanmedian()), float(off.nanmedian())
-        self.misplaced = misplaced / len(off)
+        self.misplaced, self.narrow = misplaced / len(off), narrow / max(judged, 1)
+
+
+def _signed(table: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The mean step of each group, from one code to the next."""
+    return (table.gather(1, high + 1) - table.gather(1, low + 1)) / (high - low)
 
 
 def _chunks(width: int, *grouped: Tensor) -> Iterator[tuple[Tensor, ...]]:

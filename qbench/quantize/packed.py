@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,8 @@ class PackedLinear(nn.Module):
     NEAREST: ClassVar[bool] = False
     ACTIVATION_BITS: ClassVar[int | None] = None  # None: activations stay in the model's dtype
 
+    MIN_STEP: ClassVar[float] = 0.0  # the finest step that the method can make; narrower groups use fewer codes
+
     in_features: int
     out_features: int
     bias: Tensor | None
@@ -63,6 +65,14 @@ class PackedLinear(nn.Module):
         A method whose groups are not consecutive along the last axis (act-order, HQQ's axis 0) overrides this.
         """
         return weight.reshape(-1, self.group_size)
+
+    def grid(self) -> Tensor | None:
+        """The levels of codes 0, 1, … in units of a group's scale; None where all steps are equal."""
+        return None
+
+    def packed_bytes(self) -> int:
+        """The bytes that the codes take when they are packed as the method packs them."""
+        return -(-self.out_features * self.in_features * self.bits // 8)
 
     def settings(self) -> dict[str, object]:
         """The options that the layer was made with, by their names in Options, as far as its tensors or it can tell."""

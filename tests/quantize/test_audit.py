@@ -105,6 +105,50 @@ def test_narrow_codes_spread_over_a_wide_range(sabotage):
     assert any("only 4 codes are in use" in reason for reason in sabotage("hqq", 3, quantizer))
 
 
+@pytest.mark.parametrize("own_scale", [False, True])
+def test_fewer_bits_in_every_second_group(sabotage, own_scale):
+    def quantizer(real, model, settings):
+        sources = {name: model.get_submodule(name).weight for name in settings["targets"]}
+        real()
+        for name, source in sources.items():
+            layer = model.get_submodule(name)
+            codes, storage, scale, zero = layer.codes().view(-1, 64), layer.storage(), layer.scale, layer.zero
+            codes[::2] = ((codes[::2] / 5.0).round() * (1 if own_scale else 5)).to(codes.dtype)  # 4 levels
+            if own_scale:
+                scale[::2] *= 5
+                zero[::2] /= 5
+            weight = ((codes - zero) * scale).view(source.shape)
+            codes = codes.view(source.shape)
+            layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
+
+    reasons = sabotage("hqq", 4, quantizer)
+    says = "of its groups the codes span no more" if own_scale else "not on the level of their grid that is nearest"
+    assert sum(says in reason for reason in reasons) == 14
+
+
+def test_fewer_levels_in_every_second_block_of_nf4(sabotage):
+    def quantizer(real, model, settings):
+        real()
+        for layer in packed_layers(model, settings["targets"]):
+            blocks = layer.weight.view(-1, 32)  # two codes a byte
+            blocks[::2] &= 0xCC  # every fourth level
+
+    assert any("not on the level of their grid that is nearest" in r for r in sabotage("bnb", 4, quantizer))
+
+
+@pytest.mark.parametrize("method", ["hqq", "gptq"])
+def test_three_bits_in_nibbles(sabotage, method):
+    def quantizer(real, model, settings):
+        real()
+        for layer in packed_layers(model, settings["targets"]):
+            size = SimpleNamespace(code_bytes=layer.codes().numel() // 2, metadata_bytes=0)
+            layer.storage = lambda size=size: size
+
+    reasons = sabotage(method, 3, quantizer)
+    assert len(reasons) == 14
+    assert all("codes take 4.00 bits a weight in storage; 3 were" in reason for reason in reasons)
+
+
 def test_codes_kept_in_bytes_are_not_three_bits(sabotage):
     def quantizer(real, model, settings):
         real()

@@ -250,6 +250,16 @@ def test_half_precision_models_are_quantized_too():
             assert other.dtype == dtype
 
 
+@pytest.mark.parametrize("factor", [0.05, 0.2])
+def test_small_weights_are_quantized_too(untrained, factor):
+    for parameter in untrained.model.layers.parameters():
+        if parameter.ndim == 2:
+            parameter *= factor
+    for bits in (8, 4, 2):
+        _, audit = quantize(untrained, "hqq", bits, copy=True)  # whose steps are 5e-5 at the least
+        assert audit.layers[0].codes_used > audit.layers[0].codes_possible / 2
+
+
 def test_labels_options_and_audits_need_no_torch():
     code = """
 import sys
