@@ -120,7 +120,7 @@ class GPTQLinear(PackedLinear):
 
     def settings(self) -> dict[str, object]:
         """The options that the tensors show; of one group, the order of the columns is not among them."""
-        shown = {
+        shown: dict[str, object] = {
             "group_size": self.in_features // len(self.scales),
             "sym": bool((self.zeros() == 2 ** (self.bits - 1)).all()),
         }

@@ -53,7 +53,7 @@ def hashes(model: nn.Module) -> dict[str, str]:
 
 def _hash(tensor: Tensor) -> str:
     content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return f"{tensor.dtype} {list(tensor.shape)} {hashlib.blake2b(content, digest_size=16).hexdigest()}"
+    return f"{tensor.dtype} {list(tensor.shape)} {hashlib.blake2b(content.data, digest_size=16).hexdigest()}"
 
 
 @contextmanager
