@@ -86,7 +86,8 @@ def test_other_bits_than_asked_for(sabotage, method, used, asked, admits):
             if not admits:  # says that it has the bits asked for, and unpacks its codes with those it has
                 codes, weight, storage = layer.codes(), layer.dequantize(), layer.storage()
                 layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
-                layer.settings = lambda settings=layer.settings(): settings
+                shown = layer.settings()
+                layer.settings = lambda shown=shown: shown
                 layer.bits = asked
 
     reasons = sabotage(method, asked, quantizer)
