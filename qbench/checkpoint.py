@@ -159,6 +159,7 @@ def write_checkpoint(
     # leaves behind does not load, neither as the old model nor as a mixture.
     file = folder / "config.json"
     file.unlink(missing_ok=True)
+    (folder / "quantize_config.json").unlink(missing_ok=True)  # of a gptq model that was here before
     tied = ["lm_head.weight"] if model.config.tie_word_embeddings else None
     save_torch_state_dict(tensors, folder, max_shard_size=SHARD_SIZE, shared_tensors_to_discard=tied)
     (folder / "generation_config.json").write_text(model.generation_config.to_json_string())

@@ -8,11 +8,25 @@ from pydantic import BaseModel, ConfigDict, computed_field
 # but not so that the typical one is nearer to another level than to its own; one step too far puts the median at 1.
 MAX_MEDIAN_STEPS = 0.75
 MAX_MEDIAN_BIAS = 0.5
+# ŵ against w as a whole. Honest layers at 2 bits and more have a cosine of at least 0.8 and a slope of 0.96 to 1.02;
+# scales with the wrong sign or size, rows out of order or another layer's codes do not. One bit clips most weights, so
+# that its slopes (0.47 to 1.09) say nothing, and cosines go down to 0.45.
+MIN_COSINE, MIN_COSINE_1_BIT = 0.5, 0.25
+SLOPES = (0.8, 1.25)
+# Scales are made from the largest weights of a group, so that codes span the range; but a huge negative weight among
+# tiny ones leaves half of nf4's.
+MAX_NARROW = 0.02
 # Of a method that rounds to the nearest level, how many weights may be nearer to another one: rounding at ties.
 MAX_MISPLACED = 1e-3
 # How far packed and dense logits may be apart, relative to their norm: the rounding of the dtype's matrix products,
 # summed in another order. float16 and bfloat16 round at 5e-4 and 4e-3 in each of the layers.
 LOGITS_TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
+
+
+# How far the output of an LLM.int8 layer may be from its simulation, relative to its norm: bitsandbytes rounds inputs
+# to float16, and sums and outliers to the dtype. And how far it may be on the way to unquantized activations.
+MAX_SPARED = 0.5
+INT8_TOLERANCE = {"float64": 2e-3, "float32": 2e-3, "float16": 4e-3, "bfloat16": 1e-2}
 
 
 class AuditError(RuntimeError):
@@ -36,19 +50,19 @@ class _Stored(BaseModel):
     error_energy: float  # Σ (ŵ - w)²
 
     @computed_field
-    def code_bits(self) -> float:
-        """Storage bits a weight, codes alone: HQQ's 3 bits take 3.2."""
-        return 8 * self.code_bytes / self.weights if self.weights else math.nan
+    def code_bits(self) -> float | None:
+        """Storage bits a weight, codes alone: HQQ's 3 bits take 3.2. None where nothing is quantized."""
+        return 8 * self.code_bytes / self.weights if self.weights else None
 
     @computed_field
-    def storage_bits(self) -> float:
-        """Storage bits a weight with scales, zeros and the rest."""
-        return 8 * (self.code_bytes + self.metadata_bytes) / self.weights if self.weights else math.nan
+    def storage_bits(self) -> float | None:
+        """Storage bits a weight with scales, zeros and the rest; None where nothing is quantized."""
+        return 8 * (self.code_bytes + self.metadata_bytes) / self.weights if self.weights else None
 
     @computed_field
-    def relative_error(self) -> float:
-        """‖ŵ - w‖ / ‖w‖ (Frobenius)."""
-        return math.sqrt(self.error_energy / self.source_energy) if self.source_energy else math.nan
+    def relative_error(self) -> float | None:
+        """‖ŵ - w‖ / ‖w‖ (Frobenius); None where there are no weights but zeros."""
+        return math.sqrt(self.error_energy / self.source_energy) if self.source_energy else None
 
     @computed_field
     def snr_db(self) -> float | None:
@@ -70,9 +84,17 @@ class LayerAudit(_Stored):
     one_value_a_code: bool  # in each group, equal codes stand for equal weights
     median_steps: float  # median of |ŵ - w| in quantization steps
     median_bias: float  # median of ŵ - w in quantization steps
+    cosine: float  # w·ŵ / (‖w‖ ‖ŵ‖)
+    slope: float  # w·ŵ / ‖w‖²: how many times as large as its source a weight is, on the whole
     misplaced: float  # share of weights with a neighbouring level nearer by more than half a step
+    narrow: float  # share of groups whose codes span half the range or less, though the method could use all of it
+    codes_possible: int  # with the finest step of the method, in the widest group
+    packed_bytes: int  # what the codes take in the method's own packing
     nearest: bool  # the method promises the nearest level
     finite: bool
+    other_options: tuple[str, ...] = ()  # what its tensors contradict of the options asked for
+    int8_gap: float | None = None  # LLM.int8 on the probe: ‖output - simulated‖ / ‖simulated‖
+    int8_spared: float | None = None  # 0: the output is that of int8 activations; 1: that of activations as they are
 
 
 class Audit(_Stored):
@@ -88,6 +110,8 @@ class Audit(_Stored):
     target_weights: int  # of those that were to be quantized
     layers: tuple[LayerAudit, ...] = ()
     untouched: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()  # quantized, though no target
+    changed: tuple[str, ...] = ()  # parameters and buffers that were to stay as they were
     on_meta: tuple[str, ...] = ()
     in_train_mode: tuple[str, ...] = ()
     not_finite: tuple[str, ...] = ()  # parameters and buffers of the whole model
@@ -99,7 +123,7 @@ class Audit(_Stored):
     @computed_field
     def quantized_share(self) -> float:
         """Share of all linear weights that are quantized; lm_head's are usually not."""
-        return self.weights / self.linear_weights if self.linear_weights else math.nan
+        return self.weights / self.linear_weights if self.linear_weights else 0.0
 
     @computed_field
     def target_share(self) -> float:
@@ -111,6 +135,8 @@ def failures(audit: Audit) -> list[str]:
     """Why an audit does not prove what its label says, a sentence a reason; empty when it does."""
     reasons = [f"{name} was left on the meta device: it has no values." for name in audit.on_meta]
     reasons += [f"{name} was not quantized." for name in audit.untouched]
+    reasons += [f"{name} was quantized, which was not asked for." for name in audit.unasked]
+    reasons += [f"{name} is not what it was; only the weights of the targets may change." for name in audit.changed]
     reasons += [f"{name} holds NaN or infinite values." for name in audit.not_finite]
     reasons += [
         f"{name} is in train mode, where bitsandbytes silently does not quantize activations; it must be in eval mode."
@@ -126,20 +152,21 @@ def failures(audit: Audit) -> list[str]:
 def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
     if not layer.finite:
         return ["its dequantized weights hold NaN or infinite values."]
-    reasons = []
+    reasons = [f"it was quantized with {other}." for other in layer.other_options]
     if layer.bits != bits or layer.max_code >= 2**bits or layer.levels > 2**bits:
         reasons.append(
             f"it holds {layer.bits}-bit codes up to {layer.max_code} with {layer.levels} levels in a group; "
             f"{bits} bits allow codes up to {2**bits - 1} and {2**bits} levels."
         )
     # A group of 64 cannot show more than 128 levels; the layer as a whole can.
-    elif layer.codes_used <= 2 ** (bits - 1) or layer.levels <= min(2 ** (bits - 1), layer.group_size // 4):
+    # Nor can a layer of tiny weights, if the method's finest step is too coarse for them.
+    elif layer.codes_used <= (half := layer.codes_possible / 2) or layer.levels <= min(half, layer.group_size // 4):
         reasons.append(
             f"only {layer.codes_used} codes are in use, {layer.levels} in one group at most: {bits - 1} bits hold them."
         )
-    # Padding: a packed row of a group's width may be filled up to 32-bit words.
-    most = (bits + 1) / 8 * layer.weights + 4 * layer.group_size
-    if not bits / 8 * layer.weights <= layer.code_bytes < most:
+    elif layer.nearest and bits > 1 and layer.narrow > MAX_NARROW:
+        reasons.append(f"in {layer.narrow:.1%} of its groups the codes span no more than {bits - 1} bits hold.")
+    if layer.code_bytes != layer.packed_bytes:
         reasons.append(f"its codes take {layer.code_bits:.2f} bits a weight in storage; {bits} were asked for.")
     if not layer.one_value_a_code:
         reasons.append(
@@ -156,6 +183,14 @@ def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
         reasons.append(
             f"{layer.misplaced:.2%} of its weights are not on the level of their grid that is nearest to them."
         )
+    if bits == 1:
+        alike = layer.cosine >= MIN_COSINE_1_BIT
+    else:
+        alike = layer.cosine >= MIN_COSINE and SLOPES[0] <= layer.slope <= SLOPES[1]
+    if not alike and layer.error_energy:  # NaN is not alike
+        reasons.append(
+            f"its weights are not the source's: their cosine is {layer.cosine:.2f}, their slope {layer.slope:.2f}."
+        )
     return reasons
 
 
@@ -165,6 +200,17 @@ def _logits_failures(audit: Audit) -> list[str]:
         reasons.append("The logits on the probe are NaN or infinite.")
     elif audit.kl == 0 and audit.layers:
         reasons.append("The logits on the probe are equal to the unquantized model's: nothing was quantized.")
+    for layer in audit.layers if audit.execution == "packed" and audit.activation_bits else ():
+        if layer.int8_gap is None or layer.int8_spared is None:
+            reasons.append(f"{layer.name} did not run on the probe, so that its int8 activations are not proved.")
+            continue
+        allowed = INT8_TOLERANCE[audit.dtype]
+        if not (layer.int8_gap <= allowed and abs(layer.int8_spared) <= MAX_SPARED):  # NaN fails
+            reasons.append(
+                f"{layer.name}: its output on the probe is not that of int8 weights and activations: it differs by "
+                f"{layer.int8_gap:.1e} of its norm ({allowed:.0e} is what {audit.dtype} explains), and lacks "
+                f"{layer.int8_spared:.0%} of the noise of int8 activations."
+            )
     if audit.packed_dense_gap is not None:
         allowed = LOGITS_TOLERANCE[audit.dtype]
         if not audit.packed_dense_gap <= allowed:  # NaN fails

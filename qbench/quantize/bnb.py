@@ -67,15 +67,22 @@ class Bnb4Linear(PackedLinear):
         """Each code's level times its block's scale."""
         return bnb.functional.dequantize_4bit(self.weight, self.quant_state)
 
+    def grid(self) -> Tensor:
+        """The levels of nf4 or fp4."""
+        return self.quant_state.code.sort().values
+
+    def settings(self) -> dict[str, object]:
+        """The blocks, the grid, and whether the scales are quantized."""
+        state = self.quant_state
+        return {"group_size": state.blocksize, "quant_type": state.quant_type, "double_quant": state.nested}
+
     def groups(self, weight: Tensor) -> Tensor:
         """The blocks, which run on over the ends of rows; a last one that is not full is left out."""
         flat = weight.flatten()
         return flat[: len(flat) // BLOCK * BLOCK].view(-1, BLOCK)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The library's kernel on CUDA; on CPU it would repack the weights in place on some machines."""
-        if not x.is_cuda:
-            return super().forward(x)
+        """The library's kernel. Only its Linear4bit repacks weights in place, on some CPUs; this call does not."""
         return bnb.matmul_4bit(x, self.weight.t(), quant_state=self.quant_state, bias=self.bias)
 
     def _apply(self, fn, recurse: bool = True) -> Self:  # type: ignore[no-untyped-def]
@@ -137,6 +144,10 @@ class Bnb8Linear(PackedLinear):
     def dequantize(self) -> Tensor:
         """codes · scale / 127."""
         return (self.weight.float() * self.SCB.float().view(-1, 1) / 127).to(self.dtype)
+
+    def settings(self) -> dict[str, object]:
+        """The threshold for outliers."""
+        return {"threshold": self.threshold}
 
     def forward(self, x: Tensor) -> Tensor:
         """The library's kernel; in train mode it would, on CPU, silently be another one that spares the activations."""

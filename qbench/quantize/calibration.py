@@ -1,13 +1,13 @@
-"""Calibration text for GPTQ: a named source, drawn as GPTQ's own code draws it. No torch until tokens are asked for."""
+"""Calibration text for GPTQ: a named source, and windows drawn from it. No torch until tokens are asked for."""
 
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qbench.quantize.options import QuantizeError
 
@@ -69,11 +69,11 @@ class Calibration(BaseModel):
     def content_hash(self) -> str:
         """A hash of the settings and of the text: the file's bytes, or the commit that pins a dataset on the hub."""
         settings = self.model_dump(exclude={"source"})
-        text = hashlib.sha256(_read_bytes(Path(self.source))).hexdigest() if self.is_file else self._dataset()
+        text = hashlib.sha256(_read_bytes(Path(self.source))).hexdigest() if self.is_file else self.dataset()
         return hashlib.sha256(json.dumps([settings, text], sort_keys=True).encode()).hexdigest()
 
-    def _dataset(self) -> dict[str, str]:
-        """Arguments of datasets.load_dataset."""
+    def dataset(self) -> dict[str, str]:
+        """Arguments of datasets.load_dataset, the split apart, for a source on the hub; a file has none."""
         own = {"path": self.source, "name": self.subset, "revision": self.revision}
         return NAMED.get(self.source) or {key: value for key, value in own.items() if value is not None}
 
@@ -104,14 +104,34 @@ def calibration_batches(
     return [stream[:, start : start + length].clone() for start in starts]
 
 
-def token_ids(calibration: "Sequence[Tensor] | Calibration | None", model: "PreTrainedModel") -> "Sequence[Tensor]":
-    """Calibration as token ids [1, length] that fit the model; a source is read with the model's own tokenizer."""
+def token_ids(calibration: Any, model: "PreTrainedModel") -> "Sequence[Tensor]":
+    """Calibration as token ids [1, length] that fit the model.
+
+    calibration: a sequence of such tensors; or a source, read with the model's own tokenizer: a Calibration, its
+    fields, or the source's name or path alone.
+    """
+    import torch
+
+    if isinstance(calibration, str | Path):
+        calibration = {"source": str(calibration)}
+    if isinstance(calibration, Mapping):
+        calibration = _source(calibration)
     if isinstance(calibration, Calibration):
         calibration = calibration_batches(calibration, _tokenizer(model), model.config.max_position_embeddings)
+    wanted = "gptq needs calibration: a list of token-id tensors [1, length], or a calibration source"
+    if isinstance(calibration, torch.Tensor):
+        raise QuantizeError(f"{wanted}; it is one tensor {list(calibration.shape)}, so split it: ids.split(1).")
+    if calibration is None:
+        raise QuantizeError(f"{wanted}.")
+    if not isinstance(calibration, Sequence):
+        raise QuantizeError(f"{wanted}; it is a {type(calibration).__name__}.")
     if not calibration:
-        raise QuantizeError("gptq needs calibration: a list of token-id tensors [1, length], or a calibration source.")
+        raise QuantizeError(f"{wanted}; it is empty.")
     for i, ids in enumerate(calibration):
-        if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0 or ids.is_floating_point():
+        if not isinstance(ids, torch.Tensor):
+            raise QuantizeError(f"Calibration sample {i} is a {type(ids).__name__}; it must be a tensor [1, length].")
+        whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+        if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0 or not whole:
             raise QuantizeError(
                 f"Calibration sample {i} is {ids.dtype} {list(ids.shape)}; it must be whole numbers [1, length]."
             )
@@ -121,7 +141,19 @@ def token_ids(calibration: "Sequence[Tensor] | Calibration | None", model: "PreT
                 f"Calibration sample {i} has the token id {low if low < 0 else high}; the model's vocabulary is "
                 f"0 to {model.config.vocab_size - 1}. Was it made with another model's tokenizer?"
             )
-    return calibration
+    return [ids.long() for ids in calibration]
+
+
+def _source(fields: Mapping[str, Any]) -> Calibration:
+    try:
+        return Calibration(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f" {name} is {first['input']!r}:" for name in first["loc"] if name in fields)
+        where = where or "".join(f" {name}:" for name in first["loc"])
+        raise QuantizeError(f"The calibration source is wrong:{where} {first['msg']}.") from None
+    except TypeError:
+        raise QuantizeError(f"The calibration source's fields are {list(fields)}; they must be names.") from None
 
 
 def _tokenizer(model: "PreTrainedModel") -> Callable[..., Any]:
@@ -152,7 +184,7 @@ def _documents(source: Calibration) -> Iterator[str]:
 def _hub_documents(source: Calibration) -> Iterator[str]:
     from datasets import load_dataset
 
-    arguments = source._dataset()
+    arguments = source.dataset()
     try:
         rows = load_dataset(**arguments, split=source.split)
     except Exception as error:  # offline, not cached, no such dataset: datasets and the hub raise a dozen kinds

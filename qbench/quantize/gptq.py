@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +15,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from qbench.quantize.calibration import Calibration, token_ids
+from qbench.quantize.calibration import token_ids
 from qbench.quantize.options import GptqOptions, Options, QuantizeError
 from qbench.quantize.packed import PackedLinear
 
-BITS = (2, 3, 4, 8)
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)  # what the solver and the kernels that read the format know
 
 # The linears of a decoder layer, in the order of the data. Those of one stage read the same input.
@@ -43,6 +43,8 @@ class GPTQLinear(PackedLinear):
     qweight [in·bits/32, out] int32: 32 codes along the input in `bits` words; qzeros [groups, out·bits/32] int32: the
     zeros minus one, packed along the output; scales [groups, out]; g_idx [in] int32: the group of each input column.
     weight[o, i] = scales[g_idx[i], o] · (code[o, i] - zero[g_idx[i], o])
+    Packed, it unpacks and multiplies with code of ours at each call: gptqmodel's layer takes seconds to import and
+    rounds the scales to half.
     """
 
     CODE_TENSORS: ClassVar = frozenset({"qweight"})
@@ -116,6 +118,14 @@ class GPTQLinear(PackedLinear):
         steps = unpack(self.qweight, self.bits) - self.zeros()[self.g_idx]  # [in, out]
         return (steps * self.scales.float()[self.g_idx]).T.to(self.dtype, memory_format=torch.contiguous_format)
 
+    def settings(self) -> dict[str, object]:
+        """The options that the tensors show; of one group, the order of the columns is not among them."""
+        shown: dict[str, object] = {
+            "group_size": self.in_features // len(self.scales),
+            "sym": bool((self.zeros() == 2 ** (self.bits - 1)).all()),
+        }
+        return shown | ({"act_order": bool((self.g_idx.diff() < 0).any())} if len(self.scales) > 1 else {})
+
     def groups(self, weight: Tensor) -> Tensor:
         """[out, in] as [out · groups, group_size]; with act-order a group's columns lie apart."""
         return weight[:, self.g_idx.argsort(stable=True)].reshape(-1, self.group_size)
@@ -156,11 +166,11 @@ def quantize_model(
     options: GptqOptions,
     *,
     targets: Sequence[str],
-    calibration: Sequence[Tensor] | Calibration | None = None,
+    calibration: Any = None,
     progress: bool = False,
     device: torch.device | str | None = None,
 ) -> None:
-    """Replace each target linear by a GPTQLinear, in place; calibration is token ids [1, length] or their source.
+    """Replace each target linear by a GPTQLinear, in place; calibration is what token_ids takes.
 
     Model and activations stay where the model is; one layer at a time visits `device`, by default the same.
     progress: a bar on stderr where that is a terminal.
@@ -218,7 +228,7 @@ def solve(
         offload_to_disk=False,
     )
     joint = _linear(torch.cat([linear.weight for linear in linears.values()]).float())  # [sum of outputs, in]
-    task = GPTQ(joint, config)
+    task = _shows_its_damping(GPTQ)(joint, config)
     if not options.sym:
         task.quantizer = _zeros_from_one(type(task.quantizer))(config)
     task.quantizer.configure(perchannel=True)
@@ -232,7 +242,8 @@ def solve(
         wq, scales, zeros, g_idx, _, _, damp, _ = task.quantize(blocksize=32 if small else 128)
     task.free()
     if damp != options.damp:
-        # The solver's answer to a Hessian without a Cholesky factor is more damping, then round-to-nearest.
+        # The solver's answer to a Hessian without a Cholesky factor is more damping, then a larger diagonal, then
+        # round-to-nearest.
         raise QuantizeError(
             f"GPTQ found no solution for {where}{', '.join(linears)} with damp={options.damp}: the calibration "
             "activations are not finite, or a larger damp is needed."
@@ -275,6 +286,19 @@ def solver() -> tuple[Any, Any]:
             del os.environ[name]
         os.environ.update(environment)
     return GPTQ, QuantizeConfig
+
+
+def _shows_its_damping(task: Any) -> Any:
+    """The solver's task, whose damp is NaN if it got a factor by raising the Hessian's diagonal beyond the damping."""
+
+    class ShowsItsDamping(task):
+        def hessian_inverse(self, H: Tensor) -> tuple[Tensor | None, float]:
+            diagonal = H.diagonal().clone()
+            factor, damp = super().hessian_inverse(H)
+            # The damping is taken off again; what was added when no damping helped stays.
+            return factor, damp if torch.equal(H.diagonal(), diagonal) else math.nan
+
+    return ShowsItsDamping
 
 
 def _zeros_from_one(quantizer: Any) -> Any:

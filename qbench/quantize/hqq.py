@@ -1,9 +1,10 @@
 """HQQ: half-quadratic quantization, which fits each group's zero point without data. https://mobiusml.github.io/hqq_blog"""
 
 from functools import partial
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qbench.quantize.options import HqqOptions, Options, QuantizeError
@@ -18,6 +19,7 @@ class HqqLinear(PackedLinear):
 
     CODE_TENSORS: ClassVar = frozenset({"W_q"})
     NEAREST: ClassVar = True
+    MIN_STEP: ClassVar = 1 / 2e4  # the library's cap on the inverse of a scale
 
     W_q: Tensor
     scale: Tensor
@@ -73,6 +75,29 @@ class HqqLinear(PackedLinear):
         weight = (self._unpack(torch.float32) - self.zero.float()) * self.scale.float()
         return weight.reshape(self.out_features, self.in_features).to(self.dtype)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b as HQQLinear's pytorch backend computes it, the weight by the library's own code in float32.
+
+        In float16 codes minus zero points would be rounded to 11 bits: of 8-bit codes, parts of a step.
+        """
+        from hqq.core.quantize import Quantizer
+
+        meta = self._meta(torch.float32) | {"scale": self.scale.float(), "zero": self.zero.float()}
+        return F.linear(x, Quantizer.dequantize(self.W_q, meta).to(x.dtype), self.bias)
+
+    def packed_bytes(self) -> int:
+        """Ten 3-bit codes of different groups fill a 32-bit word; the other widths fill bytes."""
+        if self.bits != 3:
+            return super().packed_bytes()
+        groups = self.out_features * self.in_features // self.group_size
+        rows, columns = (groups, self.group_size) if self.axis == 1 else (self.group_size, groups)
+        return -(-rows // 10) * 4 * columns
+
+    def settings(self) -> dict[str, object]:
+        """The groups, as the shape of the scales shows them."""
+        weights = self.out_features * self.in_features
+        return {"group_size": weights // self.scale.numel(), "axis": 1 if self.scale.shape[1] == 1 else 0}
+
     def groups(self, weight: Tensor) -> Tensor:
         """What shares a scale, in one row: consecutive weights of a row (axis 1), or weights across rows (axis 0)."""
         return weight.reshape(-1, self.group_size) if self.axis == 1 else weight.reshape(self.group_size, -1).T
@@ -83,24 +108,27 @@ class HqqLinear(PackedLinear):
         rows = self.out_features * self.in_features // self.group_size if self.axis == 1 else self.group_size
         return Quantizer.unpack[Quantizer.bit_to_packing[self.bits]](self.W_q, dtype=dtype)[:rows]
 
-    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+    def _meta(self, dtype: torch.dtype) -> dict[str, Any]:
+        """What the library keeps beside W_q, the tensors apart; dtype is what it computes in."""
         from hqq.core.quantize import Quantizer
-        from hqq.core.utils import encode_safetensor_type
 
-        super()._save_to_state_dict(destination, prefix, keep_vars)
         packing = Quantizer.bit_to_packing[self.bits]
-        meta = {
+        return {
             **_weight_params(self.bits, HqqOptions(group_size=self.group_size, axis=self.axis)),
             "shape": torch.Size((self.out_features, self.in_features)),
             "packing": packing,
             "unpack_view_dtype": Quantizer.unpack_view_dtype[packing],
-            "compute_dtype": self.dtype,
+            "compute_dtype": dtype,
             "quant_scale": False,
             "quant_zero": False,
             "offload_meta": False,
-            "encoded_state_dict": True,
-            "stores_quant_config": True,
         }
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        from hqq.core.utils import encode_safetensor_type
+
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        meta = {**self._meta(self.dtype), "encoded_state_dict": True, "stores_quant_config": True}
         destination.update({prefix + name: encode_safetensor_type(value) for name, value in meta.items()})
 
 

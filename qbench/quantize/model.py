@@ -13,8 +13,16 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from qbench.quantize.audit import Audit, AuditError, failures
-from qbench.quantize.measure import compare_logits, default_probe, logits_on, measure_layer, relative_gap
-from qbench.quantize.options import LinearOptions, Quantization, QuantizeError, quantization
+from qbench.quantize.measure import (
+    compare_logits,
+    default_probe,
+    hashes,
+    int8_outputs,
+    logits_on,
+    measure_layer,
+    relative_gap,
+)
+from qbench.quantize.options import LinearOptions, Options, Quantization, QuantizeError, quantization
 from qbench.quantize.packed import PackedLinear
 
 _ATTRIBUTE = "qbench_quantized"
@@ -61,6 +69,7 @@ def quantize(
     if execution not in ("dense", "packed"):
         raise QuantizeError(f"execution is {execution!r}; it must be 'dense' or 'packed'.")
     _check_model(model)
+    _check_device(device)
     probe = _checked_probe(model, probe)
     untouched = "The model passed in is as it was."
     with _out_of_memory_as_sentence(wanted.label, untouched):
@@ -78,6 +87,7 @@ def quantize(
     with _out_of_memory_as_sentence(wanted.label, what_now):
         sources = {name: linears[name].weight.detach().cpu() for name in targets}
         audit = audit.model_copy(update={"target_weights": sum(w.numel() for w in sources.values())})
+        rest = {name: h for name, h in hashes(model).items() if name.removesuffix(".weight") not in targets}
         linears.clear()  # so that a GPU's memory is given back layer by layer
         with _midway_as_sentence(model, targets, wanted.label, what_now):
             import_module(f"qbench.quantize.{method}").quantize_model(
@@ -89,7 +99,7 @@ def quantize(
                 progress=progress,
                 device=device,
             )
-        audit = _pass(_with_weights(audit, model, sources), what_now)
+        audit = _pass(_with_weights(audit, model, sources, rest, wanted.options), what_now)
         layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
         mark_quantized(model, Quantized(wanted, layers))
         audit = _pass(_with_logits(audit, model, probe, reference, dense=execution == "dense"), what_now)
@@ -115,8 +125,19 @@ def make_dense(model: nn.Module) -> None:
         layer.cpu()
 
 
-def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) -> Audit:
-    """The audit with all that can be said without a forward pass; each source weight is let go when it is measured."""
+def _with_weights(
+    audit: Audit, model: nn.Module, sources: dict[str, Tensor], rest: dict[str, str], options: Options
+) -> Audit:
+    """The audit with all that can be said without a forward pass; each source weight is let go when it is measured.
+
+    rest: the hashes before quantization of all that is to stay as it was.
+    """
+    packed = {name for name, module in model.named_modules() if isinstance(module, PackedLinear)}
+    unasked = sorted(packed - sources.keys())
+    now = hashes(model)
+    changed = [
+        n for n, h in rest.items() if now.get(n, h if n.rpartition(".")[0] in unasked else "") not in (h, "meta")
+    ]
     # state_dict has what packed layers keep outside of buffers, named_buffers what is not saved.
     tensors = {**model.state_dict(), **dict(model.named_buffers())}
     on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
@@ -126,7 +147,8 @@ def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) ->
         if not isinstance(layer, PackedLinear):
             untouched.append(name)
         elif not any(tensor.is_meta for tensor in layer.state_dict().values()):
-            layers.append(measure_layer(name, source, layer))
+            other = _other_options(layer, options)
+            layers.append(measure_layer(name, source, layer).model_copy(update={"other_options": other}))
             activation_bits = layer.ACTIVATION_BITS
             if layer.training and layer.ACTIVATION_BITS:
                 in_train_mode.append(name)
@@ -134,6 +156,8 @@ def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) ->
         update={
             "layers": tuple(layers),
             "untouched": tuple(untouched),
+            "unasked": tuple(unasked),
+            "changed": tuple(changed),
             "on_meta": tuple(on_meta),
             "in_train_mode": tuple(in_train_mode),
             "not_finite": tuple(n for n, t in tensors.items() if not t.is_meta and not t.isfinite().all()),
@@ -146,15 +170,33 @@ def _with_weights(audit: Audit, model: nn.Module, sources: dict[str, Tensor]) ->
     )
 
 
+def _other_options(layer: PackedLinear, options: Options) -> tuple[str, ...]:
+    """What of the options asked for the layer's tensors contradict."""
+    other = []
+    for name, value in layer.settings().items():
+        wanted = getattr(options, name, getattr(layer, name, value))
+        wanted = layer.in_features if (name, wanted) == ("group_size", -1) else wanted
+        if value != wanted:
+            other.append(f"{name} {value}, not {wanted}")
+    return tuple(other)
+
+
 def _with_logits(audit: Audit, model: nn.Module, probe: Tensor, reference: Tensor, dense: bool) -> Audit:
     """The audit with the logits of the packed model; if it is to run dense, it does so from here on."""
-    logits, gap, execution = logits_on(model, probe), None, "packed"
+    modules = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+    with int8_outputs(modules) as gaps:
+        logits, gap, execution = logits_on(model, probe), None, "packed"
+    layers = tuple(
+        layer.model_copy(update=dict(zip(("int8_gap", "int8_spared"), gaps.get(layer.name, ()), strict=False)))
+        for layer in audit.layers
+    )
     if dense and audit.activation_bits is None:
         make_dense(model)
         packed, logits, execution = logits, logits_on(model, probe), "dense"
         gap = relative_gap(packed, logits)
     kl, top1 = compare_logits(reference, logits)
-    return audit.model_copy(update={"kl": kl, "top1_agreement": top1, "packed_dense_gap": gap, "execution": execution})
+    logits_update = {"kl": kl, "top1_agreement": top1, "packed_dense_gap": gap, "execution": execution}
+    return audit.model_copy(update={"layers": layers, **logits_update})
 
 
 def _blank_audit(model: nn.Module, wanted: Quantization, linears: dict[str, nn.Linear], probe: Tensor) -> Audit:
@@ -204,11 +246,25 @@ def _check_model(model: Any) -> None:
         raise QuantizeError("The model is already quantized, by something else; load the unquantized one.")
 
 
+def _check_device(device: Any) -> None:
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:  # no such kind, or none here
+        first = str(error).split("\n")[0]
+        raise QuantizeError(f"device is {device!r}, which this machine or torch does not have: {first}") from None
+    if torch.device(device).type == "meta":
+        raise QuantizeError("device is 'meta', which holds no weights; it must be one that computes.")
+
+
 def _checked_probe(model: Any, probe: Tensor | None) -> Tensor:
     vocabulary = model.config.vocab_size
     if probe is None:
         return default_probe(vocabulary)
-    if probe.ndim != 2 or probe.numel() == 0 or probe.is_floating_point():
+    if not isinstance(probe, Tensor):
+        raise QuantizeError(f"probe is a {type(probe).__name__}; it must be a tensor of token ids [batch, length].")
+    if probe.ndim != 2 or probe.numel() == 0 or probe.dtype not in (torch.int32, torch.int64):
         raise QuantizeError(
             f"probe is {probe.dtype} of shape {list(probe.shape)}; it must be token ids [batch, length]."
         )

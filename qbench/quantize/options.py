@@ -121,7 +121,7 @@ class Quantization:
 
 def offered(method: str, bits: int) -> NotOffered | None:
     """None when the method has that width, else the value that says it has not; an unknown method is an error."""
-    if method not in OFFERED:
+    if not isinstance(method, str) or method not in OFFERED:
         raise QuantizeError(f"method is {method!r}; it must be one of {', '.join(OFFERED)}.{_suggest(method, OFFERED)}")
     if isinstance(bits, bool) or not isinstance(bits, int):
         raise QuantizeError(f"bits is {bits!r}; it must be a whole number: {_widths(method)} for {method}.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from qbench.quantize.options import Options
+
+# A method's module has a quantize_model(model, bits, options, *, targets, calibration, progress, device) that replaces
+# each target nn.Linear by a PackedLinear, in place. All checks of shapes and calibration come before the first one.
+# The source weights are the audit's evidence: a method may drop them, never write into them. progress shows a bar on a
+# terminal. The model stays where it is; one layer at a time visits `device`, by default the same.
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class PackedLinear(nn.Module):
     # Does each weight get the level nearest to it? GPTQ moves weights on purpose; who says True is held to it.
     NEAREST: ClassVar[bool] = False
     ACTIVATION_BITS: ClassVar[int | None] = None  # None: activations stay in the model's dtype
+
+    MIN_STEP: ClassVar[float] = 0.0  # the finest step that the method can make; narrower groups use fewer codes
 
     in_features: int
     out_features: int
@@ -59,6 +66,18 @@ class PackedLinear(nn.Module):
         """
         return weight.reshape(-1, self.group_size)
 
+    def grid(self) -> Tensor | None:
+        """The levels of codes 0, 1, … in units of a group's scale; None where all steps are equal."""
+        return None
+
+    def packed_bytes(self) -> int:
+        """The bytes that the codes take when they are packed as the method packs them."""
+        return -(-self.out_features * self.in_features * self.bits // 8)
+
+    def settings(self) -> dict[str, object]:
+        """The options that the layer was made with, by their names in Options, as far as its tensors or it can tell."""
+        return {"group_size": self.group_size}
+
     def storage(self) -> Storage:
         """The bytes of the packed tensors as they are saved."""
         sizes = {name: t.numel() * t.element_size() for name, t in self.state_dict().items() if name != "bias"}
@@ -66,7 +85,11 @@ class PackedLinear(nn.Module):
         return Storage(code_bytes=codes, metadata_bytes=sum(sizes.values()) - codes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b with the dequantized weight; a method whose library has a kernel that runs here overrides this."""
+        """x Wᵀ + b with `dequantize`'s weight, as dense execution has it; bnb and hqq run their libraries' code.
+
+        GPTQ has this one, so its packed and dense logits agree by construction: that both are what gptqmodel reads
+        from the tensors is shown by tests.
+        """
         return F.linear(x, self.dequantize().to(x.dtype), self.bias)
 
     def extra_repr(self) -> str:
@@ -88,25 +111,3 @@ def replace_linears(
         assert isinstance(linear, nn.Linear)
         home = linear.weight.device
         model.set_submodule(name, pack(linear.to(device or home)).to(home).eval())
-
-
-class Method(Protocol):
-    """What a method's module offers."""
-
-    def quantize_model(
-        self,
-        model: nn.Module,
-        bits: int,
-        options: Any,
-        *,
-        targets: list[str],
-        calibration: Any = None,
-        progress: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        """Replace each target nn.Linear by a PackedLinear, in place.
-
-        All checks of shapes and calibration come before the first replacement. The source weights are the audit's
-        evidence: a method may drop them, never write into them. progress shows a bar on a terminal. The model stays
-        where it is; one layer at a time visits `device`, by default the same.
-        """

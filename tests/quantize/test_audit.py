@@ -11,7 +11,7 @@ import qbench.quantize.gptq
 import qbench.quantize.hqq
 from qbench.quantize import AuditError, LayerAudit, quantize
 from qbench.quantize.measure import compare_logits, default_probe, measure_layer
-from qbench.quantize.options import HqqOptions
+from qbench.quantize.options import HqqOptions, quantization
 
 from .conftest import logits
 
@@ -86,6 +86,8 @@ def test_other_bits_than_asked_for(sabotage, method, used, asked, admits):
             if not admits:  # says that it has the bits asked for, and unpacks its codes with those it has
                 codes, weight, storage = layer.codes(), layer.dequantize(), layer.storage()
                 layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
+                shown = layer.settings()
+                layer.settings = lambda shown=shown: shown
                 layer.bits = asked
 
     reasons = sabotage(method, asked, quantizer)
@@ -103,6 +105,50 @@ def test_narrow_codes_spread_over_a_wide_range(sabotage):
             layer.bits = 3
 
     assert any("only 4 codes are in use" in reason for reason in sabotage("hqq", 3, quantizer))
+
+
+@pytest.mark.parametrize("own_scale", [False, True])
+def test_fewer_bits_in_every_second_group(sabotage, own_scale):
+    def quantizer(real, model, settings):
+        sources = {name: model.get_submodule(name).weight for name in settings["targets"]}
+        real()
+        for name, source in sources.items():
+            layer = model.get_submodule(name)
+            codes, storage, scale, zero = layer.codes().view(-1, 64), layer.storage(), layer.scale, layer.zero
+            codes[::2] = ((codes[::2] / 5.0).round() * (1 if own_scale else 5)).to(codes.dtype)  # 4 levels
+            if own_scale:
+                scale[::2] *= 5
+                zero[::2] /= 5
+            weight = ((codes - zero) * scale).view(source.shape)
+            codes = codes.view(source.shape)
+            layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
+
+    reasons = sabotage("hqq", 4, quantizer)
+    says = "of its groups the codes span no more" if own_scale else "not on the level of their grid that is nearest"
+    assert sum(says in reason for reason in reasons) == 14
+
+
+def test_fewer_levels_in_every_second_block_of_nf4(sabotage):
+    def quantizer(real, model, settings):
+        real()
+        for layer in packed_layers(model, settings["targets"]):
+            blocks = layer.weight.view(-1, 32)  # two codes a byte
+            blocks[::2] &= 0xCC  # every fourth level
+
+    assert any("not on the level of their grid that is nearest" in r for r in sabotage("bnb", 4, quantizer))
+
+
+@pytest.mark.parametrize("method", ["hqq", "gptq"])
+def test_three_bits_in_nibbles(sabotage, method):
+    def quantizer(real, model, settings):
+        real()
+        for layer in packed_layers(model, settings["targets"]):
+            size = SimpleNamespace(code_bytes=layer.codes().numel() // 2, metadata_bytes=0)
+            layer.storage = lambda size=size: size
+
+    reasons = sabotage(method, 3, quantizer)
+    assert len(reasons) == 14
+    assert all("codes take 4.00 bits a weight in storage; 3 were" in reason for reason in reasons)
 
 
 def test_codes_kept_in_bytes_are_not_three_bits(sabotage):
@@ -175,7 +221,7 @@ def test_one_quantization_step_off(sabotage, method, bits, shift):
         real()
         shift(model.get_submodule(settings["targets"][9]))
 
-    (reason,) = sabotage(method, bits, quantizer)
+    reason, *_ = sabotage(method, bits, quantizer)
     assert reason.startswith("model.layers.1.self_attn.v_proj: its weights are off the source's by")
 
 
@@ -194,6 +240,89 @@ def test_a_few_weights_one_step_off(sabotage, method, bits):
     assert reason.endswith("are not on the level of their grid that is nearest to them.")
 
 
+def negative(model, name):
+    model.get_submodule(name).scales *= -1
+
+
+def smaller(model, name):
+    model.get_submodule(name).scales *= 0.7
+
+
+def larger(model, name):
+    model.get_submodule(name).scales *= 1.5
+
+
+def shuffled_rows(model, name):
+    layer = model.get_submodule(name)
+    layer.qweight.copy_(layer.qweight[:, torch.randperm(layer.out_features)])
+
+
+def swapped(model, name):
+    other = name.replace("q_proj", "o_proj")
+    here, there = model.get_submodule(name), model.get_submodule(other)
+    model.set_submodule(name, there)
+    model.set_submodule(other, here)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("damage", [negative, smaller, larger, shuffled_rows, swapped])
+def test_gptq_weights_that_are_not_the_source_s(sabotage, bits, damage):
+    def quantizer(real, model, settings):
+        real()
+        damage(model, settings["targets"][0])
+
+    reasons = sabotage("gptq", bits, quantizer)
+    layer = "model.layers.0.self_attn.q_proj"
+    assert any(reason.startswith(f"{layer}: its weights are not the source's: their cosine is") for reason in reasons)
+    assert all(reason.startswith((layer, layer.replace("q_proj", "o_proj"))) for reason in reasons)
+
+
+def test_lm_head_quantized_unasked(sabotage):
+    def quantizer(real, model, settings):
+        real(targets=[*settings["targets"], "lm_head"])
+
+    assert sabotage("hqq", 4, quantizer) == ["lm_head was quantized, which was not asked for."]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.norm.weight", "lm_head.weight", "model.rotary_emb.inv_freq", "model.layers.1.self_attn.q_proj.bias"],
+)
+def test_what_was_to_stay_as_it_was(sabotage, untrained, name):
+    def quantizer(real, model, settings):
+        real()
+        tensor = {**model.state_dict(), **dict(model.named_buffers())}[name]
+        tensor.flatten()[0] += 0.001
+
+    if name.endswith("bias"):
+        projection = untrained.get_submodule(name.removesuffix(".bias"))
+        projection.bias = nn.Parameter(torch.ones(projection.out_features), requires_grad=False)
+    (reason,) = sabotage("hqq", 4, quantizer)
+    assert reason == f"{name} is not what it was; only the weights of the targets may change."
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "asked", "used", "says"),
+    [
+        ("hqq", 4, {}, {"group_size": 128}, "group_size 128, not 64"),
+        ("hqq", 4, {}, {"axis": 0}, "axis 0, not 1"),
+        ("bnb", 4, {}, {"quant_type": "fp4"}, "quant_type fp4, not nf4"),
+        ("bnb", 4, {"double_quant": True}, {"double_quant": False}, "double_quant False, not True"),
+        ("bnb", 8, {}, {"threshold": 0.0}, "threshold 0.0, not 6.0"),
+        ("gptq", 4, {}, {"group_size": 64}, "group_size 64, not 128"),
+        ("gptq", 4, {"group_size": -1}, {"group_size": 32}, "group_size 32, not 128"),
+        ("gptq", 4, {}, {"sym": False}, "sym False, not True"),
+        ("gptq", 4, {"sym": False}, {"sym": True}, "sym True, not False"),
+        ("gptq", 4, {"group_size": 32}, {"act_order": True}, "act_order True, not False"),
+        ("gptq", 4, {"group_size": 32, "act_order": True}, {"act_order": False}, "act_order False, not True"),
+    ],
+)
+def test_other_options_than_the_label_says(sabotage, method, bits, asked, used, says):
+    kind = type(quantization(method, bits).options)
+    reasons = sabotage(method, bits, lambda real, *_: real(options=kind(**(asked | used))), **asked)
+    assert f"model.layers.0.self_attn.q_proj: it was quantized with {says}." in reasons
+
+
 def test_int8_left_in_train_mode(sabotage):
     def quantizer(real, model, settings):
         real()
@@ -203,6 +332,27 @@ def test_int8_left_in_train_mode(sabotage):
     reasons = sabotage("bnb", 8, quantizer)
     assert len(reasons) == 14
     assert "is in train mode, where bitsandbytes silently does not quantize activations" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer, other: lambda x: nn.functional.linear(x, layer.dequantize()),
+        lambda layer, other: lambda x: 1.2 * type(layer).forward(layer, x),
+        lambda layer, other: other.forward,
+    ],
+    ids=["weights alone", "a wrong kernel", "another layer"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_int8_layer_that_does_not_multiply_as_it_says(sabotage, untrained, forward, dtype):
+    def quantizer(real, model, settings):
+        real()
+        layer, other = packed_layers(model, settings["targets"])[:4:3]  # q_proj and o_proj
+        layer.forward = forward(layer, other)
+
+    untrained.to(dtype)
+    (reason,) = sabotage("bnb", 8, quantizer)
+    assert reason.startswith("model.layers.0.self_attn.q_proj: its output on the probe is not that of int8 weights and")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -247,6 +397,8 @@ def test_the_measures_of_a_layer_are_those_of_the_definition():
     steps = (weight - source).flatten().abs() / step
     assert audit.median_steps == pytest.approx(steps.median().item(), rel=1e-3)
     assert audit.misplaced == 0
+    assert audit.cosine == pytest.approx((weight * source).sum().item() / (weight.norm() * source.norm()).item())
+    assert audit.slope == pytest.approx(1 + ((weight - source) * source).sum().item() / source.norm().item() ** 2)
 
 
 def test_kl_is_that_of_the_definition():

@@ -50,6 +50,18 @@ def test_four_bits_are_the_librarys(linear, x, kind, double):
     assert ours.state_dict().keys() == theirs.state_dict().keys()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "double"), FOUR_BITS)
+def test_the_librarys_four_bit_kernel_leaves_the_packed_weight_alone(linear, x, kind, double, dtype, monkeypatch):
+    layer = Bnb4Linear.from_linear(linear.to(dtype), Bnb4Options(quant_type=kind, double_quant=double))
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    monkeypatch.setattr(layer, "dequantize", None)  # the kernel has a way of its own
+    out = layer(x.to(dtype))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
+    weight = bnb.functional.dequantize_4bit(layer.weight, layer.quant_state)
+    torch.testing.assert_close(out, nn.functional.linear(x.to(dtype), weight, layer.bias))
+
+
 @pytest.mark.parametrize("threshold", [6.0, 0.0, 2.0])
 def test_eight_bits_are_the_librarys(linear, x, threshold):
     ours = Bnb8Linear.from_linear(linear, Bnb8Options(threshold=threshold))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from qbench.quantize import calibration
 from qbench.quantize.calibration import Calibration, calibration_batches, token_ids
@@ -129,8 +129,6 @@ def test_plans_do_not_import_torch() -> None:
 def test_a_source_is_read_with_the_models_tokenizer(
     text: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    from transformers import LlamaForCausalLM
-
     model = LlamaForCausalLM(tiny.config(num_hidden_layers=1, vocab_size=512, max_position_embeddings=16))
     model.config.name_or_path = str(tmp_path / "model")
     with pytest.raises(QuantizeError, match=r"has no tokenizer to read the calibration source with; pass"):
@@ -138,6 +136,48 @@ def test_a_source_is_read_with_the_models_tokenizer(
     tokenizer.save_pretrained(tmp_path / "model")
     ids = token_ids(source(text), model)
     assert [tuple(i.shape) for i in ids] == [(1, 16)] * 4  # the model takes 16
+
+
+def test_a_source_is_named_as_the_recipe_names_it(
+    text: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = LlamaForCausalLM(tiny.config(num_hidden_layers=1, vocab_size=512, max_position_embeddings=2))
+    model.config.name_or_path = str(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    by_name = torch.cat(list(token_ids(Calibration(source=str(text)), model)))
+    assert by_name.shape == (128, 2)
+    for same in (str(text), text, {"source": str(text)}):
+        assert torch.equal(torch.cat(list(token_ids(same, model))), by_name)
+    assert len(token_ids({"source": str(text), "samples": 3}, model)) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (None, r"gptq needs calibration: a list of token-id tensors \[1, length\], or a calibration source\.$"),
+        ([], "gptq needs calibration.* it is empty"),
+        (torch.ones(8, 48, dtype=torch.long), r"it is one tensor \[8, 48\], so split it"),
+        (7, "it is a int"),
+        ([[1, 2, 3]], r"Calibration sample 0 is a list; it must be a tensor \[1, length\]"),
+        ([torch.ones(1, 8)], "sample 0 is torch.float32 .* must be whole numbers"),
+        ([torch.ones(1, 8, dtype=torch.bool)], "sample 0 is torch.bool .* must be whole numbers"),
+        ([torch.ones(1, 8, dtype=torch.long), torch.ones(8, dtype=torch.long)], r"sample 1 is torch.int64 \[8\]"),
+        ([torch.full((1, 8), 999)], "has the token id 999"),
+        ("wikitext3", "The calibration source is wrong: .*'wikitext3' is no file here"),
+        ({"source": "c4", "samples": 0}, "samples is 0: Input should be greater than or equal to 1"),
+        ({"source": "c4", "smaples": 8}, "smaples is 8: Extra inputs are not permitted"),
+        ({"samples": 8}, "source: Field required"),
+        ({1: 8}, "must be names"),
+    ],
+)
+def test_wrong_calibration_is_a_sentence(wrong: object, match: str) -> None:
+    with pytest.raises(QuantizeError, match=match):
+        token_ids(wrong, LlamaForCausalLM(tiny.config(num_hidden_layers=1)))
+
+
+def test_token_ids_of_any_whole_type_are_taken() -> None:
+    (ids,) = token_ids([torch.ones(1, 8, dtype=torch.uint8)], LlamaForCausalLM(tiny.config(num_hidden_layers=1)))
+    assert ids.dtype == torch.int64
 
 
 # --- what cannot be read ---------------------------------------------------------------------------------------------

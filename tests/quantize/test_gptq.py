@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 from qbench.quantize import gptq
 from qbench.quantize.gptq import GPTQLinear, pack, quantize_model, unpack
-from qbench.quantize.options import GptqOptions, QuantizeError
+from qbench.quantize.options import OFFERED, GptqOptions, QuantizeError
 
 from . import tiny
 
@@ -68,7 +68,7 @@ def slow_pack(values: np.ndarray, bits: int) -> np.ndarray:
     return words.view(np.int32)
 
 
-@pytest.mark.parametrize("bits", gptq.BITS)
+@pytest.mark.parametrize("bits", OFFERED["gptq"])
 @settings(max_examples=10, deadline=None)
 @given(blocks=st.integers(1, 3), columns=st.integers(1, 5), seed=st.integers(0, 2**16))
 def test_packing_is_auto_gptqs_and_unpacking_its_inverse(bits: int, blocks: int, columns: int, seed: int) -> None:
@@ -90,7 +90,7 @@ def random_layer(bits: int, out: int, groups: int, seed: int = 0, dtype: torch.d
     return layer, codes, scales, zeros, g_idx
 
 
-@pytest.mark.parametrize("bits", gptq.BITS)
+@pytest.mark.parametrize("bits", OFFERED["gptq"])
 def test_the_tensors_are_those_of_the_v1_format(bits: int) -> None:
     layer, codes, scales, zeros, g_idx = random_layer(bits, out=64, groups=3)
     assert {name: (tuple(t.shape), t.dtype) for name, t in layer.state_dict().items()} == {
@@ -132,7 +132,7 @@ def test_a_half_precision_layer_has_the_formats_half_scales(dtype: torch.dtype) 
     assert torch.equal(layer.dequantize(), exact.to(dtype))
 
 
-@pytest.mark.parametrize("bits", gptq.BITS)
+@pytest.mark.parametrize("bits", OFFERED["gptq"])
 def test_gptqmodels_own_layer_packs_and_reads_the_same(bits: int) -> None:
     _, QuantizeConfig = gptq.solver()
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
@@ -211,7 +211,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("bits", gptq.BITS)
+@pytest.mark.parametrize("bits", OFFERED["gptq"])
 def test_the_codes_are_those_of_the_papers_algorithm(bits: int, options: GptqOptions) -> None:
     # float32 against float64: a weight halfway between two levels may fall to either side, and its error is passed on
     # to the later columns of its row. So whole rows agree, but for a few that part at such a tie.
@@ -236,7 +236,7 @@ def test_linears_solved_together_come_out_as_alone() -> None:
         assert (alone.codes() != together[name].codes()).float().mean() < 0.001
 
 
-@pytest.mark.parametrize("bits", gptq.BITS)
+@pytest.mark.parametrize("bits", OFFERED["gptq"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_packed_weights_equal_the_solvers_bit_for_bit(
     bits: int, options: GptqOptions, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +266,22 @@ def test_activations_that_are_not_finite_are_an_error_and_not_round_to_nearest()
     x[3, 5] = torch.nan
     with pytest.raises(QuantizeError, match=r"no solution for it with damp=0.1: the calibration activations are not"):
         gptq.solve({"it": nn.Linear(64, 32)}, [x], 4, G64)
+
+
+def test_a_diagonal_that_the_solver_raises_on_its_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An eigenvalue of -1.05 and a mean of 1: no damping helps, but on a diagonal of 1.1 the first, 0.99, does.
+    hessian = torch.eye(64)
+    hessian[range(64), [i ^ 1 for i in range(64)]] = 2.05
+    monkeypatch.setattr(gptq, "_hessian", lambda *_: (hessian, 100))
+    GPTQ, _ = gptq.solver()
+    used = []
+    real = GPTQ.hessian_inverse
+    monkeypatch.setattr(GPTQ, "hessian_inverse", lambda self, H: (used.append(real(self, H)), used[-1])[1])
+    with pytest.raises(QuantizeError, match=r"no solution for it with damp=0.99"):
+        gptq.solve({"it": nn.Linear(64, 32)}, [], 4, GptqOptions(group_size=64, damp=0.99))
+    ((factor, damp),) = used
+    assert factor is not None
+    assert damp == 0.99
 
 
 # --- the loop --------------------------------------------------------------------------------------------------------

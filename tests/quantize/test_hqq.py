@@ -32,6 +32,17 @@ def test_weights_and_outputs_are_the_librarys(linear, bits, axis):
     torch.testing.assert_close(ours(x), theirs(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_the_packed_forward_is_the_librarys_and_agrees_with_the_dense_weight(linear, bits, axis, dtype, monkeypatch):
+    layer = HqqLinear.from_linear(linear.to(dtype), bits, HqqOptions(axis=axis))
+    x = torch.randn(3, 256).to(dtype)
+    dense = nn.functional.linear(x, layer.dequantize(), layer.bias)
+    monkeypatch.setattr(layer, "dequantize", None)
+    torch.testing.assert_close(layer(x), dense)
+
+
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_the_library_reads_what_we_save(linear, bits):
     ours = HqqLinear.from_linear(linear, bits, HqqOptions())

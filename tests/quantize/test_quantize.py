@@ -75,6 +75,15 @@ def test_widths_that_bnb_lacks_are_a_value_not_an_error():
         ({"method": "hqq", "bits": 3, "execution": "fast"}, QuantizeError, "execution is 'fast'; it must be 'dense'"),
         ({"method": "hqq", "bits": 3, "probe": torch.tensor([[64]])}, QuantizeError, "the vocabulary has 64"),
         ({"method": "hqq", "bits": 3, "probe": torch.tensor([1, 2])}, QuantizeError, r"must be token ids \[batch"),
+        ({"method": "hqq", "bits": 3, "probe": [[1, 2]]}, QuantizeError, r"probe is a list; it must be a tensor"),
+        ({"method": "hqq", "bits": 3, "probe": torch.ones(1, 2, dtype=torch.bool)}, QuantizeError, "is torch.bool of"),
+        ({"method": ["hqq"], "bits": 3}, QuantizeError, r"method is \['hqq'\]; it must be one of none, bnb, gptq, hqq"),
+        ({"method": "hqq", "bits": 3, "device": "gpu"}, QuantizeError, "device is 'gpu', which this machine or torch"),
+        ({"method": "hqq", "bits": 3, "device": 1.5}, QuantizeError, "device is 1.5, which"),
+        ({"method": "hqq", "bits": 3, "device": "meta"}, QuantizeError, "device is 'meta', which holds no weights"),
+        ({"method": "hqq", "bits": 3, "device": "cuda:99"}, QuantizeError, "device is 'cuda:99', which this machine"),
+        ({"method": "gptq", "bits": 3, "calibration": [[1, 2]]}, QuantizeError, "Calibration sample 0 is a list"),
+        ({"method": "gptq", "bits": 3, "calibration": "wikitext3"}, QuantizeError, "'wikitext3' is no file here"),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong_and_leaves_the_model(call, kind, says):
@@ -102,6 +111,17 @@ def test_every_width_passes_its_audit_and_shows_its_bits(quantized, method, bits
     json.loads(json.dumps(audit.model_dump()), parse_constant=pytest.fail)  # no NaN
 
 
+@pytest.mark.parametrize(
+    ("method", "bits", "options"),
+    [("gptq", b, {"act_order": a, "sym": s}) for b in (2, 3, 4) for a in (False, True) for s in (False, True)]
+    + [("gptq", 2, {"group_size": -1}), ("hqq", 1, {"axis": 0}), ("bnb", 4, {"quant_type": "fp4"})],
+)
+def test_honest_layers_are_far_from_the_limits_of_the_audit(quantized, method, bits, options):
+    _, audit = quantized(method, bits, **options)
+    assert all(layer.cosine > (0.75 if bits > 1 else 0.4) for layer in audit.layers)
+    assert bits == 1 or all(0.95 < layer.slope < 1.05 for layer in audit.layers)
+
+
 @pytest.mark.parametrize("method", ["bnb", "gptq", "hqq"])
 def test_the_damage_grows_as_bits_fall(quantized, method):
     audits = [quantized(method, bits)[1] for bits in sorted(OFFERED[method], reverse=True)]
@@ -117,6 +137,8 @@ def test_the_baseline_comes_through_the_same_door(model, probe):
     assert same is model
     assert (audit.kl, audit.top1_agreement, audit.quantized_share, audit.layers) == (0, 1, 0, ())
     assert (audit.method, audit.bits, audit.label, audit.execution) == ("none", 16, "none-16", "none")
+    assert (audit.code_bits, audit.storage_bits, audit.relative_error, audit.snr_db) == (None, None, None, None)
+    json.loads(json.dumps(audit.model_dump()), parse_constant=pytest.fail)  # no NaN
     assert torch.equal(logits(model, probe), before)
 
 
@@ -172,12 +194,13 @@ def test_lm_head_is_quantized_when_asked_for(untrained):
         quantize(tied, "hqq", 4, include_lm_head=True)
 
 
-def test_biases_are_kept(probe):
+def test_biases_are_kept(calibration):
     model = LlamaForCausalLM(tiny.config(num_hidden_layers=1, attention_bias=True))
     bias = nn.init.normal_(model.model.layers[0].self_attn.q_proj.bias).clone()
-    for method, bits in [("hqq", 4), ("bnb", 4), ("bnb", 8)]:
-        other, _ = quantize(model, method, bits, copy=True)
-        assert torch.equal(other.model.layers[0].self_attn.q_proj.bias, bias)
+    for method, bits in [("hqq", 4), ("bnb", 4), ("bnb", 8), ("gptq", 4)]:
+        for execution in ("dense", "packed"):
+            other, _ = quantize(model, method, bits, calibration=calibration[:4], execution=execution, copy=True)
+            assert torch.equal(other.model.layers[0].self_attn.q_proj.bias, bias)
 
 
 @pytest.mark.parametrize(("copied", "says"), [(False, "Load the model again"), (True, "passed in is as it was")])
@@ -225,6 +248,16 @@ def test_half_precision_models_are_quantized_too():
             other, audit = quantize(model, method, bits, copy=True)
             assert audit.dtype == str(dtype).removeprefix("torch.")
             assert other.dtype == dtype
+
+
+@pytest.mark.parametrize("factor", [0.05, 0.2])
+def test_small_weights_are_quantized_too(untrained, factor):
+    for parameter in untrained.model.layers.parameters():
+        if parameter.ndim == 2:
+            parameter *= factor
+    for bits in (8, 4, 2):
+        _, audit = quantize(untrained, "hqq", bits, copy=True)  # whose steps are 5e-5 at the least
+        assert audit.layers[0].codes_used > audit.layers[0].codes_possible / 2
 
 
 def test_labels_options_and_audits_need_no_torch():

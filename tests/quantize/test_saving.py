@@ -181,11 +181,51 @@ def test_a_softpick_model_stays_softpick(probe, calibration, tmp_path, method, b
     assert (logits(loaded, probe) - logits(model, probe)).abs().max() <= 1e-5
 
 
+SHAPES = {
+    "biases": ({"attention_bias": True, "mlp_bias": True}, {}),
+    "tied": ({"tie_word_embeddings": True}, {}),
+    "head": ({}, {"include_lm_head": True}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("method", "bits"), [("hqq", 3), ("bnb", 4), ("bnb", 8), ("gptq", 4)])
+def test_models_with_biases_tied_embeddings_or_a_quantized_head_come_back(
+    probe, calibration, tmp_path, shape, method, bits
+):
+    settings, options = SHAPES[shape]
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(tiny.config(num_hidden_layers=1, **settings)).requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    model, audit = quantize(model, method, bits, calibration=calibration[:4], probe=probe, **options)
+    save_quantized(model, tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert (logits(loaded, probe) - logits(model, probe)).abs().max() <= 1e-5
+    form = packed_form(loaded)
+    assert form.quantization.label == audit.label
+    assert ("lm_head" in form.layers) == (shape == "head")
+    if shape != "head":
+        assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == (shape == "tied")
+    assert all((layer.bias is not None) == (shape == "biases") for layer in form.layers.values())
+
+
 def test_models_load_in_other_dtypes(saved, quantized, probe):
     for method, bits in [("hqq", 8), ("bnb", 4), ("bnb", 8), ("gptq", 4)]:
         half = load_checkpoint(saved(method, bits), dtype=torch.bfloat16)
         expected = logits(quantized(method, bits)[0], probe)
         assert (logits(half, probe).float() - expected).norm() / expected.norm() < 0.05
+
+
+def test_nothing_of_a_gptq_model_stays_when_another_is_saved_over_it(quantized, probe, tmp_path):
+    other, _ = quantized("hqq", 3)
+    for save, model in [(save_quantized, other), (save_checkpoint, tiny.trained_model())]:
+        save_quantized(quantized("gptq", 3)[0], tmp_path)
+        assert (tmp_path / "quantize_config.json").exists()
+        save(model, tmp_path)
+        assert not (tmp_path / "quantize_config.json").exists()
+        torch.testing.assert_close(logits(load_checkpoint(tmp_path), probe), logits(model, probe), rtol=0, atol=1e-5)
 
 
 def test_an_unquantized_model_is_not_saved_as_quantized(untrained, tmp_path):
