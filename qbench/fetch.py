@@ -58,7 +58,7 @@ def read_sources(recipe: Path) -> Sources:
         calibration = calibration | {"source": _located(recipe, calibration["source"])}
     return Sources(
         [_located(recipe, name) for name in _names(recipe, "checkpoints", content["checkpoints"])],
-        [_located(recipe, name) for name in _task_names(recipe, content["tasks"])],
+        _task_names(recipe, content["tasks"]),
         {task: _files(recipe, task, files) for task, files in data.items()},
         calibration,
     )
@@ -75,7 +75,9 @@ def _names(recipe: Path, name: str, value: Any) -> list[str]:
 
 
 def _task_names(recipe: Path, tasks: Any) -> list[str]:
-    return _names(recipe, "tasks", list(tasks) if isinstance(tasks, dict) else tasks)
+    names = _names(recipe, "tasks", list(tasks) if isinstance(tasks, dict) else tasks)
+    # A bare word is a task's name, whatever lies beside the recipe.
+    return [_located(recipe, name) if "/" in name or name.endswith(".yaml") else name for name in names]
 
 
 def _files(recipe: Path, task: str, files: Any) -> Any:

@@ -31,7 +31,8 @@ def perplexity_stderr(loglikelihoods: Sequence[float]) -> float:
     """What lm-eval's bootstrap of exp(-mean) converges to, in closed form.
 
     A resample's mean is a sum of n independent draws of x/n, so with f(t) = mean(exp(-t x/n)) the bootstrap moments
-    are exact: E[p] = f(1)^n, E[p²] = f(2)^n, hence stderr = f(1)^n · sqrt((f(2) / f(1)²)^n - 1).
+    are exact: E[p] = f(1)^n, E[p²] = f(2)^n, hence stderr = f(1)^n · sqrt((f(2) / f(1)²)^n - 1). For a dozen documents
+    of large spread it is above lm-eval's figure, whose draws miss the rare resamples that matter there.
     """
     x = np.asarray(loglikelihoods, dtype=np.float64)
     n, center = len(x), x.mean()

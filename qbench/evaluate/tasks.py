@@ -123,26 +123,26 @@ def _code(value: Any) -> str:
 def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str]]:
     """The task manager that knows a name, and the names that it stands for."""
     path = Path(name)
-    if path.suffix == ".yaml" or path.is_dir():
-        folder = path if path.is_dir() else path.parent
-        manager = _manager(str(folder.resolve()))
+    # A bare word is a task's name, whatever lies in the working folder.
+    if "/" in name or path.suffix == ".yaml":
+        manager = _manager(path if path.is_dir() else path.parent)
         known = [entry for entry in manager.all_subtasks if path.is_dir() or _file(manager, entry) == path.resolve()]
         if not known:
-            raise TaskError(f"{path}: no task; there must be a .yaml file with 'task:' in it.")
+            raise TaskError(f"{name}: no task there; it must be a .yaml file with 'task:' in it, or a folder of such.")
         return manager, known
     for given in folders:
         if not Path(given).is_dir():
             raise TaskError(f"{given} is not a folder; it must be one with task files (.yaml).")
-    own = [_manager(str(Path(folder).resolve())) for folder in folders]
+    own = [_manager(folder) for folder in folders]
     # lm-eval mostly keeps a task in the folder of the first part of its name; all of its files take 15 s to read.
     root, parts = Path(lm_eval.tasks.__file__).parent, name.split("_")
     likely = [root / "_".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    own += [_manager(str(folder)) for folder in likely if (folder / f"{name}.yaml").is_file()]
+    own += [_manager(folder) for folder in likely if (folder / f"{name}.yaml").is_file()]
     for manager in own:
         if name in manager.all_subtasks:
             return manager, [name]
     log.info("Looking for the task %s in all of lm-eval's files, which takes a while.", name)
-    index = _manager(None, *(str(Path(folder).resolve()) for folder in folders))
+    index = _index(*(str(Path(folder).resolve()) for folder in folders))
     if name not in index.task_index:
         raise TaskError(
             f"There is no task {name!r}, neither in lm-eval nor in {', '.join(map(str, folders)) or 'a folder given'}."
@@ -151,11 +151,14 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
     return index, [name]
 
 
+def _manager(folder: PathLike) -> TaskManager:
+    return TaskManager(include_path=str(folder), include_defaults=False)
+
+
 @cache
-def _manager(*folders: str | None) -> TaskManager:
-    """The tasks in folders; None stands for all of lm-eval's."""
-    paths = [folder for folder in folders if folder is not None]
-    return TaskManager(include_path=list(paths), include_defaults=None in folders)
+def _index(*folders: str) -> TaskManager:
+    """All of lm-eval's tasks, and those in folders."""
+    return TaskManager(include_path=list(folders))
 
 
 def _file(manager: TaskManager, name: str) -> Path | None:
