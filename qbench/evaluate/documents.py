@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
+import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
@@ -53,7 +53,7 @@ def _document(task: Task, number: int, requests: list[Instance]) -> Document:
     answer = task.doc_to_text(content) if task.multiple_input else task.doc_to_target(content)
     answers = answer if isinstance(answer, list) else [answer]
     gold = [choices.index(right) if right in choices else right for right in answers]
-    if not all(isinstance(index, Integral) and 0 <= index < len(choices) for index in gold):
+    if not all(isinstance(index, int | np.integer) and 0 <= index < len(choices) for index in gold):
         raise TaskError(
             f"{where}: the right answer is {answer!r}, which is none of its {len(choices)} choices {choices}; lm-eval "
             "would count it as wrong for every model."

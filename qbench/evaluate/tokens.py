@@ -60,15 +60,14 @@ class TokenCache:
 def _tokenizer_hash(lm: TemplateLM) -> str:
     """The content of a model's tokenizer and how the model uses it."""
     tokenizer: Any = lm.tokenizer
-    if hasattr(tokenizer, "backend_tokenizer"):
-        content = json.loads(tokenizer.backend_tokenizer.to_str())
-        # Left behind by the last call, and set anew by the next.
-        content |= {"truncation": None, "padding": None}
-    else:
-        content = [type(tokenizer).__qualname__, tokenizer.get_vocab(), str(tokenizer)]
-    versions = [tokenizers.__version__, transformers.__version__]
+    # Before its content is taken: a call sets the truncation and padding, which are those of the last one otherwise.
     used = [lm.backend, lm.tok_encode(PROBE), lm._encode_pair(PROBE, PROBE)]
-    return hashlib.sha256(json.dumps([content, versions, used], sort_keys=True).encode()).hexdigest()
+    used += [tokenizers.__version__, transformers.__version__]
+    if hasattr(tokenizer, "backend_tokenizer"):
+        content = tokenizer.backend_tokenizer.to_str()
+    else:
+        content = json.dumps([type(tokenizer).__qualname__, str(tokenizer), sorted(tokenizer.get_vocab().items())])
+    return hashlib.sha256(f"{json.dumps(used)}\n{content}".encode()).hexdigest()
 
 
 def _read(file: Path, key: str) -> list[list[int]] | None:

@@ -161,7 +161,7 @@ def test_token_counts_where_the_model_tells(tasks: dict[str, Task]) -> None:
 @pytest.mark.parametrize("score", [math.nan, -math.inf])
 def test_what_is_no_number_is_no_score(score: float, tasks: dict[str, Task]) -> None:
     question = tasks["arc_easy"].eval_docs[3]["question"]
-    with pytest.raises(EvaluationError, match="arc_easy, document 3: the model's log-likelihood is (nan|-inf)"):
+    with pytest.raises(EvaluationError, match=r"arc_easy, document 3: the model's log-likelihood is (nan|-inf)"):
         evaluate(Opinionated(bad=(question, score)), tasks, limit=5)
 
 
