@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 Request = tuple[Sequence[int], Sequence[int]]  # token ids of the context and of the continuation, neither empty
 
-PADDING = 0.08  # the most of a batch that may be padding
+PADDING = 0.05  # the most of a batch that may be padding,
+SMALL = 16  # or so many tokens where that is more: a further batch costs at least as much
 KEPT = 4  # contexts in memory at a time, in budgets: the more there are, the more continuations have the same length
 KEYS = 4  # so many keys and values of a context, which one layer at a time reads, cost the memory of one token
 
@@ -75,7 +76,7 @@ def cut(rows: list[Row], batch_tokens: int, keys: int = 0) -> list[Batch]:
         batch = batches[-1] if batches else []
         width, count = len((batch or [row])[0].tokens), len(batch) + 1
         fits = count * (width + keys // KEYS) <= batch_tokens
-        if batch and fits and used + len(row.tokens) >= (1 - PADDING) * count * width:
+        if batch and fits and count * width - used - len(row.tokens) <= max(PADDING * count * width, SMALL):
             batch.append(row)
             used += len(row.tokens)
         else:

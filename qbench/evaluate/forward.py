@@ -68,21 +68,23 @@ class ContextCache(Cache):
             "attention_mask": None if min(each) == before else mask.to(self._device),
         }
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         """Keep contexts' keys and values [batch, kv_heads, length, dim], or put them before the continuations' own."""
         if layer_idx == len(self._pools):
-            shape = (self._size, keys.shape[1], keys.shape[3])
-            self._pools.append((keys.new_empty(shape), values.new_empty(shape)))
-        pools, new = self._pools[layer_idx], (_by_token(keys), _by_token(values))
+            shape = (self._size, key_states.shape[1], key_states.shape[3])
+            self._pools.append((key_states.new_empty(shape), value_states.new_empty(shape)))
+        keys, values = self._pools[layer_idx]
+        return self._exchange(keys, key_states), self._exchange(values, value_states)
+
+    def _exchange(self, pool: Tensor, states: Tensor) -> Tensor:
+        by_token = states.transpose(1, 2).flatten(0, 1)  # [batch * length, kv_heads, dim]
         if not self._before:
-            for pool, states in zip(pools, new, strict=True):
-                pool[self._kept - len(self._keep) : self._kept] = states[self._keep]
-            return keys, values
-        for pool, states in zip(pools, new, strict=True):
-            pool[self._total : self._total + len(states)] = states
-        read = (pool.index_select(0, self._read.flatten()).unflatten(0, self._read.shape) for pool in pools)
-        keys, values = (states.transpose(1, 2) for states in read)
-        return keys, values
+            pool[self._kept - len(self._keep) : self._kept] = by_token[self._keep]
+            return states
+        pool[self._total : self._total + len(by_token)] = by_token
+        return pool.index_select(0, self._read.flatten()).unflatten(0, self._read.shape).transpose(1, 2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many keys there are before those of the batch."""
@@ -91,11 +93,6 @@ class ContextCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """The number of keys, and the first one's offset."""
         return self._before + query_length, 0
-
-
-def _by_token(states: Tensor) -> Tensor:
-    """[batch, kv_heads, length, dim] as [batch * length, kv_heads, dim]."""
-    return states.transpose(1, 2).flatten(0, 1)
 
 
 def _padded(batch: Batch) -> Tensor:

@@ -16,6 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from qbench.errors import InputError
 from qbench.evaluate.batches import KEPT, Group, Request, plan, truncate
 from qbench.evaluate.forward import LOGITS_BYTES, run
 
@@ -24,12 +25,14 @@ CUDA_BATCH_TOKENS = 2**16
 FREE_SHARE = 0.6  # of a GPU's free memory; the rest is for the allocator's fragments
 
 Score = tuple[float, bool]  # a continuation's log-probability, and whether greedy decoding gives it
-Work, Piece, Answer = TypeVar("Work"), TypeVar("Piece"), TypeVar("Answer")
+Work = TypeVar("Work")
+Piece = TypeVar("Piece")
+Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
 
-class ScoringError(ValueError):
+class ScoringError(InputError):
     """Requests that cannot be scored as they are, in a sentence."""
 
 
@@ -67,12 +70,18 @@ class Scorer(HFLM):
         super().__init__(pretrained=model, tokenizer=tokenizer, max_length=max_length, softmax_dtype=torch.float32)
         self.batch_tokens = batch_tokens or free_tokens(model)
         self.token_cache = token_cache
+        self._scored: dict[tuple[str, ...], int] = {}
+
+    def count_tokens(self, requests: list[Instance]) -> list[int]:
+        """How many tokens of each request were scored."""
+        return [self._scored[request.args] for request in requests]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
         """The log-probability of each continuation after its context, and whether greedy decoding gives it."""
         names = [_name(request) for request in requests]
         scores: dict[int, Score] = {}
         pairs = self._encode_pairs([request.args for request in requests])
+        self._scored |= {request.args: len(pair[1]) for request, pair in zip(requests, pairs, strict=True)}
         for index, score in self._score(pairs, names, greedy=True, quiet=disable_tqdm):
             scores[index] = score
             self.cache_hook.add_partial("loglikelihood", requests[index].args, score)
@@ -88,6 +97,7 @@ class Scorer(HFLM):
             cuts = get_rolling_token_windows(tokens, self.prefix_token_id, max_seq_len=self.max_length, context_len=1)
             windows += map(make_disjoint_window, cuts)
             documents += [index] * (len(windows) - len(documents))
+            self._scored[requests[index].args] = len(tokens)
         names = [_name(requests[document]) for document in documents]
         parts: dict[int, list[float]] = defaultdict(list)
         for index, (value, _) in self._score(windows, names, greedy=False, quiet=disable_tqdm):
@@ -237,7 +247,8 @@ def free_tokens(model: LlamaForCausalLM) -> int:
     free, _ = torch.cuda.mem_get_info(model.device)
     free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
     config = model.config
-    kept = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    width = model.model.layers[0].self_attn.k_proj.out_features
+    kept = 2 * config.num_hidden_layers * width
     # One layer's tensors: residuals, norms, q, k, v and their rotations; gate, up, activation, product.
     passing = 12 * config.hidden_size + 4 * config.intermediate_size
     bytes_per_token = model.dtype.itemsize * (KEPT * kept + passing)
