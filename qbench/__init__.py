@@ -7,6 +7,8 @@ from typing import Any
 _EXPORTS = {
     "load_checkpoint": "qbench.checkpoint",
     "save_checkpoint": "qbench.checkpoint",
+    "quantize": "qbench.quantize",
+    "save_quantized": "qbench.quantize",
 }
 
 __all__ = list(_EXPORTS)

@@ -27,6 +27,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
+Stored = dict[str, tuple[Path, list[int], str]]  # by tensor: the file, the shape, the dtype by safetensors' name
+
 # vLLM does not know this name, so it refuses a softpick checkpoint instead of running it as softmax.
 ARCHITECTURES = {"softmax": "LlamaForCausalLM", "softpick": "SoftpickLlamaForCausalLM"}
 
@@ -117,8 +119,11 @@ def load_checkpoint(
         # As a plain attribute it is serialized, so that the model's own save_pretrained keeps it too.
         config.attn_implementation = kind
     model = empty_model(config)
-    weights = _read_weights(model, folder, fields["model_type"] == "transformer", device, dtype)
-    model.load_state_dict(weights, assign=True)
+    stored = _stored_tensors(folder)
+    if settings := fields.get("quantization_config"):
+        _place_packed(model, settings, file, stored, device, dtype)
+    weights = _read_weights(model, folder, fields["model_type"] == "transformer", stored, device, dtype)
+    model.load_state_dict(weights, assign=True, strict=not settings)  # packed layers have their tensors already
     model.tie_weights()
     # Not in the file, and never in half precision: rotary angles are positions times these frequencies.
     model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
@@ -131,6 +136,17 @@ def save_checkpoint(
 ) -> None:
     """Write a dense model in the Llama layout: softmax for everyone, softpick so that only qbench runs it."""
     _check_dense(model)
+    write_checkpoint(model, folder, model.state_dict(), tokenizer)
+
+
+def write_checkpoint(
+    model: LlamaForCausalLM,
+    folder: str | os.PathLike[str],
+    tensors: dict[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    quantization_config: dict[str, Any] | None = None,
+) -> None:
+    """Write a model's config and tokenizer with tensors that stand for it: its own, or packed ones."""
     kind = attention_kind(model)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +155,7 @@ def save_checkpoint(
     file = folder / "config.json"
     file.unlink(missing_ok=True)
     tied = ["lm_head.weight"] if model.config.tie_word_embeddings else None
-    save_torch_state_dict(model.state_dict(), folder, max_shard_size=SHARD_SIZE, shared_tensors_to_discard=tied)
+    save_torch_state_dict(tensors, folder, max_shard_size=SHARD_SIZE, shared_tensors_to_discard=tied)
     (folder / "generation_config.json").write_text(model.generation_config.to_json_string())
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -148,6 +164,8 @@ def save_checkpoint(
     config.dtype = model.dtype
     if kind != "softmax":
         config.attn_implementation = kind
+    if quantization_config:
+        config.quantization_config = quantization_config
     unfinished = folder / "config.json.tmp"
     unfinished.write_text(config.to_json_string())
     unfinished.replace(file)
@@ -160,10 +178,8 @@ def llama_config(fields: dict[str, Any], file: Path) -> LlamaConfig:
         names = {ours: theirs for ours, (theirs, _) in FLA_FIELDS.items()}
         llama = _from_fla(fields, file)
     elif model_type == "llama":
-        if fields.get("quantization_config"):
-            raise CheckpointError(f"{file}: the checkpoint has a quantization_config; give the unquantized one.")
         names = {}
-        dropped = {"auto_map", "architectures", "dtype", "torch_dtype", *ATTENTION_FIELDS}
+        dropped = {"auto_map", "architectures", "dtype", "torch_dtype", "quantization_config", *ATTENTION_FIELDS}
         llama = {name: value for name, value in fields.items() if name not in dropped}
     else:
         raise CheckpointError(
@@ -317,11 +333,9 @@ def _open(file: Path) -> Any:
         ) from error
 
 
-def _read_weights(
-    model: LlamaForCausalLM, folder: Path, fla: bool, device: torch.device, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """The tensors by Llama's names, after the headers of all files have shown that they are what the model needs."""
-    found: dict[str, tuple[Path, list[int], str]] = {}
+def _stored_tensors(folder: Path) -> Stored:
+    """File, shape and dtype of each tensor, from the headers of all files."""
+    found: Stored = {}
     for file in _weight_files(folder):
         with _open(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
@@ -329,8 +343,33 @@ def _read_weights(
                     raise CheckpointError(f"{file} and {found[name][0].name} both hold the tensor {name}; one must.")
                 header = tensors.get_slice(name)
                 found[name] = (file, header.get_shape(), header.get_dtype())
+    return found
 
-    expected = {_fla_name(name) if fla else name: name for name in model.state_dict()}
+
+def _place_packed(
+    model: LlamaForCausalLM, settings: Any, file: Path, stored: Stored, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Put the quantized layers into the empty model, and take their tensors off those that are still to be read."""
+    # Imports the method's library, which an unquantized checkpoint does not need.
+    from qbench.quantize.options import QuantizeError
+    from qbench.quantize.saving import place_packed
+
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{file}: quantization_config is {settings!r}; it must be an object.")
+    try:
+        taken = place_packed(model, settings, stored, lambda name: _read_tensor(stored[name][0], name, device), dtype)
+    except QuantizeError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+    for name in taken:
+        del stored[name]
+
+
+def _read_weights(
+    model: LlamaForCausalLM, folder: Path, fla: bool, found: Stored, device: torch.device, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The tensors by Llama's names, after the headers of all files have shown that they are what the model needs."""
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    expected = {_fla_name(name) if fla else name: name for name in parameters}
     tied = model.config.tie_word_embeddings
     _check_names(folder, set(expected), set(found), optional={"lm_head.weight"} if tied else set())
     weights: dict[str, Tensor] = {}
@@ -376,15 +415,15 @@ def _check_names(folder: Path, expected: set[str], found: set[str], optional: se
         )
 
 
-def _read_tensor(file: Path, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _read_tensor(file: Path, name: str, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     # safetensors maps the file: the copy keeps the model alive when the file changes, and opening the file for each
     # tensor gives the mapped pages back, so that memory holds the model once and one tensor more.
     with _open(file) as tensors:
         source = tensors.get_tensor(name)
-        tensor = torch.empty(source.shape, device=device, dtype=dtype).copy_(source)
+        tensor = torch.empty(source.shape, device=device, dtype=dtype or source.dtype).copy_(source)
     # aminmax passes NaN on and, unlike isfinite, needs no memory.
-    if not torch.stack(tensor.aminmax()).isfinite().all():
-        raise CheckpointError(f"{file}: {name} has NaN or infinite values in {dtype}; weights must be finite.")
+    if tensor.is_floating_point() and not torch.stack(tensor.aminmax()).isfinite().all():
+        raise CheckpointError(f"{file}: {name} has NaN or infinite values in {tensor.dtype}; weights must be finite.")
     return tensor
 
 

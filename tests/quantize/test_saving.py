@@ -1,0 +1,229 @@
+"""Quantized checkpoints: what is on disk, who can read it, and that it gives the same logits."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from qbench import load_checkpoint, save_checkpoint
+from qbench.checkpoint import CheckpointError
+from qbench.quantize import QuantizeError, quantize, save_quantized
+from qbench.quantize.model import quantized as packed_form
+from qbench.quantize.options import OFFERED
+from qbench.quantize.saving import quantization_config, quantization_of
+
+from . import tiny
+from .conftest import logits
+
+WIDTHS = [(method, bits, {}) for method, widths in OFFERED.items() if method != "none" for bits in widths]
+OPTIONS = [
+    ("bnb", 4, {"quant_type": "fp4", "double_quant": True}),
+    ("bnb", 8, {"threshold": 3.0}),
+    ("hqq", 3, {"axis": 0}),
+    ("gptq", 3, {"group_size": 32, "act_order": True, "sym": False}),
+]
+# Tensors that hold codes, by their names' ends; written out here so that the count is not the code's own.
+CODES = {"gptq": ".qweight", "hqq": ".W_q", "bnb": ".weight"}
+
+
+@pytest.fixture(scope="module")
+def saved(quantized, tmp_path_factory):
+    """The folder of the trained model quantized as asked."""
+
+    def save(method, bits, **options):
+        model, audit = quantized(method, bits, **options)
+        folder = tmp_path_factory.getbasetemp() / audit.label
+        if not folder.exists():
+            save_quantized(model, folder)
+        return folder
+
+    return save
+
+
+@pytest.mark.parametrize(("method", "bits", "options"), WIDTHS + OPTIONS)
+def test_a_saved_model_gives_the_same_logits(quantized, saved, probe, method, bits, options):
+    model, audit = quantized(method, bits, **options)
+    loaded = load_checkpoint(saved(method, bits, **options))
+    assert (logits(loaded, probe) - logits(model, probe)).abs().max() <= 1e-5
+    assert packed_form(loaded).quantization.label == audit.label
+    assert not loaded.training
+    with pytest.raises(QuantizeError, match=f"already quantized, as {audit.label}"):
+        quantize(loaded, "none", 16)
+
+
+@pytest.mark.parametrize(("method", "bits", "options"), WIDTHS + OPTIONS)
+def test_storage_bits_are_those_of_the_file(quantized, saved, method, bits, options):
+    _, audit = quantized(method, bits, **options)
+    codes = metadata = 0
+    with safe_open(saved(method, bits, **options) / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            if "_proj." in name:
+                tensor = file.get_tensor(name)
+                size = tensor.numel() * tensor.element_size()
+                if name.endswith(CODES[method]):
+                    codes += size
+                else:
+                    metadata += size
+    assert audit.code_bits == pytest.approx(8 * codes / audit.weights)
+    assert audit.storage_bits == pytest.approx(8 * (codes + metadata) / audit.weights)
+
+
+def test_packed_and_dense_models_are_saved_alike(quantized, saved, tmp_path):
+    save_quantized(quantized("hqq", 3, execution="packed")[0], tmp_path)
+    dense, packed = (load_file(folder / "model.safetensors") for folder in (saved("hqq", 3), tmp_path))
+    assert dense.keys() == packed.keys()
+    assert all(torch.equal(dense[name], packed[name]) for name in dense)
+
+
+@pytest.mark.parametrize(("method", "bits", "options"), [("hqq", 3, {}), ("gptq", 4, {}), ("bnb", 8, {})])
+def test_a_loaded_model_can_be_saved_again(saved, tmp_path, method, bits, options):
+    folder = saved(method, bits, **options)
+    save_quantized(load_checkpoint(folder), tmp_path)
+    first, again = load_file(folder / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert (folder / "config.json").read_text() == (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize(("method", "bits", "options"), [*WIDTHS, *OPTIONS, ("hqq", 2, {"include_lm_head": True})])
+def test_the_config_says_all_that_was_asked_for(method, bits, options):
+    from qbench.quantize import quantization
+
+    wanted = quantization(method, bits, **options)
+    written = json.loads(json.dumps(quantization_config(wanted, torch.float32)))
+    assert quantization_of(written) == wanted
+
+
+READ_BY_TRANSFORMERS = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+for folder, out in zip(sys.argv[2::2], sys.argv[3::2]):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu").eval()
+    with torch.no_grad():
+        torch.save((type(model.model.layers[0].mlp.up_proj).__name__, model(torch.load(sys.argv[1])).logits), out)
+"""
+
+
+def test_plain_transformers_reads_bnb_folders(quantized, saved, probe, tmp_path):
+    cases = {"Linear4bit": ("bnb", 4, {}), "Linear8bitLt": ("bnb", 8, {})}
+    torch.save(probe, tmp_path / "ids")
+    pairs = [p for kind, (m, b, o) in cases.items() for p in (saved(m, b, **o), tmp_path / kind)]
+    subprocess.run([sys.executable, "-c", READ_BY_TRANSFORMERS, tmp_path / "ids", *pairs], check=True, timeout=200)
+    for kind, (method, bits, options) in cases.items():
+        name, theirs = torch.load(tmp_path / kind)
+        assert name == kind
+        assert (theirs - logits(quantized(method, bits, **options)[0], probe)).abs().max() <= 1e-5
+
+
+def test_gptq_is_written_as_auto_gptq_v1_says(quantized, saved):
+    """A reader of the format in numpy: codes packed along the input, zeros stored minus one, scales by g_idx."""
+    for bits in (2, 3, 4, 8):
+        folder = saved("gptq", bits)
+        config = json.loads((folder / "config.json").read_text())["quantization_config"]
+        assert json.loads((folder / "quantize_config.json").read_text()) == config
+        assert (config["quant_method"], config["checkpoint_format"], config["bits"]) == ("gptq", "gptq", bits)
+        name = "model.layers.1.mlp.down_proj"
+        stored = {key: t.numpy() for key, t in load_file(folder / "model.safetensors").items() if name in key}
+
+        def unpack(words, bits=bits):  # [words, m] int32 to [values, m]: one little-endian stream of bits a column
+            stream = np.unpackbits(np.ascontiguousarray(words.T).view(np.uint8), axis=1, bitorder="little")
+            return stream.reshape(len(stream), -1, bits) @ (1 << np.arange(bits))
+
+        codes = unpack(stored[f"{name}.qweight"])  # [out, in]
+        zeros = unpack(stored[f"{name}.qzeros"].T) + 1  # [groups, out]
+        groups = stored[f"{name}.g_idx"]
+        weight = stored[f"{name}.scales"][groups].T * (codes - zeros[groups].T)
+        dense = quantized("gptq", bits)[0].get_submodule(name).weight
+        np.testing.assert_allclose(weight, dense.numpy(), rtol=1e-6)
+
+
+READ_BY_GPTQMODEL = """
+import os, sys, torch
+os.environ["GPTQMODEL_CPU_WORKERS"] = "2"
+from gptqmodel import BACKEND, GPTQModel
+model = GPTQModel.load(sys.argv[1], backend=BACKEND.TORCH, device="cpu", dtype=torch.bfloat16).model.eval()
+with torch.no_grad():
+    torch.save(model(torch.load(sys.argv[2])).logits.float(), sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptqmodel_reads_gptq_folders(quantized, probe, tmp_path, bits):
+    model, _ = quantized("gptq", bits)
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(tiny.VOCAB)}, unk_token="0"))
+    save_quantized(model, tmp_path / "model", PreTrainedTokenizerFast(tokenizer_object=words, pad_token="2"))
+    torch.save(probe, tmp_path / "ids")
+    arguments = [tmp_path / "model", tmp_path / "ids", tmp_path / "logits"]
+    subprocess.run([sys.executable, "-c", READ_BY_GPTQMODEL, *arguments], check=True, timeout=200, cwd=tmp_path)
+    ours, theirs = logits(model, probe), torch.load(tmp_path / "logits")
+    assert (theirs - ours).norm() / ours.norm() < 0.03  # its CPU kernel wants bfloat16, which rounds at 0.004
+
+
+@pytest.mark.parametrize(("method", "bits"), [("hqq", 4), ("bnb", 4), ("bnb", 8), ("gptq", 4)])
+def test_a_softpick_model_stays_softpick(probe, calibration, tmp_path, method, bits):
+    torch.manual_seed(0)
+    save_checkpoint(LlamaForCausalLM(tiny.config(num_hidden_layers=1)), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attn_implementation": "softpick"}))
+    model, audit = quantize(load_checkpoint(tmp_path), method, bits, calibration=calibration[:4])
+    save_quantized(model, tmp_path / audit.label)
+    written = json.loads((tmp_path / audit.label / "config.json").read_text())
+    assert written["attn_implementation"] == "softpick"
+    loaded = load_checkpoint(tmp_path / audit.label, attention="softpick")
+    assert (logits(loaded, probe) - logits(model, probe)).abs().max() <= 1e-5
+
+
+def test_models_load_in_other_dtypes(saved, quantized, probe):
+    for method, bits in [("hqq", 8), ("bnb", 4), ("bnb", 8), ("gptq", 4)]:
+        half = load_checkpoint(saved(method, bits), dtype=torch.bfloat16)
+        expected = logits(quantized(method, bits)[0], probe)
+        assert (logits(half, probe).float() - expected).norm() / expected.norm() < 0.05
+
+
+def test_an_unquantized_model_is_not_saved_as_quantized(untrained, tmp_path):
+    with pytest.raises(QuantizeError, match="not quantized: quantize it, or write it with save_checkpoint"):
+        save_quantized(untrained, tmp_path)
+
+
+def test_save_checkpoint_does_not_write_packed_models(quantized, tmp_path):
+    with pytest.raises(CheckpointError, match="writes unquantized models"):
+        save_checkpoint(quantized("hqq", 3, execution="packed")[0], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"quant_method": "awq"}, "quant_method is 'awq'.* give the unquantized one"),
+        ({"checkpoint_format": "gptq_v2"}, "checkpoint_format is 'gptq_v2'; it must be 'gptq'"),
+        ({"bits": 5}, "5 bits are not offered by gptq"),
+        ({"bits": 4}, "cannot be read as gptq-4-g128|holds a weight of"),
+        ({"quant_method": "hqq"}, "'quant_config' is missing in the quantization_config of hqq"),
+    ],
+)
+def test_a_config_that_is_wrong_is_refused(saved, tmp_path, change, says):
+    source = saved("gptq", 3)
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=says):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["W_q", "scale"])
+def test_a_lost_tensor_is_named(saved, tmp_path, lost):
+    source, name = saved("hqq", 3), f"model.layers.2.mlp.up_proj.{lost}"
+    tensors = load_file(source / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((source / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=r"model.layers.2.mlp.up_proj"):
+        load_checkpoint(tmp_path)
