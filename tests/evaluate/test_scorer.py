@@ -14,6 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from qbench import quantize
 from qbench.evaluate import forward, scorer
 from qbench.evaluate.scorer import Scorer, ScoringError
 
@@ -173,6 +174,32 @@ def test_token_ids_are_read_from_the_cache(softmax_model, tokenizer, tmp_path, m
     assert not contexts & set(asked)
 
 
+# Quantized models --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("execution", ["dense", "packed"])
+def test_weight_only_quantized_models_score_as_with_hflm(model, tokenizer, execution) -> None:
+    quantized, audit = quantize(model, "hqq", 4, group_size=32, execution=execution, copy=True)
+    assert audit.execution == execution
+    requests = instances(PAIRS)
+    ours = Scorer(quantized, tokenizer).loglikelihood(requests)
+    assert_same(ours, hflm(quantized, tokenizer).loglikelihood(requests, disable_tqdm=True))
+    assert ours != Scorer(model, tokenizer).loglikelihood(requests)
+
+
+def test_llm_int8_scores_depend_on_the_requests_and_the_budget_alone(softmax_model, tokenizer) -> None:
+    quantized, _ = quantize(softmax_model, "bnb", 8, copy=True)
+    requests = instances(PAIRS)
+    with pytest.raises(ScoringError, match="give batch_tokens"):
+        Scorer(quantized, tokenizer)
+    scores = Scorer(quantized, tokenizer, batch_tokens=200).loglikelihood(requests)
+    order = random.Random(0).sample(range(len(requests)), len(requests))
+    shuffled = Scorer(quantized, tokenizer, batch_tokens=200).loglikelihood([requests[index] for index in order])
+    assert shuffled == [scores[index] for index in order]
+    for (value, _), (expected, _) in zip(scores, Scorer(softmax_model, tokenizer).loglikelihood(requests), strict=True):
+        assert value == pytest.approx(expected, rel=0.2)
+
+
 # The work it saves -------------------------------------------------------------------------------
 
 
@@ -267,7 +294,10 @@ def test_models_whose_scores_depend_on_the_batch_keep_their_budget(softmax_model
     with pytest.raises(ScoringError, match="give batch_tokens"):
         Scorer(model, tokenizer)
     lm = Scorer(model, tokenizer, batch_tokens=500)
-    with fail_above(model, 100, MemoryError(), []), pytest.raises(ScoringError, match="batch_tokens=500, which must stay"):
+    with (
+        fail_above(model, 100, MemoryError(), []),
+        pytest.raises(ScoringError, match="batch_tokens=500, which must stay"),
+    ):
         lm.loglikelihood(instances(PAIRS))
     assert lm.batch_tokens == 500
 
