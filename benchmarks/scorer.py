@@ -1,25 +1,28 @@
 """Scorer beside lm-eval's HFLM on one model and the same requests: time, tokens forwarded and peak memory.
 
-    python benchmarks/scorer.py [--tasks arc_easy sciq lambada wikitext] [--docs 48] [--threads 1 2] [--repeats 2]
+    python benchmarks/scorer.py [--tasks arc_easy sciq lambada wikitext] [--docs N] [--threads 1 2] [--repeats 1]
 
-Each run is a process of its own, the two engines in turn, so that other load on the machine meets both; of the repeats
-the least time counts: CPU time with one thread, wall time with more. HFLM runs with its best of the batch sizes given.
-The model has the 340M shape and random weights. Texts come from --data; sciq's shape is made of them (four short
-choices after a paragraph). Both engines' log-likelihoods are compared as well.
+Each run is a process of its own, the engines in turn; of the repeats the least time counts: CPU time with one thread,
+which other load on the machine disturbs little, wall time with more. HFLM has the best of several batch sizes.
+The model has the 340M shape and random weights. The texts are those of --data, in lm-eval's own prompts; sciq's shape
+is made of them: four short choices after a paragraph. The largest gap is that of the two engines' log-likelihoods,
+relative to them for wikitext.
 """
 
 import argparse
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-TASKS = ["arc_easy", "sciq", "lambada", "wikitext"]
+from cpu_attention import cpu_name
+
+DOCUMENTS = {"arc_easy": 96, "sciq": 32, "lambada": 48, "wikitext": 3}
 SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 16}
 VOCABULARY, MAX_LENGTH = 32000, 2048
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -34,7 +37,7 @@ def read(data: Path, name: str, count: int) -> list[dict[str, Any]]:
 def make_requests(task: str, data: Path, docs: int) -> list[tuple[str, ...]]:
     """(context, continuation) pairs, or (document,) of wikitext, as lm-eval's own tasks make them."""
     if task == "wikitext":
-        return [(page["page"],) for page in read(data, "wikitext_valid.jsonl", max(1, docs // 12))]
+        return [(page["page"],) for page in read(data, "wikitext_valid.jsonl", docs)]
     if task == "lambada":
         texts = [doc["text"].rsplit(" ", 1) for doc in read(data, "lambada_openai.jsonl", docs)]
         return [(context, f" {word}") for context, word in texts]
@@ -55,14 +58,14 @@ def make_requests(task: str, data: Path, docs: int) -> list[tuple[str, ...]]:
     ]
 
 
-def make_tokenizer(data: Path) -> Any:
-    """Byte-level BPE of 32,000 tokens from the data's own text: about as many tokens to a word as a real one."""
+def make_tokenizer(data: Path, vocabulary: int = VOCABULARY) -> Any:
+    """Byte-level BPE from the data's own text: about as many tokens to a word as a real one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<s>", "</s>"], show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=["<s>", "</s>"], show_progress=False)
     texts = [doc["page"] for doc in read(data, "wikitext_valid.jsonl", 60)]
     texts += [doc["text"] for doc in read(data, "lambada_openai.jsonl", 5153)]
     texts += [doc["question"] for doc in read(data, "arc_easy.jsonl", 2376)]
@@ -104,7 +107,7 @@ def run_child(args: argparse.Namespace) -> None:
         lm = HFLM(pretrained=model, tokenizer=tokenizer, softmax_dtype=torch.float32, batch_size=args.batch_size)
     task = args.tasks[0]
     kind = "loglikelihood_rolling" if task == "wikitext" else "loglikelihood"
-    pairs = make_requests(task, args.data, args.docs)
+    pairs = make_requests(task, args.data, args.docs or DOCUMENTS[task])
     requests = [Instance(kind, {}, pair, 0, (task, index, 1)) for index, pair in enumerate(pairs)]
     model(input_ids=torch.zeros(1, 64, dtype=torch.long))  # wakes the thread pools
     tokens.clear()
@@ -119,10 +122,11 @@ def run_child(args: argparse.Namespace) -> None:
 
 def child(engine: str, task: str, threads: int, args: argparse.Namespace, batch_size: int = 1) -> dict[str, Any]:
     """Run this file for one engine and one task in a fresh process."""
-    command = [sys.executable, __file__, "--child", engine, "--tasks", task, "--docs", str(args.docs)]
+    command = [sys.executable, __file__, "--child", engine, "--tasks", task]
     command += ["--threads", str(threads), "--data", str(args.data), "--tokenizer", str(args.tokenizer)]
     command += ["--attention", args.attention, "--batch-size", str(batch_size)]
     command += ["--batch-tokens", str(args.batch_tokens)] if args.batch_tokens else []
+    command += ["--docs", str(args.docs)] if args.docs else []
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     if result.returncode:
@@ -146,39 +150,37 @@ def compare(task: str, threads: int, args: argparse.Namespace) -> None:
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
+HEADER = (
+    "| task | threads | HFLM s | Scorer s | ratio | HFLM tokens | Scorer tokens | HFLM MiB | Scorer MiB "
+    "| HFLM's batch | largest gap |\n|--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
-    parser.add_argument("--docs", type=int, default=48, help="documents a task; of wikitext, a twelfth")
+    parser.add_argument("--tasks", nargs="+", choices=list(DOCUMENTS), default=list(DOCUMENTS))
+    parser.add_argument("--docs", type=int, help=f"documents a task; by default {DOCUMENTS}")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--attention", choices=["softmax", "softpick"], default="softmax")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32], help="HFLM's; the best one counts")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[4, 8], help="HFLM's; the best one counts")
     parser.add_argument("--batch-tokens", type=int, help="the Scorer's; by default its own choice")
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--data", type=Path, default=DATA, help="a folder with the JSON lines of ../shared/data")
     for hidden in ("--child", "--tokenizer"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--batch-size", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        return run_child(args)
+        run_child(args)
+        return
     if not args.data.is_dir():
-        raise SystemExit(
-            f"{args.data} is not a folder; give --data with arc_easy.jsonl, lambada_openai.jsonl and wikitext_valid.jsonl."
-        )
-    import tempfile
-
-    print(f"{platform.processor()}")
+        raise SystemExit(f"{args.data} is not a folder; give --data, a folder with arc_easy.jsonl and the others.")
+    print(f"{cpu_name()}, {os.cpu_count()} cores; 340M shape, {args.attention}, float32\n\n{HEADER}", flush=True)
     with tempfile.TemporaryDirectory() as args.tokenizer:
         make_tokenizer(args.data).save_pretrained(args.tokenizer)
-        print(
-            "| task | threads | HFLM s | Scorer s | ratio | HFLM tokens | Scorer tokens | HFLM MiB | Scorer MiB | HFLM batch | gap |"
-        )
-        print("|--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
         for threads in args.threads:
             for task in args.tasks:
                 compare(task, threads, args)
-    return None
 
 
 if __name__ == "__main__":

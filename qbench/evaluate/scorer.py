@@ -4,6 +4,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from qbench.errors import InputError
-from qbench.evaluate.batches import KEPT, Group, Request, plan, truncate
+from qbench.evaluate.batches import KEPT, KEYS, Group, Request, plan, truncate
 from qbench.evaluate.forward import LOGITS_BYTES, run
 
 CPU_BATCH_TOKENS = 1024  # caches set it, not memory: more at a time is no faster
@@ -67,7 +68,8 @@ class Scorer(HFLM):
                 "The model quantizes its activations batch by batch, so its scores depend on the batches; give "
                 "batch_tokens, the same to all models that are to be compared."
             )
-        super().__init__(pretrained=model, tokenizer=tokenizer, max_length=max_length, softmax_dtype=torch.float32)
+        with _without_warnings(HFLM.__module__):  # of a model that is no name: ours never is
+            super().__init__(pretrained=model, tokenizer=tokenizer, max_length=max_length, softmax_dtype=torch.float32)
         self.batch_tokens = batch_tokens or free_tokens(model)
         self.token_cache = token_cache
         self._scored: dict[tuple[str, ...], int] = {}
@@ -129,10 +131,15 @@ class Scorer(HFLM):
     ) -> Iterator[tuple[int, Score]]:
         """Index and score of each request, as they come."""
         fitted = {index: self._fit(request, names[index]) for index, request in enumerate(requests)}
-        tokens = sum(len(row.tokens) for group in plan(fitted, self.batch_tokens) for row in group.rows())
-        # None: where there is a terminal
-        with tqdm(total=tokens, unit="token", unit_scale=True, disable=quiet or None) as bar:
-            yield from self._halving(fitted, plan, partial(self._run, names=names, greedy=greedy, bar=bar))
+        # disable=None: a bar where there is a terminal, and silence elsewhere
+        with tqdm(unit="token", unit_scale=True, disable=quiet or None) as bar:
+
+            def cut(left: Mapping[int, Request], batch_tokens: int) -> list[Group]:
+                groups = plan(left, batch_tokens)
+                bar.reset(sum(len(row.tokens) for group in groups for row in group.rows()))
+                return groups
+
+            yield from self._halving(fitted, cut, partial(self._run, names=names, greedy=greedy, bar=bar))
 
     def _fit(self, request: Request, name: str) -> Request:
         context, continuation = request
@@ -240,6 +247,17 @@ class Scorer(HFLM):
         return dict(zip(batch, super().generate_until(list(batch.values()), disable_tqdm=True), strict=True))
 
 
+@contextmanager
+def _without_warnings(logger: str) -> Iterator[None]:
+    theirs = logging.getLogger(logger)
+    level = theirs.level
+    theirs.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        theirs.setLevel(level)
+
+
 def free_tokens(model: LlamaForCausalLM) -> int:
     """The token budget that a device's free memory allows."""
     if model.device.type != "cuda":
@@ -249,8 +267,9 @@ def free_tokens(model: LlamaForCausalLM) -> int:
     config = model.config
     width = model.model.layers[0].self_attn.k_proj.out_features
     kept = 2 * config.num_hidden_layers * width
-    # One layer's tensors: residuals, norms, q, k, v and their rotations; gate, up, activation, product.
-    passing = 12 * config.hidden_size + 4 * config.intermediate_size
+    # One layer's tensors: residuals, norms, q, k, v and their rotations; gate, up, activation, product; and the
+    # contexts' keys and values that continuations read, as they are and repeated for all heads.
+    passing = 12 * config.hidden_size + 4 * config.intermediate_size + 2 * KEYS * (width + config.hidden_size)
     bytes_per_token = model.dtype.itemsize * (KEPT * kept + passing)
     return max(1, min(CUDA_BATCH_TOKENS, int(FREE_SHARE * free - 3 * LOGITS_BYTES) // bytes_per_token))
 
