@@ -9,6 +9,7 @@ _EXPORTS = {
     "save_checkpoint": "qbench.checkpoint",
     "quantize": "qbench.quantize",
     "save_quantized": "qbench.quantize",
+    "Scorer": "qbench.evaluate.scorer",
 }
 
 __all__ = list(_EXPORTS)

@@ -1,0 +1,66 @@
+"""The `qbench` command. Exit codes: 0 fine, 1 a check or a cell failed, 2 a wrong call, recipe or file."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from qbench.errors import InputError
+
+DONE, FAILED, WRONG = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; each has its arguments and its function in one place below."""
+    parser = argparse.ArgumentParser(prog="qbench", description="What quantization costs a model, measured and proved.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add in (_add_fetch,):
+        add(commands)
+    options = parser.parse_args(arguments)
+    # lm-eval tells of every default it takes.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    try:
+        return options.run(options)
+    except InputError as error:
+        print(f"qbench: {error}", file=sys.stderr)
+        return WRONG
+
+
+def _add_fetch(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = _command(
+        commands,
+        "fetch",
+        "download a recipe's checkpoints and datasets into the Hugging Face cache, for nodes without network",
+        example="qbench fetch recipes/paper-340m.yaml && HF_HUB_OFFLINE=1 qbench run recipes/paper-340m.yaml",
+    )
+    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
+    parser.set_defaults(run=_fetch)
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from qbench.fetch import fetch
+
+    missing = 0
+    for here, line in fetch(options.recipe):
+        missing += not here
+        print(line if here else f"MISSING {line}", flush=True)
+    if missing:
+        print(f"qbench: {missing} of what {options.recipe} needs is not here.", file=sys.stderr)
+    return FAILED if missing else DONE
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, purpose: str, example: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=purpose,
+        description=f"{purpose[0].upper()}{purpose[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Which tokens run together: a pure function of the requests and a token budget.
+
+A context that several continuations share runs once, and its keys and values stay in memory until they have run:
+contexts are batched by their length, continuations by their own. All other requests run as one sequence each.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Request = tuple[Sequence[int], Sequence[int]]  # token ids of the context and of the continuation, neither empty
+
+PADDING = 0.05  # the most of a batch that may be padding,
+SMALL = 16  # or so many tokens where that is more: a further batch costs at least as much
+KEPT = 4  # contexts in memory at a time, in budgets: the more there are, the more continuations have the same length
+KEYS = 4  # so many keys and values of a context, which one layer at a time reads, cost the memory of one token
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence that the model reads, and the tokens whose probability is read off its positions."""
+
+    tokens: Sequence[int]
+    positions: list[int]  # in `tokens`, ascending
+    targets: list[tuple[int, int, int]]  # (index into positions, token, request), ascending
+    context: int = -1  # of a continuation: which of its group's contexts comes before it
+
+
+Batch = list[Row]  # longest first
+
+
+@dataclass(frozen=True)
+class Group:
+    """Batches that belong together: what runs by itself, then the continuations that need its keys and values."""
+
+    first: list[Batch]
+    continuations: list[Batch] = field(default_factory=list)
+
+    def rows(self) -> list[Row]:
+        """All sequences that run."""
+        return [row for batch in self.first + self.continuations for row in batch]
+
+
+def truncate(context: Sequence[int], continuation: Sequence[int], max_length: int) -> Request:
+    """Drop the start of the context where both do not fit; the last token is scored but never read."""
+    return context[-(max_length + 1 - len(continuation)) :], continuation
+
+
+def plan(requests: Mapping[int, Request], batch_tokens: int) -> list[Group]:
+    """All requests in groups of batches, the longest sequences first; the order of the requests does not matter."""
+    by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index, (context, _) in requests.items():
+        by_context[tuple(context)].append(index)
+    rows, shared = [], []
+    for context, members in by_context.items():
+        if max(len(requests[index][1]) for index in members) == 1:
+            rows.append(_ends(context, members, requests))
+        elif len(members) > 1 and len(context) > 1:  # the prefix token alone is not worth keeping
+            shared.append(context)
+        else:
+            rows += [_whole(index, *requests[index]) for index in members]
+    groups = [Group([batch]) for batch in cut(rows, batch_tokens)]
+    for contexts in _fill(sorted(shared, key=_longest_first), KEPT * batch_tokens):
+        groups.append(_shared(contexts, by_context, requests, batch_tokens))
+    return groups
+
+
+def cut(rows: list[Row], batch_tokens: int, keys: int = 0) -> list[Batch]:
+    """Batches of rows of similar length: padded, a batch has at most batch_tokens tokens, unless it is a single row.
+
+    keys: how many keys and values of a context each row reads besides its own.
+    """
+    batches: list[Batch] = []
+    used = 0
+    for row in sorted(rows, key=lambda row: (*_longest_first(row.tokens), row.context)):
+        batch = batches[-1] if batches else []
+        width, count = len((batch or [row])[0].tokens), len(batch) + 1
+        fits = count * (width + keys // KEYS) <= batch_tokens
+        if batch and fits and count * width - used - len(row.tokens) <= max(PADDING * count * width, SMALL):
+            batch.append(row)
+            used += len(row.tokens)
+        else:
+            batches.append([row])
+            used = len(row.tokens)
+    return batches
+
+
+def padding(groups: list[Group]) -> float:
+    """The share of padding in all that is run."""
+    batches = [batch for group in groups for batch in group.first + group.continuations]
+    padded = sum(len(batch) * len(batch[0].tokens) for batch in batches)
+    return 1 - sum(len(row.tokens) for batch in batches for row in batch) / max(padded, 1)
+
+
+def _longest_first(tokens: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """Sorts by content where lengths are equal, so that the order of the requests leaves no trace in the batches."""
+    return -len(tokens), tuple(tokens)
+
+
+def _ends(context: Sequence[int], members: list[int], requests: Mapping[int, Request]) -> Row:
+    """A context at whose last position the first token of each of its continuations is scored."""
+    return Row(context, [len(context) - 1], [(0, requests[index][1][0], index) for index in members])
+
+
+def _whole(index: int, context: Sequence[int], continuation: Sequence[int]) -> Row:
+    start = len(context) - 1
+    targets = [(slot, token, index) for slot, token in enumerate(continuation)]
+    return Row([*context, *continuation[:-1]], list(range(start, start + len(targets))), targets)
+
+
+def _shared(
+    contexts: list[tuple[int, ...]],
+    by_context: dict[tuple[int, ...], list[int]],
+    requests: Mapping[int, Request],
+    batch_tokens: int,
+) -> Group:
+    first = cut([_ends(context, by_context[context], requests) for context in contexts], batch_tokens)
+    rest = []
+    for number, row in enumerate(row for batch in first for row in batch):
+        for _, _, index in row.targets:
+            # The first token was scored with the context, the last one is never read.
+            continuation = requests[index][1]
+            targets = [(slot, token, index) for slot, token in enumerate(continuation[1:])]
+            if targets:
+                rest.append(Row(continuation[:-1], list(range(len(targets))), targets, context=number))
+    return Group(first, cut(rest, batch_tokens, keys=max(map(len, contexts))))
+
+
+def _fill(contexts: list[tuple[int, ...]], tokens: int) -> list[list[tuple[int, ...]]]:
+    """Consecutive contexts of up to so many tokens together, at least one."""
+    groups: list[list[tuple[int, ...]]] = []
+    used = 0
+    for context in contexts:
+        if groups and used + len(context) <= tokens:
+            groups[-1].append(context)
+            used += len(context)
+        else:
+            groups.append([context])
+            used = len(context)
+    return groups

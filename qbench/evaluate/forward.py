@@ -1,0 +1,137 @@
+"""The forward pass of a group of batches: hidden states first, logits only where a token is scored."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from transformers import Cache, LlamaForCausalLM
+
+from qbench.evaluate.batches import Batch, Group
+
+LOGITS_BYTES = 2**26  # of float32 logits in memory at a time
+
+
+@torch.no_grad()
+def run(model: LlamaForCausalLM, group: Group, greedy: bool) -> Iterator[tuple[Batch, list[list[float]]]]:
+    """Each batch with two numbers a target: its log-probability, and 1 where no other token is likelier (if asked).
+
+    The log-probability is NaN where a logit of its position is NaN or infinite.
+    """
+    cache = ContextCache(group, model.device) if group.continuations else None
+    for batch in group.first + group.continuations:
+        placed = {} if cache is None else cache.place(batch)
+        ids = _padded(batch).to(model.device)
+        output = model.model(input_ids=ids, past_key_values=cache, use_cache=cache is not None, **placed)
+        yield batch, _score(model, output.last_hidden_state, batch, greedy)
+
+
+class ContextCache(Cache):
+    """Keys and values of a group's contexts, without padding, lent to the continuations that follow them."""
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        super().__init__(layers=[])
+        self._device = device
+        self._lengths = [len(row.tokens) for batch in group.first for row in batch]
+        *self._starts, self._total = accumulate(self._lengths, initial=0)
+        # Behind the contexts there is room for the tokens of one batch of continuations.
+        self._size = self._total + max(len(batch) * len(batch[0].tokens) for batch in group.continuations)
+        self._pools: list[tuple[Tensor, Tensor]] = []  # a layer's keys and values, [size, kv_heads, dim] each
+        self._kept = 0  # tokens of contexts so far
+        self._keep = self._read = torch.empty(0)
+        self._before = 0  # keys before the batch's own
+
+    def place(self, batch: Batch) -> dict[str, Tensor | None]:
+        """Say which batch comes next; what the model must know of it besides its tokens."""
+        return self._place_contexts(batch) if batch[0].context < 0 else self._place_continuations(batch)
+
+    def _place_contexts(self, batch: Batch) -> dict[str, Tensor | None]:
+        width = len(batch[0].tokens)
+        real = [n * width + t for n, row in enumerate(batch) for t in range(len(row.tokens))]
+        self._keep = torch.tensor(real, device=self._device)  # of the padded batch
+        self._kept += len(real)
+        return {}
+
+    def _place_continuations(self, batch: Batch) -> dict[str, Tensor | None]:
+        each = [self._lengths[row.context] for row in batch]
+        starts = [self._starts[row.context] for row in batch]
+        lengths, width, before = torch.tensor(each)[:, None], len(batch[0].tokens), max(each)
+        # Contexts end where continuations begin, so padding is on the left: [rows, before], negative where it is.
+        context = torch.arange(before) - (before - lengths)
+        own = self._total + torch.arange(len(batch) * width).view(len(batch), width)
+        read = torch.cat([torch.tensor(starts)[:, None] + context.clamp_min(0), own], dim=1)
+        self._before, self._read = before, read.to(self._device)  # [rows, before + width]
+        mask = torch.cat([context >= 0, torch.ones_like(own, dtype=torch.bool)], dim=1)
+        return {
+            "position_ids": (lengths + torch.arange(width)).to(self._device),
+            "attention_mask": None if min(each) == before else mask.to(self._device),
+        }
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Keep contexts' keys and values [batch, kv_heads, length, dim], or put them before the continuations' own."""
+        if layer_idx == len(self._pools):
+            shape = (self._size, key_states.shape[1], key_states.shape[3])
+            self._pools.append((key_states.new_empty(shape), value_states.new_empty(shape)))
+        keys, values = self._pools[layer_idx]
+        return self._exchange(keys, key_states), self._exchange(values, value_states)
+
+    def _exchange(self, pool: Tensor, states: Tensor) -> Tensor:
+        by_token = states.transpose(1, 2).flatten(0, 1)  # [batch * length, kv_heads, dim]
+        if not self._before:
+            pool[self._kept - len(self._keep) : self._kept] = by_token[self._keep]
+            return states
+        pool[self._total : self._total + len(by_token)] = by_token
+        return pool.index_select(0, self._read.flatten()).unflatten(0, self._read.shape).transpose(1, 2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many keys there are before those of the batch."""
+        return self._before
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """The number of keys, and the first one's offset."""
+        return self._before + query_length, 0
+
+
+def _padded(batch: Batch) -> Tensor:
+    """Token ids [rows, longest], padded on the right: causal attention never looks there, so that needs no mask."""
+    width = len(batch[0].tokens)
+    return torch.tensor([[*row.tokens, *[0] * (width - len(row.tokens))] for row in batch])
+
+
+def _score(model: LlamaForCausalLM, hidden: Tensor, batch: Batch, greedy: bool) -> list[list[float]]:
+    """[log-probability, likeliest] of each target of a batch, from hidden states [rows, length, dim]."""
+    width = hidden.shape[1]
+    positions = [n * width + position for n, row in enumerate(batch) for position in row.positions]
+    slots, tokens, before = [], [], 0
+    for row in batch:
+        slots += [before + slot for slot, _, _ in row.targets]
+        tokens += [token for _, token, _ in row.targets]
+        before += len(row.positions)
+    where, target = torch.tensor(positions), torch.tensor([slots, tokens])
+    hidden = hidden.flatten(0, 1)[where.to(hidden.device)]  # [positions, dim]
+    target = target.to(hidden.device)
+    scores = []
+    step = max(1, LOGITS_BYTES // (4 * model.config.vocab_size))
+    for start in range(0, len(hidden), step):
+        part = slice(bisect_left(slots, start), bisect_left(slots, start + step))
+        logits = model.lm_head(hidden[start : start + step]).float()  # [positions of the chunk, vocabulary]
+        scores.append(_log_softmax(logits, target[0, part] - start, target[1, part], greedy))
+    return torch.cat(scores, dim=1).tolist()
+
+
+def _log_softmax(logits: Tensor, rows: Tensor, tokens: Tensor, greedy: bool) -> Tensor:
+    """[2, targets]: log-probabilities of tokens at rows of the logits, and whether they are the likeliest."""
+    if greedy:
+        best, likeliest = logits.max(-1)
+        is_best = likeliest[rows] == tokens
+    else:
+        best = logits.amax(-1)  # a seventh of the time of max with its index
+        is_best = torch.zeros_like(tokens, dtype=torch.bool)
+    spread = best - logits.amin(-1)  # NaN or infinite if any of the row is
+    chosen = logits[rows, tokens]
+    total = best + logits.sub_(best[:, None]).exp_().sum(-1).log_()
+    total = torch.where(spread.isfinite(), total, torch.nan)
+    return torch.stack([chosen - total[rows], is_best.float()])

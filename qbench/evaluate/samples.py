@@ -1,0 +1,89 @@
+"""Per-document results as a tidy frame and a parquet file. Imports neither torch nor lm-eval: reports read them too.
+
+One row a document, in the order of tasks and documents. A metric's column holds the document's own value: 0 or 1 for
+acc, the log-likelihood for perplexities; `<metric>.weight` holds what it is divided by, the words or bytes of a page.
+"""
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+WEIGHT = ".weight"
+FIELDS = pa.schema(
+    [
+        ("task", pa.string()),
+        ("doc_id", pa.int32()),
+        ("doc_hash", pa.string()),  # the document's content, so that two runs are paired on the same documents
+        ("gold", pa.list_(pa.int32())),  # which choices are right; null where the task has none
+        ("target", pa.string()),  # the right text, for tasks without choices; null for whole pages
+        ("response", pa.string()),  # what was generated; null for tasks that score
+        ("loglikelihoods", pa.list_(pa.float64())),  # one a choice, or of the target, or of the page
+        ("is_greedy", pa.list_(pa.bool_())),
+        ("characters", pa.list_(pa.int32())),  # of each choice (what acc_norm divides by), of the target or the page
+        ("bytes", pa.list_(pa.int32())),  # the same in UTF-8: what acc_bytes divides by
+        ("tokens", pa.list_(pa.int32())),  # scored tokens of each; null where the model does not tell
+    ]
+)
+
+# lm-eval's aggregations of (values, weights), by its names.
+AGGREGATIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "mean": lambda values, _: float(values.mean()),
+    "perplexity": lambda values, _: math.exp(-values.mean()),
+    "weighted_perplexity": lambda values, weights: math.exp(-values.sum() / weights.sum()),
+    "bits_per_byte": lambda values, weights: float(-values.sum() / weights.sum() / math.log(2)),
+}
+
+
+def to_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows with the fields above and any metrics as a frame, of the same types as a file that is read."""
+    return _table(rows).to_pandas()
+
+
+def write_samples(samples: pd.DataFrame, file: str | os.PathLike[str]) -> None:
+    """Write a frame of samples as parquet: whole or not at all, and the same bytes for the same samples."""
+    file = Path(file)
+    table = pa.Table.from_pandas(samples, schema=_schema(samples.columns), preserve_index=False)
+    handle, unfinished = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            pq.write_table(table.replace_schema_metadata(None), out, compression="zstd")
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(unfinished, file)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
+
+
+def read_samples(file: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read what write_samples wrote."""
+    return pq.read_table(file).to_pandas()
+
+
+def aggregate(samples: pd.DataFrame, metric: str, aggregation: str) -> float:
+    """Recompute a metric from the samples of one task; aggregation is lm-eval's name, such as 'mean'."""
+    if aggregation not in AGGREGATIONS:
+        raise ValueError(f"aggregation is {aggregation!r}; it must be one of {', '.join(AGGREGATIONS)}.")
+    if metric not in samples or not samples[metric].notna().any():
+        raise ValueError(f"The samples have no values of the metric {metric!r}; they have {', '.join(samples)}.")
+    rows = samples[samples[metric].notna()]
+    weights = rows[metric + WEIGHT] if metric + WEIGHT in rows else np.ones(len(rows))
+    return AGGREGATIONS[aggregation](rows[metric].to_numpy(), np.asarray(weights))
+
+
+def _schema(columns: Sequence[str] | pd.Index) -> pa.Schema:
+    metrics = [column for column in columns if column not in FIELDS.names]
+    return pa.schema([*FIELDS, *((metric, pa.float64()) for metric in metrics)])
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return pa.Table.from_pylist(list(rows), schema=_schema(list(columns)))

@@ -1,0 +1,286 @@
+"""Scorer: lm-eval's requests in, HFLM's numbers out, in float32, without the work that HFLM repeats."""
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from qbench.errors import InputError
+from qbench.evaluate.batches import KEPT, KEYS, Group, Request, plan, truncate
+from qbench.evaluate.forward import LOGITS_BYTES, run
+
+CPU_BATCH_TOKENS = 1024  # caches set it, not memory: more at a time is no faster
+CUDA_BATCH_TOKENS = 2**16
+FREE_SHARE = 0.6  # of a GPU's free memory; the rest is for the allocator's fragments
+
+Score = tuple[float, bool]  # a continuation's log-probability, and whether greedy decoding gives it
+Work = TypeVar("Work")
+Piece = TypeVar("Piece")
+Answer = TypeVar("Answer")
+
+log = logging.getLogger(__name__)
+
+
+class ScoringError(InputError):
+    """Requests that cannot be scored as they are, in a sentence."""
+
+
+class Scorer(HFLM):
+    """An lm-eval model over any model from load_checkpoint or quantize.
+
+    Tokenization, chat templates and generation are HFLM's own. batch_tokens: how many tokens run at a time, by default
+    what memory allows. token_cache: a folder that keeps token ids for the next model with the same tokenizer.
+    """
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+        token_cache: Path | None = None,
+    ) -> None:
+        for name, value in (("max_length", max_length), ("batch_tokens", batch_tokens)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ScoringError(f"{name} is {value!r}; it must be a positive integer, or None.")
+        largest = max(tokenizer.get_vocab().values(), default=0)
+        if largest >= model.config.vocab_size:
+            raise ScoringError(
+                f"The tokenizer's vocabulary goes up to id {largest}, but the model's ends at "
+                f"{model.config.vocab_size - 1}; give the tokenizer that the model was trained with."
+            )
+        # LLM.int8 pools its outlier columns over a batch: a row's scores depend on its neighbours.
+        self._pools_batches = any(getattr(module, "ACTIVATION_BITS", None) for module in model.modules())
+        if self._pools_batches and batch_tokens is None:
+            raise ScoringError(
+                "The model quantizes its activations batch by batch, so its scores depend on the batches; give "
+                "batch_tokens, the same to all models that are to be compared."
+            )
+        with _without_warnings(HFLM.__module__):  # of a model that is no name: ours never is
+            super().__init__(pretrained=model, tokenizer=tokenizer, max_length=max_length, softmax_dtype=torch.float32)
+        self.batch_tokens = batch_tokens or free_tokens(model)
+        self.token_cache = token_cache
+        self._scored: dict[tuple[str, ...], int] = {}
+
+    def count_tokens(self, requests: list[Instance]) -> list[int]:
+        """How many tokens of each request were scored."""
+        return [self._scored[request.args] for request in requests]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
+        """The log-probability of each continuation after its context, and whether greedy decoding gives it."""
+        names = [_name(request) for request in requests]
+        scores: dict[int, Score] = {}
+        pairs = self._encode_pairs([request.args for request in requests])
+        self._scored |= {request.args: len(pair[1]) for request, pair in zip(requests, pairs, strict=True)}
+        for index, score in self._score(pairs, names, greedy=True, quiet=disable_tqdm):
+            scores[index] = score
+            self.cache_hook.add_partial("loglikelihood", requests[index].args, score)
+        return [scores[index] for index in range(len(requests))]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of each document, in windows as lm-eval cuts them."""
+        windows: list[Request] = []
+        documents: list[int] = []  # of each window
+        for index, tokens in enumerate(self._encode_texts([request.args[0] for request in requests])):
+            if not tokens:
+                raise ScoringError(f"{_name(requests[index])}: the document is empty; it must have a token to score.")
+            cuts = get_rolling_token_windows(tokens, self.prefix_token_id, max_seq_len=self.max_length, context_len=1)
+            windows += map(make_disjoint_window, cuts)
+            documents += [index] * (len(windows) - len(documents))
+            self._scored[requests[index].args] = len(tokens)
+        names = [_name(requests[document]) for document in documents]
+        parts: dict[int, list[float]] = defaultdict(list)
+        for index, (value, _) in self._score(windows, names, greedy=False, quiet=disable_tqdm):
+            parts[documents[index]].append(value)
+        totals = [math.fsum(parts[index]) for index in range(len(requests))]
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """HFLM's generation, in batches by the token budget."""
+        texts: dict[int, str] = {}
+        bar = tqdm(total=len(requests), unit="request", disable=disable_tqdm or None)
+        with bar:
+            for index, text in self._halving(dict(enumerate(requests)), self._generation_batches, self._generate):
+                texts[index] = text
+                bar.update()
+        return [texts[index] for index in range(len(requests))]
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **_: object
+    ) -> list[Score]:
+        names = [f"Request {index}" for index in range(len(requests))]
+        scores = dict(self._score([(a, b) for _, a, b in requests], names, greedy=True, quiet=disable_tqdm))
+        return [scores[index] for index in range(len(requests))]
+
+    def _score(
+        self, requests: Sequence[Request], names: list[str], greedy: bool, quiet: bool
+    ) -> Iterator[tuple[int, Score]]:
+        """Index and score of each request, as they come."""
+        fitted = {index: self._fit(request, names[index]) for index, request in enumerate(requests)}
+        # disable=None: a bar where there is a terminal, and silence elsewhere
+        with tqdm(unit="token", unit_scale=True, disable=quiet or None) as bar:
+
+            def cut(left: Mapping[int, Request], batch_tokens: int) -> list[Group]:
+                groups = plan(left, batch_tokens)
+                bar.reset(sum(len(row.tokens) for group in groups for row in group.rows()))
+                return groups
+
+            yield from self._halving(fitted, cut, partial(self._run, names=names, greedy=greedy, bar=bar))
+
+    def _fit(self, request: Request, name: str) -> Request:
+        context, continuation = request
+        if not continuation:
+            raise ScoringError(f"{name}: the continuation is empty; it must have a token to score.")
+        if len(continuation) > self.max_length:
+            raise ScoringError(
+                f"{name}: the continuation has {len(continuation)} tokens and max_length is {self.max_length}; "
+                "it must fit: leave the document out, or give a larger max_length if the model was trained for it."
+            )
+        return truncate(context, continuation, self.max_length)
+
+    def _run(self, group: Group, names: list[str], greedy: bool, bar: tqdm) -> dict[int, Score]:
+        values: dict[int, list[float]] = defaultdict(list)
+        likeliest: dict[int, bool] = {}
+        for batch, (log_probabilities, flags) in run(self.model, group, greedy):
+            targets = (request for row in batch for _, _, request in row.targets)
+            for request, value, flag in zip(targets, log_probabilities, flags, strict=True):
+                values[request].append(value)
+                likeliest[request] = likeliest.get(request, True) and flag == 1
+            bar.update(sum(len(row.tokens) for row in batch))
+        scores = {request: (math.fsum(parts), likeliest[request]) for request, parts in values.items()}
+        for request, (value, _) in scores.items():
+            if not math.isfinite(value):
+                raise ScoringError(
+                    f"{names[request]}: the model's logits are NaN or infinite there, which is no score; they must be "
+                    "finite: look at the weights, or run the model in a dtype of larger range."
+                )
+        return scores
+
+    def _halving(
+        self,
+        work: Mapping[int, Work],
+        cut: Callable[[Mapping[int, Work], int], list[Piece]],
+        do: Callable[[Piece], Mapping[int, Answer]],
+    ) -> Iterator[tuple[int, Answer]]:
+        """Do all work piece by piece; when memory runs out, halve the budget and cut anew what is left."""
+        left = dict(work)
+        while left:
+            for piece in cut(left, self.batch_tokens):
+                try:
+                    answers = do(piece)
+                except Exception as error:
+                    if not _out_of_memory(error):
+                        raise
+                    self._halve(error)
+                    break
+                for index in answers:
+                    del left[index]
+                yield from answers.items()
+
+    def _halve(self, error: Exception) -> None:
+        if self._pools_batches:
+            raise ScoringError(
+                f"Out of memory with batch_tokens={self.batch_tokens}, which must stay as it is: the model's scores "
+                "depend on the batches; give a smaller one to all models that are to be compared."
+            ) from error
+        if self.batch_tokens == 1:
+            raise ScoringError("Out of memory with one sequence at a time; give a smaller max_length.") from error
+        self.batch_tokens //= 2
+        log.warning("Out of memory: going on with batch_tokens=%d.", self.batch_tokens)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _encode_pairs(self, pairs: list[tuple[str, str]]) -> list[Request]:
+        """Token ids as lm-eval splits them: the prefix token stands for an empty context."""
+        with_context = [pair for pair in pairs if pair[0]]
+        if self.token_cache is None:
+            encoded = iter([self._encode_pair(*pair) for pair in with_context])
+        else:
+            from qbench.evaluate.tokens import TokenCache
+
+            encoded = iter(TokenCache(self.token_cache).encode_pairs(self, with_context))
+        return [next(encoded) if context else self._encode_alone(continuation) for context, continuation in pairs]
+
+    def _encode_alone(self, continuation: str) -> Request:
+        tokens = self.tok_encode(continuation, add_special_tokens=False)
+        if tokens[:1] == [self.prefix_token_id]:
+            return tokens[:1], tokens[1:]
+        return [self.prefix_token_id], tokens
+
+    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
+        if self.token_cache is None:
+            return [self.tok_encode(text) for text in texts]
+        from qbench.evaluate.tokens import TokenCache
+
+        return TokenCache(self.token_cache).encode_texts(self, texts)
+
+    def _generation_batches(self, requests: Mapping[int, Instance], batch_tokens: int) -> list[dict[int, Instance]]:
+        """Requests of equal settings and similar length, so many that contexts and new tokens fit the budget."""
+        lengths = {index: len(self.tok_encode(request.args[0])) for index, request in requests.items()}
+        settings = {index: repr(request.args[1]) for index, request in requests.items()}
+        batches: list[dict[int, Instance]] = []
+        last, rows = "", 0
+        for index in sorted(requests, key=lambda index: (settings[index], -lengths[index])):
+            if not batches or settings[index] != last or len(batches[-1]) == rows:
+                new = normalize_gen_kwargs(requests[index].args[1], self.max_gen_toks)["max_gen_toks"]
+                last, rows = settings[index], max(1, batch_tokens // (lengths[index] + new))
+                batches.append({})
+            batches[-1][index] = requests[index]
+        return batches
+
+    def _generate(self, batch: dict[int, Instance]) -> dict[int, str]:
+        self.batch_size_per_gpu = len(batch)
+        return dict(zip(batch, super().generate_until(list(batch.values()), disable_tqdm=True), strict=True))
+
+
+@contextmanager
+def _without_warnings(logger: str) -> Iterator[None]:
+    theirs = logging.getLogger(logger)
+    level = theirs.level
+    theirs.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        theirs.setLevel(level)
+
+
+def free_tokens(model: LlamaForCausalLM) -> int:
+    """The token budget that a device's free memory allows."""
+    if model.device.type != "cuda":
+        return CPU_BATCH_TOKENS
+    free, _ = torch.cuda.mem_get_info(model.device)
+    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    config = model.config
+    width = model.model.layers[0].self_attn.k_proj.out_features
+    kept = 2 * config.num_hidden_layers * width
+    # One layer's tensors: residuals, norms, q, k, v and their rotations; gate, up, activation, product; and the
+    # contexts' keys and values that continuations read, as they are and repeated for all heads.
+    passing = 12 * config.hidden_size + 4 * config.intermediate_size + 2 * KEYS * (width + config.hidden_size)
+    bytes_per_token = model.dtype.itemsize * (KEPT * kept + passing)
+    return max(1, min(CUDA_BATCH_TOKENS, int(FREE_SHARE * free - 3 * LOGITS_BYTES) // bytes_per_token))
+
+
+def _name(request: Instance) -> str:
+    return f"{request.task_name or 'A request without a task'}, document {request.doc_id}"
+
+
+def _out_of_memory(error: Exception) -> bool:
+    # The CPU allocator and cuBLAS have no type of their own.
+    allocator = isinstance(error, RuntimeError) and any(
+        text in str(error) for text in ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    )
+    return allocator or isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -1,0 +1,72 @@
+"""lm-eval's own command line with qbench's model in it, since lm-eval has no hook for models of others.
+
+python -m qbench.lm_eval --model qbench --model_args pretrained=PATH_OR_HUB_ID --tasks arc_easy [any option of lm-eval]
+"""
+
+import inspect
+import sys
+from pathlib import Path
+
+import torch
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.api.registry import register_model
+from transformers import AutoTokenizer
+
+from qbench.checkpoint import CheckpointError, load_checkpoint
+from qbench.evaluate.scorer import Scorer, ScoringError
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@register_model("qbench")
+class CheckpointScorer(Scorer):
+    """A Scorer from lm-eval's --model_args.
+
+    batch_size and max_batch_size are what lm-eval gives to every model; batch_tokens stands for them here.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        tokenizer: str | None = None,
+        attention: str | None = None,
+        dtype: str = "float32",
+        device: str | None = None,
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+        token_cache: str | None = None,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        **unknown: object,
+    ) -> None:
+        if unknown:
+            known = [name for name in inspect.signature(CheckpointScorer).parameters if name != "unknown"]
+            raise ScoringError(f"model_args has {', '.join(unknown)}; supported are {', '.join(known)}.")
+        if str(batch_size) not in ("1", "auto"):
+            raise ScoringError(
+                f"batch_size is {batch_size}; batches go by tokens here: give batch_tokens in model_args, or nothing."
+            )
+        if dtype not in DTYPES:
+            raise ScoringError(f"model_args has dtype={dtype}; supported are {', '.join(DTYPES)}.")
+        if not torch.cuda.is_available() and (device or "cuda").startswith("cuda"):
+            device = "cpu"  # lm-eval asks for cuda:0 everywhere unless told otherwise
+        super().__init__(
+            load_checkpoint(pretrained, attention, device or "cuda", DTYPES[dtype]),
+            AutoTokenizer.from_pretrained(tokenizer or pretrained),
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+            token_cache=Path(token_cache) if token_cache else None,
+        )
+
+
+def main() -> None:
+    """Run lm-eval's command line."""
+    try:
+        cli_evaluate()
+    except (CheckpointError, ScoringError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

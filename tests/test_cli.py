@@ -1,0 +1,125 @@
+"""The command line: exit codes, help, and what fetch finds, in a real process without network."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+
+from qbench.cli import main
+
+SCIQ = {
+    "question": "What is H2O?",
+    "support": "Wet.",
+    "distractor1": "salt",
+    "distractor2": "gold",
+    "distractor3": "air",
+    "correct_answer": "water",
+}
+PIQA = {"goal": "Open a jar", "sol1": "turn the lid", "sol2": "turn the page", "label": 0}
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["fetch", "--help"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 0
+    assert "example:\n  qbench fetch recipes/" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["fetsh"], ["fetch"], ["fetch", "a.yaml", "--fast"]])
+def test_a_wrong_call_is_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+
+
+BAD_RECIPES = [
+    ("", "a recipe must have fields"),
+    ("checkpoints: [a\ntasks", "recipe.yaml: not YAML"),
+    ("checkpoints: [a/b]\ntask: [piqa]", "the field 'tasks' is missing or empty. Did you mean task?"),
+    ("checkpoints: {340M: {softmax: 3}}\ntasks: [piqa]", "checkpoints.340M.softmax is 3; it must be a text"),
+    ("checkpoints: [.]\ntasks: [piqa]\ndata: {piqa: 1}", "data.piqa is 1; it must be a file"),
+    ("checkpoints: [.]\ntasks: [piqa]\ndata: nothing", "data is 'nothing'; it must have fields of its own"),
+    ("checkpoints: [.]\ntasks: [piqa]\ndata: {piqa: none.jsonl}", "none.jsonl: the data file of piqa cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "message"), BAD_RECIPES)
+def test_a_wrong_recipe_is_2(recipe: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe)
+    assert main(["fetch", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("qbench: ")
+
+
+def test_a_recipe_that_is_not_there_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fetch", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml: the recipe cannot be read (No such file or directory)" in capsys.readouterr().err
+
+
+def test_what_is_all_here_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "piqa.jsonl").write_text(json.dumps(PIQA))
+    (tmp_path / "recipe.yaml").write_text("checkpoints: [model]\ntasks: {piqa: {}}\ndata: {piqa: piqa.jsonl}\n")
+    assert main(["fetch", str(tmp_path / "recipe.yaml")]) == 0
+    assert "task piqa: 1 documents" in capsys.readouterr().out
+
+
+def cached_checkpoint(home: Path, owner: str, files: dict[str, str]) -> None:
+    """A checkpoint as the hub's library keeps it."""
+    folder = home / "hub" / f"models--{owner}--tiny"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    for name, content in files.items():
+        (folder / "snapshots" / ("0" * 40) / name).write_text(content)
+
+
+def cached_dataset(home: Path, owner: str, name: str, document: dict[str, str]) -> None:
+    """A dataset as the datasets library keeps it once it was downloaded."""
+    file = home / "rows.jsonl"
+    file.write_text(json.dumps(document))
+    splits = {split: str(file) for split in ("train", "validation", "test")}
+    datasets.load_dataset("json", data_files=splits, cache_dir=str(home / "made"))
+    (info,) = (home / "made" / "json").glob("*/*/*/dataset_info.json")
+    folder = home / "datasets" / f"{owner}___{name}" / "default" / "0.0.0" / "0123abcd"
+    shutil.copytree(info.parent, folder)
+    for arrow in folder.glob("json-*.arrow"):
+        arrow.rename(folder / arrow.name.replace("json-", f"{name}-"))
+    fields = json.loads(info.read_text()) | {"dataset_name": name}
+    (folder / "dataset_info.json").write_text(json.dumps(fields))
+
+
+def test_without_network_it_says_what_is_missing_and_finds_what_is_cached(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    cached_checkpoint(home, "whole", {"config.json": "{}", "model.safetensors": "weights"})
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+    half = {"config.json": "{}", "model.safetensors.index.json": index, "model-1.safetensors": "weights"}
+    cached_checkpoint(home, "half", half)
+    cached_dataset(home, "allenai", "sciq", SCIQ)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "checkpoints: {tiny: {softmax: whole/tiny, softpick: half/tiny}, other: {softmax: none/tiny}}\n"
+        "tasks: [sciq, arc_easy]\n"
+    )
+    offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    strip = ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE")
+    env = {key: value for key, value in os.environ.items() if key not in strip} | offline
+    command = [sys.executable, "-m", "qbench.cli", "fetch", str(recipe)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    lines = [line for line in done.stdout.splitlines() if not line.endswith("its dataset")]
+    assert lines[0] == "checkpoint whole/tiny: 0.00 GB in the cache"
+    assert lines[1] == "MISSING checkpoint half/tiny: model-2.safetensors is not among its files"
+    assert lines[2].startswith("MISSING checkpoint none/tiny: neither a folder nor to be had from the hub")
+    assert lines[3] == "task sciq: 1 documents"
+    assert lines[4].startswith("MISSING task arc_easy: The dataset of the task arc_easy is not in the Hugging Face")
+    assert "Run `qbench fetch` where there is network" in lines[4]
+    assert done.stderr.endswith(f"qbench: 3 of what {recipe} needs is not here.\n")
