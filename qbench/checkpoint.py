@@ -20,6 +20,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from qbench.attention import KINDS, attention_kind
+from qbench.errors import InputError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_SIZE = "5GB"
@@ -91,7 +92,7 @@ FLA_TENSORS = {
 }
 
 
-class CheckpointError(ValueError):
+class CheckpointError(InputError):
     """A checkpoint that cannot be loaded or saved as it is, in a sentence."""
 
 

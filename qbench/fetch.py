@@ -147,7 +147,7 @@ def _fetch_calibration(fields: dict[str, Any]) -> tuple[bool, str]:
         return Path(source.source).is_file(), f"calibration {source.source}: a local file"
     print(f"calibration {source.source}: its dataset", flush=True)
     try:
-        load_dataset(**source._dataset(), split=source.split)
+        load_dataset(**source.dataset(), split=source.split)
     except Exception as error:  # offline, not cached, no such dataset: datasets and the hub raise a dozen kinds
         return False, f"calibration {source.source}: not in the cache and not to be had ({_reason(error)})"
     return True, f"calibration {source.source}: in the cache"

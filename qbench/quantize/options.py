@@ -1,14 +1,15 @@
 """What can be asked for: methods, bits, typed options and labels. No torch here: `plan` and `table` read it too."""
 
-import difflib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from qbench.errors import InputError, did_you_mean
 
-class QuantizeError(ValueError):
+
+class QuantizeError(InputError):
     """A wrong call: a method, bits, option, model or calibration that cannot be quantized with."""
 
 
@@ -122,7 +123,9 @@ class Quantization:
 def offered(method: str, bits: int) -> NotOffered | None:
     """None when the method has that width, else the value that says it has not; an unknown method is an error."""
     if not isinstance(method, str) or method not in OFFERED:
-        raise QuantizeError(f"method is {method!r}; it must be one of {', '.join(OFFERED)}.{_suggest(method, OFFERED)}")
+        raise QuantizeError(
+            f"method is {method!r}; it must be one of {', '.join(OFFERED)}.{did_you_mean(method, OFFERED)}"
+        )
     if isinstance(bits, bool) or not isinstance(bits, int):
         raise QuantizeError(f"bits is {bits!r}; it must be a whole number: {_widths(method)} for {method}.")
     return None if bits in OFFERED[method] else NotOffered(method, bits)
@@ -149,12 +152,7 @@ def _unknown_option(method: str, bits: int, name: str) -> str:
     if elsewhere:
         return f"{name} is an option of {method} at {' and '.join(elsewhere)} bits, not at {bits}."
     allowed = f"it has {', '.join(known)}" if known else "it has none"
-    return f"{name} is not an option of {method} at {bits} bits; {allowed}.{_suggest(name, known)}"
-
-
-def _suggest(name: Any, known: Any) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+    return f"{name} is not an option of {method} at {bits} bits; {allowed}.{did_you_mean(name, known)}"
 
 
 def _widths(method: str) -> str:
