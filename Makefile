@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint kernels bench-attention bench-quantize clean
+.PHONY: help setup test test-all lint kernels bench-attention bench-quantize bench-scorer clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ bench-attention: setup ## softpick on CPU beside torch's softmax: time and memor
 
 bench-quantize: setup ## our GPTQ pass beside gptqmodel's own: time and memory
 	$(BIN)/python benchmarks/quantize.py
+
+bench-scorer: setup ## our scorer beside lm-eval's own: time, tokens forwarded and memory
+	$(BIN)/python benchmarks/scorer.py
 
 clean: ## remove .venv and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
