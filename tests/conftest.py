@@ -1,8 +1,15 @@
 """What all tests share."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # Triton kernels run in its interpreter. Here and not beside their tests: it must be set before anything imports
+    # triton. Tests that compile do so in a child process.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
