@@ -4,14 +4,14 @@ A context that several continuations share runs once, and its keys and values st
 contexts are batched by their length, continuations by their own. All other requests run as one sequence each.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Request = tuple[Sequence[int], Sequence[int]]  # token ids of the context and of the continuation, neither empty
 
-PADDING = 0.05  # the most of a batch that may be padding,
-SMALL = 16  # or so many tokens where that is more: a further batch costs at least as much
+BATCH = 24  # what a batch costs besides its tokens, in tokens: reading the weights (340M on a CPU core; GPUs: more)
 KEPT = 4  # contexts in memory at a time, in budgets: the more there are, the more continuations have the same length
 KEYS = 4  # so many keys and values of a context, which one layer at a time reads, cost the memory of one token
 
@@ -70,19 +70,41 @@ def cut(rows: list[Row], batch_tokens: int, keys: int = 0) -> list[Batch]:
 
     keys: how many keys and values of a context each row reads besides its own.
     """
+    rows = sorted(rows, key=lambda row: (*_longest_first(row.tokens), row.context))
     batches: list[Batch] = []
-    used = 0
-    for row in sorted(rows, key=lambda row: (*_longest_first(row.tokens), row.context)):
-        batch = batches[-1] if batches else []
-        width, count = len((batch or [row])[0].tokens), len(batch) + 1
-        fits = count * (width + keys // KEYS) <= batch_tokens
-        if batch and fits and count * width - used - len(row.tokens) <= max(PADDING * count * width, SMALL):
-            batch.append(row)
-            used += len(row.tokens)
-        else:
-            batches.append([row])
-            used = len(row.tokens)
+    start = 0
+    for end in _ends_of_similar([len(row.tokens) for row in rows], batch_tokens, keys):
+        while start < end:
+            stop = min(end, start + _most_rows(len(rows[start].tokens), batch_tokens, keys))
+            batches.append(rows[start:stop])
+            start = stop
     return batches
+
+
+def _most_rows(width: int, batch_tokens: int, keys: int) -> int:
+    return max(1, batch_tokens // (width + keys // KEYS))
+
+
+def _ends_of_similar(lengths: list[int], batch_tokens: int, keys: int) -> list[int]:
+    """Cut descending lengths where padding and batches together cost least, by dynamic programming: where parts end.
+
+    A part may be more than one batch; padding is counted as if it were all as wide as its first row.
+    """
+    total = len(lengths)
+    steps = [n for n in range(total + 1) if n in (0, total) or lengths[n] < lengths[n - 1]]
+    least, begin = {0: 0}, {}  # of the first n rows: the cost, and where their last part begins
+    for end in steps[1:]:
+        options = []
+        for start in steps[: steps.index(end)]:
+            count, width = end - start, lengths[start]
+            batches = math.ceil(count / _most_rows(width, batch_tokens, keys))
+            options.append((least[start] + count * width + batches * BATCH, start))
+        least[end], begin[end] = min(options)
+    ends, end = [], total
+    while end:
+        ends.append(end)
+        end = begin[end]
+    return ends[::-1]
 
 
 def padding(groups: list[Group]) -> float:

@@ -209,8 +209,8 @@ def forwarded(model: LlamaForCausalLM, lm: HFLM, requests: list[Instance]) -> in
     hook = model.model.register_forward_pre_hook(
         lambda _, __, kwargs: counts.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
-    lm.loglikelihood(requests, disable_tqdm=True)
-    hook.remove()
+    with hook:
+        lm.loglikelihood(requests, disable_tqdm=True)
     return sum(counts)
 
 
@@ -228,8 +228,8 @@ def test_logits_are_made_only_where_a_token_is_scored_and_a_few_at_a_time(
     monkeypatch.setattr(forward, "LOGITS_BYTES", 10 * 4 * softmax_model.config.vocab_size)
     lm = Scorer(softmax_model, tokenizer)
     document = " ".join(SENTENCES)
-    lm.loglikelihood_rolling(instances([(document,)], "loglikelihood_rolling"))
-    hook.remove()
+    with hook:
+        lm.loglikelihood_rolling(instances([(document,)], "loglikelihood_rolling"))
     assert max(rows) == 10
     assert sum(rows) == len(tokenizer.encode(document))
 
