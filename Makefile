@@ -38,6 +38,7 @@ bench-quantize: setup ## our GPTQ pass beside gptqmodel's own: time and memory
 
 bench-scorer: setup ## our scorer beside lm-eval's own: time, tokens forwarded and memory
 	$(BIN)/python benchmarks/scorer.py
+	$(BIN)/python benchmarks/cell.py
 
 clean: ## remove .venv and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
