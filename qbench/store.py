@@ -1,0 +1,374 @@
+"""Records on disk: one folder a cell with record.json and samples.parquet beside it. Imports no torch.
+
+DIR/run.json                   the plan of the last run: which cells there are, and the key of each one's record
+DIR/<cell>/record.json         what a cell produced, or why it failed; written last, so it is there whole or not
+DIR/<cell>/samples.parquet     the results of every document (qbench.evaluate.samples)
+DIR/<cell>/log.txt             what the cell's process printed
+"""
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from qbench.errors import InputError
+from qbench.quantize.audit import Audit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+SCHEMA = Path(__file__).with_name("record.schema.json")
+RECORD, SAMPLES, LOG, RUN = "record.json", "samples.parquet", "log.txt", "run.json"
+
+FailureKind = Literal["error", "audit", "out-of-memory", "killed", "crashed", "timeout"]
+
+
+class StoreError(InputError):
+    """A folder of records that cannot be read or written as it is, in a sentence."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class CellRef(_Part):
+    """What a cell is to a reader: one checkpoint and one quantization. Records of two runs are joined by this."""
+
+    family: str  # such as 340M: joins a softmax checkpoint and its twins
+    attention: str  # softmax, softpick, …
+    checkpoint: str  # as the recipe names it
+    method: str
+    bits: int  # 16 for method none
+    label: str  # the quantization's full name, such as hqq-3-g64
+
+    @property
+    def name(self) -> str:
+        """The cell in one word, for people: 340M-softpick-hqq-3-g64."""
+        return f"{self.family}-{self.attention}-{self.label}"
+
+
+class Identity(_Part):
+    """All that can change a cell's numbers. The key is a hash of it; `code` and `packages` alone make it stale."""
+
+    what: dict[
+        str, Any
+    ]  # checkpoint content, quantization, calibration, tasks, dtype, execution, device, lengths, seeds
+    code: str  # a hash of our own code that computes
+    packages: dict[str, str]  # versions of the packages that compute
+
+    @property
+    def key(self) -> str:
+        """A hash of everything."""
+        return _hash(self.model_dump())
+
+    @property
+    def what_key(self) -> str:
+        """A hash of what is computed, whichever code and packages compute it."""
+        return _hash(self.what)
+
+
+class MetricValue(_Part):
+    """One number of one task, by lm-eval's names; accuracies are shares, not percent."""
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    better: Literal["higher", "lower"] | None
+    aggregation: str  # how documents' values become one: a name in qbench.evaluate.samples.AGGREGATIONS
+    documents: int
+
+
+class Cost(_Part):
+    """What the cell took."""
+
+    seconds: dict[str, float]  # by phase: load, quantize, evaluate
+    tokens: int | None = None  # forwarded while evaluating
+    tokens_per_second: float | None = None
+    peak_host_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    weight_bytes: int | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
+
+
+class Provenance(_Part):
+    """Everything needed to get the numbers again."""
+
+    recipe: str  # the file's name
+    resolved_recipe: dict[str, Any]
+    packages: dict[str, str]
+    git_commit: str | None  # with a + where the working tree has changes
+    machine: dict[str, Any]  # cpu, cores, threads, memory, gpu, driver, python, platform
+    started: str  # ISO 8601, UTC
+    finished: str
+
+
+class Failure(_Part):
+    """Why a cell has no numbers."""
+
+    kind: FailureKind
+    reason: str
+    phase: str | None = None
+    log_tail: str = ""
+
+
+class Record(_Part):
+    """What a cell produced: numbers with the proof behind them, or the reason why there are none."""
+
+    schema_version: Literal[1] = 1
+    state: Literal["done", "failed"]
+    cell: CellRef
+    key: str
+    identity: Identity
+    metrics: tuple[MetricValue, ...] = ()
+    audit: Audit | None = None
+    cost: Cost | None = None
+    provenance: Provenance
+    failure: Failure | None = None
+    samples_sha256: str | None = None
+
+
+class PlannedCell(_Part):
+    """A cell as a run planned it."""
+
+    cell: CellRef
+    key: str | None  # of the record that counts; None where it is not known yet, or the method lacks the width
+    not_offered: bool = False
+
+
+class RunPlan(_Part):
+    """What run.json holds: the matrix as it was meant, so that a reader sees what is missing."""
+
+    schema_version: Literal[1] = 1
+    recipe: str
+    resolved_recipe: dict[str, Any]
+    cells: tuple[PlannedCell, ...]
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record and the folder that it is in."""
+
+    record: Record
+    folder: Path
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether there are per-document results."""
+        return self.record.samples_sha256 is not None
+
+    def samples(self) -> "pd.DataFrame":
+        """The results of every document; an error if the file is not the one that the record was written with."""
+        from qbench.evaluate.samples import read_samples
+
+        file = self.folder / SAMPLES
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{file}: the samples of {self.record.cell.name} cannot be read ({error}).") from None
+        if hashlib.sha256(content).hexdigest() != self.record.samples_sha256:
+            raise StoreError(f"{file} is not what {RECORD} beside it was written with; run the cell again.")
+        return read_samples(file)
+
+
+@dataclass(frozen=True)
+class Results:
+    """A folder of records, read: the current record of each cell, and what else is there."""
+
+    folder: Path
+    plan: RunPlan | None
+    current: tuple[StoredRecord, ...]
+    superseded: tuple[StoredRecord, ...] = ()
+    missing: tuple[PlannedCell, ...] = field(default=())  # planned, but there is no record
+    not_offered: tuple[PlannedCell, ...] = ()
+
+
+Model = TypeVar("Model", Record, RunPlan)
+
+
+def read_results(folder: Path | str) -> Results:
+    """Read a folder of records. With a run.json, its keys say which records count; without one, all of them do."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise StoreError(f"{folder} is not a folder; it must be one of records, as `qbench run` writes them.")
+    records = list(_read_all(folder))
+    plan = _read_plan(folder / RUN)
+    if plan is None:
+        if not records:
+            raise StoreError(
+                f"{folder} holds no records ({RECORD} in a folder for each cell). `qbench run` makes them."
+            )
+        _check_one_each(records, folder)
+        return Results(folder, None, tuple(records))
+    by_key = {stored.record.key: stored for stored in records}
+    planned = [cell for cell in plan.cells if not cell.not_offered]
+    current = [by_key[cell.key] for cell in planned if cell.key in by_key]
+    keys = {stored.record.key for stored in current}
+    return Results(
+        folder,
+        plan,
+        tuple(current),
+        tuple(stored for stored in records if stored.record.key not in keys),
+        tuple(cell for cell in planned if cell.key not in keys),
+        tuple(cell for cell in plan.cells if cell.not_offered),
+    )
+
+
+def read_frame(folder: Path | str) -> "pd.DataFrame":
+    """The metrics of a folder's current records as a tidy frame, one row a cell, task and metric."""
+    import pandas as pd
+
+    rows = []
+    for stored in read_results(folder).current:
+        record = stored.record
+        common = {**record.cell.model_dump(), "state": record.state, "key": record.key}
+        for metric in record.metrics or (None,):
+            rows.append(common | (metric.model_dump() if metric else {}))
+    columns = [*CellRef.model_fields, "state", "key", *MetricValue.model_fields]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def read_record(file: Path) -> Record:
+    """One record.json; an error says what is wrong with it."""
+    return _read_json(file, Record)
+
+
+def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
+    """Where a cell's record is: named for people, and by its key."""
+    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in cell.name)
+    return folder / f"{safe}-{key[:10]}"
+
+
+def write_record(folder: Path, record: Record, samples: "pd.DataFrame | None" = None) -> None:
+    """Write a cell's record into its folder: samples first, record.json last, each whole or not at all."""
+    from qbench.evaluate.samples import write_samples
+
+    digest = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if samples is not None:
+            write_samples(samples, folder / SAMPLES)
+            digest = hashlib.sha256((folder / SAMPLES).read_bytes()).hexdigest()
+        record = record.model_copy(update={"samples_sha256": digest})
+        content = record.model_dump(mode="json")
+        _validator().validate(content)
+        write_atomically(folder / RECORD, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        if samples is None:
+            (folder / SAMPLES).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{folder}: the record cannot be written ({error.strerror or error}).") from error
+
+
+def write_plan(folder: Path, plan: RunPlan) -> None:
+    """Write run.json."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / RUN, plan.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        raise StoreError(f"{folder / RUN} cannot be written ({error.strerror or error}).") from error
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """The file with this text, or as it was; never a part."""
+    handle, unfinished = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(unfinished, 0o644)  # mkstemp's files are for their owner alone
+        os.replace(unfinished, file)
+        _sync_folder(file.parent)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed writers left: temporary files, and cell folders in which nothing was finished.
+
+    Only for who holds the folder's lock.
+    """
+    for file in [*folder.glob(".*.*"), *folder.glob("*/.*.*")]:
+        if file.name.startswith((f".{RECORD}.", f".{SAMPLES}.", f".{RUN}.")):
+            file.unlink(missing_ok=True)
+    for cell in folder.iterdir():
+        if cell.is_dir() and (cell / LOG).exists() and not (cell / RECORD).exists():
+            for name in (LOG, SAMPLES):
+                (cell / name).unlink(missing_ok=True)
+            if not any(cell.iterdir()):
+                cell.rmdir()
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a record; record.schema.json is this."""
+    return Record.model_json_schema(mode="serialization")
+
+
+@functools.cache
+def _validator() -> Any:
+    import jsonschema
+
+    schema = json.loads(SCHEMA.read_text())
+    return jsonschema.validators.validator_for(schema)(schema)
+
+
+def _read_all(folder: Path) -> Iterable[StoredRecord]:
+    for file in sorted(folder.glob(f"*/{RECORD}")):
+        yield StoredRecord(read_record(file), file.parent)
+
+
+def _read_plan(file: Path) -> RunPlan | None:
+    return _read_json(file, RunPlan) if file.exists() else None
+
+
+def _read_json(file: Path, kind: type[Model]) -> Model:
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise StoreError(f"{file} is not JSON ({error}); remove its folder and run the cell again.") from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"{file} has the schema version {version!r}; this qbench reads version {SCHEMA_VERSION}. "
+            "Run the recipe again, or read it with the version of qbench that wrote it."
+        )
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StoreError(f"{file}: {where or 'the record'}: {first['msg']}.") from None
+
+
+def _check_one_each(records: list[StoredRecord], folder: Path) -> None:
+    seen: dict[str, Path] = {}
+    for stored in records:
+        name = stored.record.cell.name
+        if name in seen:
+            raise StoreError(
+                f"{folder} holds two records of {name}, in {seen[name].name} and {stored.folder.name}, and no {RUN} "
+                "that says which one counts; remove one."
+            )
+        seen[name] = stored.folder
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
