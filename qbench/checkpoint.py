@@ -109,7 +109,7 @@ def load_checkpoint(
     if dtype not in DTYPES.values():
         raise CheckpointError(f"dtype is {dtype!r}; it must be one of {_list(DTYPES.values())}.")
     device = _device(device)
-    folder = _locate(path_or_hub_id)
+    folder = local_folder(path_or_hub_id)
     file = folder / "config.json"
     fields = _read_json(file)
     kind = _attention_kind(fields, file, attention)
@@ -224,7 +224,8 @@ def _list(values: Any) -> str:
     return ", ".join(map(str, values))
 
 
-def _locate(path_or_hub_id: str | os.PathLike[str]) -> Path:
+def local_folder(path_or_hub_id: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The folder of a checkpoint; one on the hub is downloaded into the cache."""
     path = Path(path_or_hub_id)
     if path.is_dir():
         return path
@@ -232,7 +233,9 @@ def _locate(path_or_hub_id: str | os.PathLike[str]) -> Path:
         raise CheckpointError(f"{path} is a file; give the folder that holds config.json and {WEIGHTS}.")
     try:
         # Top-level files only: "*" matches "/" too.
-        return Path(snapshot_download(str(path_or_hub_id), allow_patterns=HUB_FILES, ignore_patterns=["*/*"]))
+        return Path(
+            snapshot_download(str(path_or_hub_id), revision=revision, allow_patterns=HUB_FILES, ignore_patterns=["*/*"])
+        )
     except HFValidationError as error:
         raise CheckpointError(f"{path_or_hub_id} is not a folder, and not a hub id such as 'owner/name'.") from error
     except OSError as error:  # the hub's HTTP errors, no network, offline and not in the cache

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from qbench.command import Commands, add_command
 from qbench.errors import InputError
+from qbench.run.commands import add_plan, add_run
 
 DONE, FAILED, WRONG = 0, 1, 2
 
@@ -15,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; each has its arguments and its function in one place below."""
     parser = argparse.ArgumentParser(prog="qbench", description="What quantization costs a model, measured and proved.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_fetch,):
+    for add in (add_plan, add_run, _add_fetch):
         add(commands)
     options = parser.parse_args(arguments)
     # lm-eval tells of every default it takes.
@@ -27,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG
 
 
-def _add_fetch(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = _command(
+def _add_fetch(commands: Commands) -> None:
+    parser = add_command(
         commands,
         "fetch",
         "download a recipe's checkpoints and datasets into the Hugging Face cache, for nodes without network",
@@ -40,26 +42,15 @@ def _add_fetch(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _fetch(options: argparse.Namespace) -> int:
     from qbench.fetch import fetch
+    from qbench.recipe import load_recipe
 
     missing = 0
-    for here, line in fetch(options.recipe):
+    for here, line in fetch(load_recipe(options.recipe)):
         missing += not here
         print(line if here else f"MISSING {line}", flush=True)
     if missing:
         print(f"qbench: {missing} of what {options.recipe} needs is not here.", file=sys.stderr)
     return FAILED if missing else DONE
-
-
-def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, purpose: str, example: str
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        help=purpose,
-        description=f"{purpose[0].upper()}{purpose[1:]}.",
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 if __name__ == "__main__":

@@ -1,100 +1,29 @@
 """`qbench fetch`: a recipe's checkpoints and datasets into the Hugging Face cache, for nodes without network."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from qbench.errors import InputError, did_you_mean
-
-
-class RecipeError(InputError):
-    """A recipe that cannot be read as it is, in a sentence."""
+from qbench.quantize.calibration import Calibration
+from qbench.recipe import Recipe, cells
 
 
-@dataclass(frozen=True)
-class Sources:
-    """What a recipe reads from elsewhere; paths in a recipe are relative to its folder."""
-
-    checkpoints: list[str]
-    tasks: list[str]
-    data: dict[str, Any] = field(default_factory=dict)
-    calibration: dict[str, Any] | None = None
-
-
-def fetch(recipe: Path) -> Iterator[tuple[bool, str]]:
+def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     """Fetch one source after another; a line for each: whether it is there now, and what it is or why it is not."""
-    sources = read_sources(recipe)
-    for checkpoint in sources.checkpoints:
-        yield _fetch_checkpoint(checkpoint)
-    for task in sources.tasks:
-        yield _fetch_task(task, sources.data)
-    if sources.calibration:
-        yield _fetch_calibration(sources.calibration)
+    for location, revision in {(cell.location, cell.source.revision): None for cell in cells(recipe)}:
+        yield _fetch_checkpoint(location, revision)
+    for tokenizer in {cell.tokenizer: None for cell in cells(recipe) if cell.tokenizer != cell.location}:
+        yield _fetch_tokenizer(tokenizer)
+    data = recipe.task_data()
+    for name, task in zip(recipe.tasks, recipe.task_names(), strict=True):
+        yield _fetch_task(task, {name: data[name]} if name in data else {}, recipe)
+    if source := recipe.calibration_source():
+        yield _fetch_calibration(source)
 
 
-def read_sources(recipe: Path) -> Sources:
-    """The part of a recipe that fetch needs; the whole of it is checked by the command that runs it."""
-    try:
-        content = yaml.safe_load(recipe.read_text())
-    except OSError as error:
-        raise RecipeError(f"{recipe}: the recipe cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{recipe}: not YAML: {' '.join(str(error).split())}.") from None
-    if not isinstance(content, dict):
-        raise RecipeError(f"{recipe}: a recipe must have fields such as 'checkpoints:' and 'tasks:'.")
-    for name in ("checkpoints", "tasks"):
-        if not content.get(name):
-            raise RecipeError(f"{recipe}: the field {name!r} is missing or empty." + did_you_mean(name, content))
-    data, calibration = content.get("data") or {}, content.get("calibration")
-    for name, value in (("data", data), ("calibration", calibration)):
-        if value is not None and not isinstance(value, dict):
-            raise RecipeError(f"{recipe}: {name} is {value!r}; it must have fields of its own.")
-    if calibration and "source" in calibration:
-        calibration = calibration | {"source": _located(recipe, calibration["source"])}
-    return Sources(
-        [_located(recipe, name) for name in _names(recipe, "checkpoints", content["checkpoints"])],
-        _task_names(recipe, content["tasks"]),
-        {task: _files(recipe, task, files) for task, files in data.items()},
-        calibration,
-    )
-
-
-def _names(recipe: Path, name: str, value: Any) -> list[str]:
-    """The texts in a list or in nested fields, such as {340M: {softmax: …, softpick: …}}."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict | list) and value:
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
-        return [text for key, child in inner for text in _names(recipe, f"{name}.{key}", child)]
-    raise RecipeError(f"{recipe}: {name} is {value!r}; it must be a text.")
-
-
-def _task_names(recipe: Path, tasks: Any) -> list[str]:
-    names = _names(recipe, "tasks", list(tasks) if isinstance(tasks, dict) else tasks)
-    # A bare word is a task's name, whatever lies beside the recipe.
-    return [_located(recipe, name) if "/" in name or name.endswith(".yaml") else name for name in names]
-
-
-def _files(recipe: Path, task: str, files: Any) -> Any:
-    if isinstance(files, Mapping):
-        return {split: _files(recipe, f"{task}.{split}", file) for split, file in files.items()}
-    if not isinstance(files, str):
-        raise RecipeError(f"{recipe}: data.{task} is {files!r}; it must be a file, or a file for each split.")
-    return str(recipe.parent / files)
-
-
-def _located(recipe: Path, name: str) -> str:
-    """A path beside the recipe where there is one, else the name as it is: a task's, or an id on the hub."""
-    path = recipe.parent / name
-    return str(path) if path.exists() else name
-
-
-def _fetch_checkpoint(name: str) -> tuple[bool, str]:
+def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
     if Path(name).is_dir():
         return True, f"checkpoint {name}: a local folder"
     from huggingface_hub import snapshot_download
@@ -102,7 +31,12 @@ def _fetch_checkpoint(name: str) -> tuple[bool, str]:
 
     from qbench.checkpoint import HUB_FILES, INDEX, WEIGHTS
 
-    wanted: dict[str, Any] = {"repo_id": name, "allow_patterns": HUB_FILES, "ignore_patterns": ["*/*"]}
+    wanted: dict[str, Any] = {
+        "repo_id": name,
+        "revision": revision,
+        "allow_patterns": HUB_FILES,
+        "ignore_patterns": ["*/*"],
+    }
     try:
         with suppress(OSError):  # offline there is no telling
             files = snapshot_download(**wanted, dry_run=True)
@@ -121,28 +55,32 @@ def _fetch_checkpoint(name: str) -> tuple[bool, str]:
     return True, f"checkpoint {name}: {size:.2f} GB in the cache"
 
 
-def _fetch_task(name: str, data: Mapping[str, Any]) -> tuple[bool, str]:
+def _fetch_tokenizer(name: str) -> tuple[bool, str]:
+    if Path(name).is_dir():
+        return True, f"tokenizer {name}: a local folder"
+    from transformers import AutoTokenizer
+
+    try:
+        AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # the hub, its files and transformers raise a dozen kinds
+        return False, f"tokenizer {name}: neither a folder nor to be had from the hub ({_reason(error)})"
+    return True, f"tokenizer {name}: in the cache"
+
+
+def _fetch_task(name: str, data: dict[str, Any], recipe: Recipe) -> tuple[bool, str]:
     from qbench.evaluate.tasks import MissingDatasetError, load_tasks
 
-    own = {name: data[name]} if name in data else {}
-    print(f"task {name}: {'local data' if own else 'its dataset'}", flush=True)
+    print(f"task {name}: {'local data' if data else 'its dataset'}", flush=True)
     try:
-        tasks = load_tasks([name], own)
+        tasks = load_tasks([name], data, [recipe.locate(folder) for folder in recipe.task_folders])
     except MissingDatasetError as error:
         return False, f"task {name}: {error}"
     return True, f"task {name}: {sum(len(task.eval_docs) for task in tasks.values()):,} documents"
 
 
-def _fetch_calibration(fields: dict[str, Any]) -> tuple[bool, str]:
+def _fetch_calibration(source: Calibration) -> tuple[bool, str]:
     from datasets import load_dataset
-    from pydantic import ValidationError
 
-    from qbench.quantize.calibration import Calibration
-
-    try:
-        source = Calibration(**fields)
-    except ValidationError as error:
-        raise RecipeError(f"calibration: {' '.join(str(error).split())}") from None
     if source.is_file:
         return Path(source.source).is_file(), f"calibration {source.source}: a local file"
     print(f"calibration {source.source}: its dataset", flush=True)

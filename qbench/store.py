@@ -248,12 +248,12 @@ def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
 
 def write_record(folder: Path, record: Record, samples: "pd.DataFrame | None" = None) -> None:
     """Write a cell's record into its folder: samples first, record.json last, each whole or not at all."""
-    from qbench.evaluate.samples import write_samples
-
     digest = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if samples is not None:
+            from qbench.evaluate.samples import write_samples
+
             write_samples(samples, folder / SAMPLES)
             digest = hashlib.sha256((folder / SAMPLES).read_bytes()).hexdigest()
         record = record.model_copy(update={"samples_sha256": digest})

@@ -14,12 +14,12 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from qbench.errors import InputError
 from qbench.evaluate.batches import KEPT, KEYS, Group, Request, plan, truncate
 from qbench.evaluate.forward import LOGITS_BYTES, run
+from qbench.progress import Bar
 
 CPU_BATCH_TOKENS = 1024  # caches set it, not memory: more at a time is no faster
 CUDA_BATCH_TOKENS = 2**16
@@ -112,7 +112,7 @@ class Scorer(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """HFLM's generation, in batches by the token budget."""
         texts: dict[int, str] = {}
-        bar = tqdm(total=len(requests), unit="request", disable=disable_tqdm or None)
+        bar = Bar(total=len(requests), unit="request", shown=not disable_tqdm)
         with bar:
             for index, text in self._halving(dict(enumerate(requests)), self._generation_batches, self._generate):
                 texts[index] = text
@@ -131,8 +131,7 @@ class Scorer(HFLM):
     ) -> Iterator[tuple[int, Score]]:
         """Index and score of each request, as they come."""
         fitted = {index: self._fit(request, names[index]) for index, request in enumerate(requests)}
-        # disable=None: a bar where there is a terminal, and silence elsewhere
-        with tqdm(unit="token", unit_scale=True, disable=quiet or None) as bar:
+        with Bar(unit="token", unit_scale=True, shown=not quiet) as bar:
 
             def cut(left: Mapping[int, Request], batch_tokens: int) -> list[Group]:
                 groups = plan(left, batch_tokens)
@@ -152,7 +151,7 @@ class Scorer(HFLM):
             )
         return truncate(context, continuation, self.max_length)
 
-    def _run(self, group: Group, names: list[str], greedy: bool, bar: tqdm) -> dict[int, Score]:
+    def _run(self, group: Group, names: list[str], greedy: bool, bar: Bar) -> dict[int, Score]:
         values: dict[int, list[float]] = defaultdict(list)
         likeliest: dict[int, bool] = {}
         for batch, (log_probabilities, flags) in run(self.model, group, greedy):

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
+from qbench.progress import Bar
 from qbench.quantize.calibration import token_ids
 from qbench.quantize.options import GptqOptions, Options, QuantizeError
 from qbench.quantize.packed import PackedLinear
@@ -180,7 +180,7 @@ def quantize_model(
     device = torch.device(device or home)
     model.eval()
     activations = _first_layer_inputs(model, _batches(token_ids(calibration, model), home), device)
-    with tqdm(total=len(targets), unit="linear", disable=None if progress else True) as bar:
+    with Bar(total=len(targets), unit="linear", shown=progress) as bar:
         for index, layer in enumerate(model.model.layers):
             prefix = f"model.layers.{index}."
             packed: dict[str, GPTQLinear] = {}

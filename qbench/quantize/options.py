@@ -24,6 +24,11 @@ class NotOffered:
     method: str
     bits: int
 
+    @property
+    def label(self) -> str:
+        """The name in tables; there are no options to tell apart."""
+        return f"{self.method}-{self.bits}"
+
     def __str__(self) -> str:
         return f"not offered by {self.method}"
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from qbench.progress import Bar
 from qbench.quantize.options import Options
 
 # A method's module has a quantize_model(model, bits, options, *, targets, calibration, progress, device) that replaces
@@ -106,7 +106,7 @@ def replace_linears(
     device: torch.device | str | None,
 ) -> None:
     """Put the packed form of each target in its place, for methods that need only the weight, one after the other."""
-    for name in tqdm(targets, unit="linear", disable=None if progress else True):  # None: on a terminal only
+    for name in Bar(targets, unit="linear", shown=progress):
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
         home = linear.weight.device

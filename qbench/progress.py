@@ -1,0 +1,48 @@
+"""Progress of long work: a bar where there is a terminal, and whoever listens."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+
+# unit, steps just done, steps done in all, steps in all where that is known
+Listener = Callable[[str, int, int, int | None], None]
+
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Tell the listener of every step of every bar."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+class Bar(tqdm):
+    """tqdm's bar on stderr where that is a terminal and `shown`; listeners hear of it in any case."""
+
+    def __init__(self, *args: Any, unit: str, shown: bool = True, **options: Any) -> None:
+        self.steps, self.counted = 0, unit
+        super().__init__(*args, unit=unit, disable=None if shown else True, **options)  # None: on a terminal only
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.iterable:
+            yield item
+            self.update()
+        self.close()
+
+    def reset(self, total: float | None = None) -> None:
+        """Start again with another total."""
+        self.steps, self.total = 0, total
+        super().reset(total)
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count n steps."""
+        self.steps += int(n or 0)
+        for listener in _listeners:
+            listener(self.counted, int(n or 0), self.steps, None if self.total is None else int(self.total))
+        return super().update(n)

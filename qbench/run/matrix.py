@@ -1,0 +1,133 @@
+"""A whole run: plan, fetch, preflight, execute what is missing, and say how it went."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from qbench.machine import git_commit, machine, visible_gpus
+from qbench.recipe import Plan, PlanEntry, Recipe, choose, plan
+from qbench.run.cell import Job
+from qbench.run.estimate import estimate
+from qbench.run.local import RunError, Slot, holding, run_local
+from qbench.run.view import PlainView, duration, view_for
+from qbench.store import remove_unfinished, write_plan
+
+# Floating-point operations a second, for the one decision that needs a time: whether a run is short.
+CPU_RATE, GPU_RATE = 3e10, 5e13
+SHORT_RUN = 10 * 60
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run, beyond what the recipe says."""
+
+    only: str | None = None
+    reuse_stale: bool = False
+    executor: str = "local"
+    preflight: bool | None = None  # None: unless the run is short
+    as_json: bool = False
+
+
+def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
+    """Run every cell that has no finished record; whether all chosen cells have one now."""
+    with holding(out):
+        remove_unfinished(out)
+        planned = plan(recipe, out, reuse_stale=options.reuse_stale)
+        if any(entry.state == "not fetched" for entry in planned.entries):
+            planned = _fetched(recipe, out, options)
+        write_plan(out, planned.run_plan())
+        chosen = choose(planned.entries, options.only)
+        jobs = make_jobs(chosen)
+        view = view_for([job.name for job in jobs], as_json=options.as_json)
+        view.say(_opening(planned, chosen, jobs))
+        if jobs:
+            _execute(planned, jobs, options, view)
+        _close(view, out, jobs)
+    return not view.failed
+
+
+def make_jobs(entries: Sequence[PlanEntry]) -> list[Job]:
+    """A job for each cell that has no record that counts; failed ones are tried again."""
+    commit, here = git_commit(), machine()
+    todo = [e for e in entries if e.state in ("to do", "failed") or (e.state == "stale" and e.record is None)]
+    return [Job(entry.cell, entry.identity, commit, here) for entry in todo if entry.identity]
+
+
+def make_slots(planned: Plan, jobs: Sequence[Job]) -> list[Slot]:
+    """Places for cells: the GPUs, or shares of the cores, no more than fit into the memory that is free."""
+    recipe = planned.recipe
+    if recipe.resolved_device == "cuda":
+        count = visible_gpus()
+        if not count:
+            raise RunError("device is cuda, and there is no GPU here; `qbench doctor` tells what there is.")
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = named.split(",") if named else [str(index) for index in range(count)]
+        return [Slot(gpu=gpu) for gpu in gpus[: recipe.workers or count]]
+    cores = len(os.sched_getaffinity(0))
+    estimates = [found.memory for job in jobs if (found := estimate(job.cell, planned))]
+    fitting = max(1, psutil.virtual_memory().available // max(estimates, default=1))
+    workers = recipe.workers or max(1, min(len(jobs), cores // (recipe.threads or 1), fitting))
+    return [Slot(threads=recipe.threads or max(1, cores // workers))] * workers
+
+
+def is_short(planned: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
+    """Whether all of it takes a few minutes; unknown checkpoints make it long."""
+    work = [found.work if (found := estimate(job.cell, planned)) else float("inf") for job in jobs]
+    rate = GPU_RATE if slots[0].gpu is not None else CPU_RATE * (slots[0].threads or 1)
+    return sum(work) / (rate * len(slots)) < SHORT_RUN
+
+
+def _execute(planned: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
+    if options.executor == "ray":
+        from qbench.run.ray import run_ray
+
+        with view:
+            run_ray(jobs, planned.out, view)
+        return
+    slots = make_slots(planned, jobs)
+    wanted = options.preflight
+    if wanted or (wanted is None and not is_short(planned, jobs, slots)):
+        from qbench.run.preflight import preflight
+
+        view.say("preflight: each checkpoint on a few documents, and one layer by each method")
+        preflight(jobs, planned.out, slots[0])
+    with view:
+        run_local(jobs, planned.out, slots, view, 60 * planned.recipe.timeout_minutes)
+
+
+def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
+    from qbench.fetch import fetch
+
+    missing = [line for here, line in fetch(recipe) if not here]
+    if missing:
+        raise RunError("Not all that the recipe needs is on this machine:\n- " + "\n- ".join(missing))
+    return plan(recipe, out, reuse_stale=options.reuse_stale)
+
+
+def _opening(planned: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> str:
+    counts = {
+        state: sum(entry.state == state for entry in chosen) for state in ("done", "stale", "failed", "not offered")
+    }
+    parts = [f"{len(jobs)} to run", f"{counts['done']} done before"]
+    parts += [f"{n} {state}" for state, n in counts.items() if n and state != "done"]
+    if planned.superseded:
+        parts.append(f"{len(planned.superseded)} superseded records ignored")
+    return f"{planned.recipe.file.name}: {len(chosen)} cells ({', '.join(parts)}) into {planned.out}"
+
+
+def _close(view: PlainView, out: Path, jobs: Sequence[Job]) -> None:
+    import time
+
+    if not jobs:
+        view.say("nothing to do")
+        return
+    took = duration(time.monotonic() - view.begun)
+    done = len(jobs) - view.failed
+    view.say(
+        f"{done} of {len(jobs)} cells done in {took}"
+        + (f", {view.failed} FAILED; run again to retry them" if view.failed else "")
+    )
+    view.say(f"tables: qbench table {out}")

@@ -1,0 +1,138 @@
+"""How a run shows: live on a terminal, a line a cell without one, JSON lines for machines."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from qbench.store import Record
+
+
+class PlainView:
+    """A line for each cell that starts and ends."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.total, self.done, self.failed = len(names), 0, 0
+        self.begun = time.monotonic()
+        self.starts: dict[str, float] = {}
+
+    def __enter__(self) -> "PlainView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def started(self, name: str) -> None:
+        """A cell has begun."""
+        self.starts[name] = time.monotonic()
+
+    def progress(self, name: str, phase: str, share: float) -> None:
+        """A cell is at this share of a phase."""
+
+    def finished(self, name: str, record: Record) -> None:
+        """A cell has its record."""
+        self.done += 1
+        self.failed += record.state == "failed"
+        self.say(f"[{self.done}/{self.total}] {name}: {outcome(record)}{self.left()}")
+
+    def say(self, line: str) -> None:
+        """Show a line."""
+        print(line, flush=True)
+
+    def left(self) -> str:
+        """The time left, as the cells so far took it."""
+        left = self.total - self.done
+        return f"; about {duration((time.monotonic() - self.begun) / self.done * left)} left" if left else ""
+
+
+class LiveView(PlainView):
+    """A bar for each running cell with its phase, one for the whole run, and the lines of finished cells above."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
+        self.bars = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+        self.whole = self.bars.add_task("all cells", total=len(names), note=f"0/{len(names)}")
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "LiveView":
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def started(self, name: str) -> None:
+        """A cell has begun."""
+        super().started(name)
+        self.tasks[name] = self.bars.add_task(name, total=1.0, note="starting")
+
+    def progress(self, name: str, phase: str, share: float) -> None:
+        """A cell is at this share of a phase."""
+        self.bars.update(self.tasks[name], completed=share, note=phase)
+
+    def finished(self, name: str, record: Record) -> None:
+        """A cell has its record."""
+        self.bars.remove_task(self.tasks.pop(name))
+        super().finished(name, record)
+        note = f"{self.done}/{self.total}" + (f", {self.failed} failed" if self.failed else "") + self.left()
+        self.bars.update(self.whole, completed=self.done, note=note)
+
+    def say(self, line: str) -> None:
+        """Show a line above the bars."""
+        self.bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class JsonView(PlainView):
+    """A JSON object a line."""
+
+    def started(self, name: str) -> None:
+        """A cell has begun."""
+        self._tell(event="started", cell=name)
+
+    def progress(self, name: str, phase: str, share: float) -> None:
+        """A cell is at this share of a phase."""
+        self._tell(event="progress", cell=name, phase=phase, share=round(share, 4))
+
+    def finished(self, name: str, record: Record) -> None:
+        """A cell has its record."""
+        self.failed += record.state == "failed"
+        reason = record.failure.reason if record.failure else None
+        self._tell(event="finished", cell=name, state=record.state, reason=reason, key=record.key)
+
+    def say(self, line: str) -> None:
+        """Show a line."""
+        self._tell(event="message", text=line)
+
+    def _tell(self, **fields: Any) -> None:
+        print(json.dumps(fields), flush=True)
+
+
+def view_for(names: Sequence[str], *, as_json: bool) -> PlainView:
+    """The view that fits where the output goes."""
+    if as_json:
+        return JsonView(names)
+    return LiveView(names) if sys.stderr.isatty() else PlainView(names)
+
+
+def outcome(record: Record) -> str:
+    """A record in half a line."""
+    if record.failure:
+        first = record.failure.reason.splitlines()[0]
+        where = f" in {record.failure.phase}" if record.failure.phase else ""
+        return f"FAILED{where} ({record.failure.kind}): {first}"
+    seconds = sum(record.cost.seconds.values()) if record.cost else 0.0
+    kl = f", KL {record.audit.kl:.3g}" if record.audit and record.audit.layers and record.audit.kl is not None else ""
+    return f"done in {duration(seconds)}{kl}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,84 @@
+"""A small real matrix: tiny twins, five tasks of lm-eval on a few documents each, every method and width."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ..evaluate.conftest import SENTENCES, checkpoints, tokenizer
+
+__all__ = ["checkpoints", "tokenizer"]
+
+DOCUMENTS = 6
+QUANTIZATIONS = [
+    {"method": "none"},
+    {"method": "bnb", "bits": [2, 4, 8]},
+    {"method": "gptq", "bits": [2, 3, 4, 8], "options": {"group_size": 32}},
+    {"method": "hqq", "bits": [2, 3, 4, 8], "options": {"group_size": 32}},
+]
+
+
+def documents() -> dict[str, list[dict[str, Any]]]:
+    """A few documents of each of the five tasks, as on the hub."""
+    draw = random.Random(0)
+    words = sorted({word.strip(".,?") for sentence in SENTENCES for word in sentence.split() if word.isascii()})
+
+    def some(count: int) -> str:
+        return " ".join(draw.choices(words, k=count))
+
+    rows: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("arc_easy", "lambada_openai", "piqa", "sciq", "wikitext")
+    }
+    for i in range(DOCUMENTS):
+        choices = {"text": [some(2) for _ in range(4)], "label": list("ABCD")}
+        rows["arc_easy"].append(
+            {"id": str(i), "question": some(8) + "?", "choices": choices, "answerKey": draw.choice("ABCD")}
+        )
+        rows["lambada_openai"].append({"text": some(20)})
+        rows["piqa"].append({"goal": some(6), "sol1": some(5), "sol2": some(5), "label": draw.randrange(2)})
+        answers = {key: some(1) for key in ("distractor1", "distractor2", "distractor3", "correct_answer")}
+        rows["sciq"].append({"support": some(20), "question": some(6) + "?", **answers})
+        rows["wikitext"].append({"page": some(60)})
+    return rows
+
+
+@pytest.fixture(scope="session")
+def matrix(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with recipe.yaml and all that it needs; tests that change something take a copy."""
+    folder = tmp_path_factory.mktemp("matrix")
+    for kind, source in checkpoints.items():
+        shutil.copytree(source, folder / kind)
+    for task, rows in documents().items():
+        (folder / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "calibration.txt").write_text("\n".join(SENTENCES * 20))
+    recipe = {
+        "checkpoints": {"tiny": {"softmax": "./softmax", "softpick": "./softpick"}},
+        "quantizations": QUANTIZATIONS,
+        "tasks": list(documents()),
+        "data": {task: f"{task}.jsonl" for task in documents()},
+        "calibration": {"source": "calibration.txt", "samples": 4, "length": 64},
+        "device": "cpu",
+        "threads": 1,
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return folder
+
+
+@pytest.fixture
+def change(matrix: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the matrix with other fields in its recipe; returns the recipe's file."""
+
+    def changed(**fields: Any) -> Path:
+        folder = tmp_path / "matrix"
+        if not folder.exists():
+            shutil.copytree(matrix, folder)
+        recipe = yaml.safe_load((folder / "recipe.yaml").read_text()) | fields
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+        return folder / "recipe.yaml"
+
+    return changed
