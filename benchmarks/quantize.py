@@ -22,6 +22,8 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from qbench.quantize.gptq import BATCH_TOKENS
+
 GROUP_SIZE, DAMP = 128, 0.1
 
 
@@ -35,10 +37,10 @@ def main() -> int:
         shape = {"hidden": arguments.hidden, "layers": arguments.layers}
         make_model(Path(folder, "model"), **shape)
         make_model(Path(folder, "warm-up"), hidden=256, layers=1)
-        ids = torch.randint(0, 512, (arguments.samples, arguments.length), generator=torch.manual_seed(0))
-        Path(folder, "calibration.json").write_text(json.dumps(ids.tolist()))
+        write_calibration(Path(folder), arguments.samples, arguments.length)
         print(f"{shape}, {arguments.bits} bits, {arguments.samples} samples of {arguments.length} tokens")
         slower = [n for n in sorted({1, len(os.sched_getaffinity(0))}) if compare(Path(folder), arguments, n) > 1]
+        show_memory(Path(folder), arguments)
     return 1 if slower else 0
 
 
@@ -56,10 +58,25 @@ def compare(folder: Path, arguments: argparse.Namespace, cores: int) -> float:
         print(f"  {worker:9} {times}, peak memory {_mb(m['peak'])} above the model")
     ratio, cpu = (middle["ours"][key] / middle["gptqmodel"][key] for key in ("seconds", "cpu"))
     print(f"  ours / gptqmodel = {ratio:.2f}, of CPU {cpu:.2f}")
-    parts = results["ours"][0]["parts"]
-    sizes = " + ".join(f"{name} {_mb(n)}" for name, n in parts.items())
-    print(f"  our peak as predicted: {sizes} = {_mb(sum(parts.values()))}", flush=True)
     return ratio
+
+
+def show_memory(folder: Path, arguments: argparse.Namespace) -> None:
+    """Print our peak beside what it is made of, at growing calibrations: only the activations may grow."""
+    print("\nour peak memory above the model, and what it is made of")
+    for samples in (arguments.samples, 4 * arguments.samples, 8 * arguments.samples):
+        write_calibration(folder, samples, arguments.length)
+        run = run_worker("ours", folder, arguments.bits, 1)
+        named = " + ".join(f"{name} {_mb(n)}" for name, n in run["parts"].items())
+        rest = run["peak"] - sum(run["parts"].values())
+        print(f"  {samples} samples: {_mb(run['peak'])} = {named} + the rest {_mb(rest)}", flush=True)
+    print(f"  the rest: one batch of {BATCH_TOKENS} tokens in a layer, and the solver's copies of one stage's weights")
+
+
+def write_calibration(folder: Path, samples: int, length: int) -> None:
+    """Token ids for the workers."""
+    ids = torch.randint(0, 512, (samples, length), generator=torch.manual_seed(0))
+    Path(folder, "calibration.json").write_text(json.dumps(ids.tolist()))
 
 
 def run_worker(worker: str, folder: Path, bits: int, cores: int, group_size: int = GROUP_SIZE) -> dict[str, Any]:
@@ -149,8 +166,6 @@ def theirs(
     rows = [{"input_ids": ids[0].tolist(), "attention_mask": [1] * ids.shape[1]} for ids in samples]
 
     def quantize() -> dict[str, torch.Tensor]:
-        from qbench.quantize.gptq import BATCH_TOKENS
-
         batch = max(1, BATCH_TOKENS // samples[0].shape[1])
         model.quantize(rows, batch_size=batch, calibration_data_min_length=1)
         return model.model.state_dict()
