@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 
+NVIDIA = Path("/dev/nvidiactl")  # there where the driver is
+
 
 def machine() -> dict[str, Any]:
     """CPU, cores, memory, GPUs with their driver, Python and platform."""
@@ -55,7 +57,7 @@ def has_cuda() -> bool:
     CUDA_VISIBLE_DEVICES hides what it does not name.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return Path("/dev/nvidiactl").exists() and visible not in ("", "-1") and "+cpu" not in torch_build()
+    return NVIDIA.exists() and visible not in ("", "-1") and "+cpu" not in torch_build()
 
 
 def torch_build() -> str:
