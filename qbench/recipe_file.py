@@ -59,7 +59,10 @@ def field_name(field: Field) -> str:
 
 
 def read_recipe_file(file: Path, _within: tuple[Path, ...] = ()) -> RecipeFile:
-    """Read a recipe and what it extends: its own fields win, fields with fields of their own are merged."""
+    """Read a recipe and what it extends: its own fields win, fields with fields of their own are merged.
+
+    A null takes away what the other recipe has.
+    """
     own = _read_one(file)
     if "extends" not in own.content:
         return own
@@ -125,6 +128,9 @@ def _on_top_of(below: RecipeFile, own: RecipeFile) -> RecipeFile:
 def _merge(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
     merged = dict(below)
     for key, value in above.items():
+        if value is None and key in merged:
+            del merged[key]
+            continue
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge(merged[key], value) if both else value
     return merged

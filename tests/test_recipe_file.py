@@ -76,6 +76,15 @@ class TestExtends:
             "limit": 7,
         }
 
+    def test_null_takes_away(self, tmp_path: Path) -> None:
+        write(tmp_path / "base.yaml", "limit: 3\nseed: 1\ncheckpoints: {a: {softmax: x}, b: {softmax: y}}\n")
+        own = write(tmp_path / "own.yaml", "extends: base.yaml\nlimit: null\ncheckpoints: {a: , c: }\nworkers: null\n")
+        assert read_recipe_file(own).content == {
+            "seed": 1,
+            "checkpoints": {"b": {"softmax": "y"}, "c": None},
+            "workers": None,
+        }
+
     def test_lines_are_those_of_the_file_that_counts(self, tmp_path: Path) -> None:
         base = write(tmp_path / "base.yaml", "seed: 1\nlimit: 2\ntasks: {piqa: {limit: 1}}\ndata: {a: x}\n")
         own = write(tmp_path / "own.yaml", "extends: base.yaml\nseed: 3\n\ntasks: [piqa]\ndata: {b: y}\n")
