@@ -98,7 +98,7 @@ def test_on_cuda_the_checks_run_unasked(capsys: pytest.CaptureFixture[str], monk
     assert report(capsys, "--no-checks")["checks"] is None
 
 
-@pytest.mark.parametrize(("method", "bits"), [("bnb", 4), ("bnb", 8), ("gptq", 3), ("hqq", 3)])
+@pytest.mark.parametrize(("method", "bits"), [("bnb", 8), ("hqq", 3), pytest.param("gptq", 3, marks=pytest.mark.slow)])
 def test_a_quantizer_passes(method: str, bits: int) -> None:
     assert " bits a weight, KL " in self_check.check_quantizer(method, bits, "cpu")
 
