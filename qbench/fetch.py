@@ -1,11 +1,14 @@
 """`qbench fetch`: a recipe's checkpoints and datasets into the Hugging Face cache, for nodes without network."""
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+from qbench.fingerprints import NotFetchedError, checkpoint_files, tokenizer_files
 from qbench.quantize.calibration import Calibration
 from qbench.recipe import Recipe, cells
 
@@ -14,8 +17,8 @@ def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     """Fetch one source after another; a line for each: whether it is there now, and what it is or why it is not."""
     for location, revision in {(cell.location, cell.source.revision): None for cell in cells(recipe)}:
         yield _fetch_checkpoint(location, revision)
-    for tokenizer in {cell.tokenizer: None for cell in cells(recipe) if cell.tokenizer != cell.location}:
-        yield _fetch_tokenizer(tokenizer)
+    for tokenizer, revision in {(cell.tokenizer, cell.tokenizer_revision): None for cell in cells(recipe)}:
+        yield _fetch_tokenizer(tokenizer, revision)
     data = recipe.task_data()
     for name, task in zip(recipe.tasks, recipe.task_names(), strict=True):
         yield _fetch_task(task, {name: data[name]} if name in data else {}, recipe)
@@ -24,12 +27,19 @@ def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
 
 
 def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
-    if Path(name).is_dir():
-        return True, f"checkpoint {name}: a local folder"
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
+    local = Path(name).is_dir()
+    try:
+        files = checkpoint_files(Path(name) if local else _download(name, revision))
+    except NotFetchedError as error:  # offline, the hub's library is content with what an interrupted download left
+        return False, f"checkpoint {name}: {error}"
+    except (HFValidationError, OSError) as error:
+        return False, f"checkpoint {name}: neither a folder nor to be had from the hub ({_reason(error)})"
+    size = sum(file.stat().st_size for file in files) / 1e9
+    return True, f"checkpoint {name}: {size:.2f} GB {'in a local folder' if local else 'in the cache'}"
 
-    from qbench.checkpoint import HUB_FILES, INDEX, WEIGHTS
+
+def _download(name: str, revision: str | None) -> Path:
+    from qbench.checkpoint import HUB_FILES
 
     wanted: dict[str, Any] = {
         "repo_id": name,
@@ -37,31 +47,25 @@ def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
         "allow_patterns": HUB_FILES,
         "ignore_patterns": ["*/*"],
     }
-    try:
-        with suppress(OSError):  # offline there is no telling
-            files = snapshot_download(**wanted, dry_run=True)
-            missing = [file for file in files if file.will_download]
-            size = sum(file.file_size for file in missing) / 1e9
-            print(f"checkpoint {name}: {len(missing)} of {len(files)} files to fetch, {size:.2f} GB", flush=True)
-        folder = Path(snapshot_download(**wanted))
-    except (HFValidationError, OSError) as error:
-        return False, f"checkpoint {name}: neither a folder nor to be had from the hub ({_reason(error)})"
-    # Offline, the hub's library is content with whatever an interrupted download left.
-    index = folder / INDEX
-    shards = json.loads(index.read_text())["weight_map"].values() if index.is_file() else [WEIGHTS]
-    if absent := sorted({shard for shard in ("config.json", *shards) if not (folder / shard).is_file()}):
-        return False, f"checkpoint {name}: {absent[0]} is not among its files"
-    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e9
-    return True, f"checkpoint {name}: {size:.2f} GB in the cache"
+    with suppress(OSError):  # offline there is no telling
+        files = snapshot_download(**wanted, dry_run=True)
+        missing = [file for file in files if file.will_download]
+        size = sum(file.file_size for file in missing) / 1e9
+        print(f"checkpoint {name}: {len(missing)} of {len(files)} files to fetch, {size:.2f} GB", flush=True)
+    return Path(snapshot_download(**wanted))
 
 
-def _fetch_tokenizer(name: str) -> tuple[bool, str]:
+def _fetch_tokenizer(name: str, revision: str | None) -> tuple[bool, str]:
     if Path(name).is_dir():
-        return True, f"tokenizer {name}: a local folder"
+        try:
+            tokenizer_files(Path(name))
+        except NotFetchedError as error:
+            return False, f"tokenizer {name}: {error}"
+        return True, f"tokenizer {name}: in a local folder"
     from transformers import AutoTokenizer
 
     try:
-        AutoTokenizer.from_pretrained(name)
+        AutoTokenizer.from_pretrained(name, revision=revision)
     except Exception as error:  # the hub, its files and transformers raise a dozen kinds
         return False, f"tokenizer {name}: neither a folder nor to be had from the hub ({_reason(error)})"
     return True, f"tokenizer {name}: in the cache"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError
+from qbench.recipe_file import is_task_path
 from qbench.store import write_atomically
 
 # What computes numbers, apart from Python itself.
@@ -33,8 +34,16 @@ PACKAGES = (
     "numpy",
 )
 PACKAGE = Path(__file__).parent
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
-WEIGHT_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
 class NotFetchedError(InputError):
@@ -76,37 +85,55 @@ def _module_path(file: Path, kernels: Path) -> str:
 
 def checkpoint_fingerprint(location: str, revision: str | None = None) -> str:
     """The content of a local checkpoint, or the commit of one on the hub that is in the cache."""
-    if Path(location).is_dir():
-        return _files_hash(Path(location), WEIGHT_FILES)
-    return f"{location}@{hub_commit(location, revision)}"
+    if not Path(location).is_dir():
+        folder = hub_folder(location, revision, [CONFIG])
+        checkpoint_files(folder)
+        return f"{location}@{folder.name}"
+    return _files_hash(checkpoint_files(Path(location)))
 
 
 def tokenizer_fingerprint(location: str, revision: str | None = None) -> str:
     """The content of a tokenizer's files, or the commit of one on the hub that is in the cache."""
-    if Path(location).is_dir():
-        return _files_hash(Path(location), TOKENIZER_FILES)
-    return f"{location}@{hub_commit(location, revision, TOKENIZER_FILES)}"
+    if not Path(location).is_dir():
+        return f"{location}@{hub_folder(location, revision, TOKENIZER_FILES).name}"
+    return _files_hash(tokenizer_files(Path(location)))
 
 
-def hub_commit(repo: str, revision: str | None = None, files: Sequence[str] = ("config.json",)) -> str:
-    """The commit of a repository in the Hugging Face cache; an error when it is not there."""
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The files that make a checkpoint: its config and its weights; an error when one is not there."""
+    index = folder / INDEX
+    names = [CONFIG, WEIGHTS]
+    if index.is_file() and not (folder / WEIGHTS).is_file():
+        try:
+            names = [CONFIG, INDEX, *sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise NotFetchedError(f"{index} is no index of weights: it must be JSON with a weight_map.") from None
+    wanted = [folder / name for name in names]
+    if absent := [file for file in wanted if not file.is_file()]:
+        raise NotFetchedError(f"{absent[0].name} is not in {folder}, which must hold a checkpoint in safetensors.")
+    return wanted
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files that make a tokenizer; an error when there is none."""
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if not found:
+        raise NotFetchedError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.")
+    return found
+
+
+def hub_folder(repo: str, revision: str | None, files: Iterable[str]) -> Path:
+    """The folder of a repository in the Hugging Face cache, named by its commit, that has one of the files."""
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     for file in files:
-        try:
-            found = try_to_load_from_cache(repo, file, revision=revision)
-        except HFValidationError:
-            raise NotFetchedError(f"{repo} is no folder here, and no name that the hub could have.") from None
+        found = try_to_load_from_cache(repo, file, revision=revision)
         if isinstance(found, str):
-            return Path(found).relative_to(Path(found).parents[len(Path(file).parts)]).parts[0]
+            return Path(found).parent
     raise NotFetchedError(f"{repo} is no folder here and not in the Hugging Face cache; `qbench fetch` gets it.")
 
 
-def _files_hash(folder: Path, patterns: Iterable[str]) -> str:
-    files = sorted(file for pattern in patterns for file in folder.glob(pattern))
-    if not files:
-        raise NotFetchedError(f"{folder} has none of {', '.join(patterns)}.")
+def _files_hash(files: Iterable[Path]) -> str:
     return _hash([[file.name, file_hash(file)] for file in files])
 
 
@@ -126,14 +153,17 @@ def task_facts(
     data: Mapping[str, Any],
     folders: Sequence[str],
     num_fewshot: Mapping[str, int] | int | None,
-    limit: Mapping[str, int | None],
+    limits: Callable[[Iterable[str]], Mapping[str, int | None]],
     seed: int,
 ) -> dict[str, dict[str, Any]]:
-    """Of each task: its fingerprint, and how many documents, requests and characters it has."""
-    settings = [list(names), data, list(folders), num_fewshot, limit, seed]
-    asked = f"tasks {_hash([settings, package_versions()['lm-eval'], os.getcwd()])}"
+    """Of each task: its fingerprint, and how many documents, requests and characters it has.
+
+    limits: how many documents of each task, by the names of the tasks that were found.
+    """
+    settings = [list(names), data, list(folders), num_fewshot, limits(names), seed]
+    asked = f"tasks {_hash([settings, package_versions(), code_hash(), os.getcwd()])}"
     given = [file for files in data.values() for file in (files.values() if isinstance(files, Mapping) else [files])]
-    local = [*map(Path, given), *_task_files([*folders, *names])]
+    local = [*map(Path, given), *_task_files([*folders, *filter(is_task_path, names)])]
 
     def compute() -> dict[str, dict[str, Any]]:
         from qbench.evaluate.documents import build_documents
@@ -143,9 +173,9 @@ def task_facts(
             tasks = load_tasks(names, data, folders, num_fewshot)
         except MissingDatasetError as error:
             raise NotFetchedError(str(error)) from None
-        facts = {}
+        facts, chosen = {}, limits(tasks)
         for name, task in tasks.items():
-            own = limit.get(name)
+            own = chosen[name]
             requests = [request for document in build_documents(task, own, seed) for request in document.requests]
             facts[name] = {
                 "fingerprint": task_fingerprint(task, own),
@@ -161,10 +191,10 @@ def task_facts(
     return remembered(asked, [*local, *_hub_datasets()], compute)
 
 
-def _task_files(names: Sequence[str]) -> list[Path]:
-    """What lies in the task folders, and beside the task files, among the names."""
-    places = [Path(name) if Path(name).is_dir() else Path(name).parent for name in names if Path(name).exists()]
-    return sorted({file for folder in places for file in folder.rglob("*") if "__pycache__" not in file.parts})
+def _task_files(names: Iterable[str]) -> list[Path]:
+    """What lies in the folders among the names, and beside the files among them: task files and their code."""
+    places = {Path(name) if Path(name).is_dir() else Path(name).parent for name in names}
+    return sorted({file for folder in places for file in folder.rglob("*") if file.suffix in (".yaml", ".py")})
 
 
 def _hub_datasets() -> list[Path]:

@@ -4,10 +4,13 @@ import os
 import platform
 import shutil
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+NVIDIA = Path("/dev/nvidiactl")  # there where the driver is
 
 
 def machine() -> dict[str, Any]:
@@ -46,6 +49,23 @@ def visible_gpus() -> int:
     """How many GPUs this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return len(gpus()) if visible is None else len([part for part in visible.split(",") if part not in ("", "-1")])
+
+
+def has_cuda() -> bool:
+    """Whether there is an NVIDIA GPU and a torch that was built for it, without importing torch.
+
+    CUDA_VISIBLE_DEVICES hides what it does not name.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return NVIDIA.exists() and visible not in ("", "-1") and "+cpu" not in torch_build()
+
+
+def torch_build() -> str:
+    """torch's version with its build, such as 2.13.0+cpu; empty where there is none."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def git_commit() -> str | None:

@@ -1,7 +1,7 @@
 """Recipes as files: YAML with the line of every field, and `extends`, which puts one recipe on top of another."""
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,26 @@ import yaml
 from qbench.errors import InputError
 
 Field = tuple[Hashable, ...]  # the way to a field: ("checkpoints", "340M", "softpick")
+Lines = dict[Field, tuple[Path, int]]  # where each field is written
+
+# Fields that hold paths and nothing else, and fields that may also hold a name: on the hub, or of a task.
+FILES: tuple[Field, ...] = (
+    ("task_folders", "*"),
+    ("data", "*"),
+    ("data", "*", "*"),
+    ("tasks", "*", "data"),
+    ("tasks", "*", "data", "*"),
+    ("output",),
+)
+FILES_OR_NAMES: tuple[Field, ...] = (
+    ("checkpoints", "*", "*"),
+    ("checkpoints", "*", "*", "path"),
+    ("checkpoints", "*", "*", "tokenizer"),
+    ("tokenizer",),
+    ("calibration", "source"),
+)
+# A task's path may be a name in a list or of settings, so it is told by its looks.
+TASKS: Field = ("tasks",)
 
 
 class RecipeError(InputError):
@@ -23,89 +43,156 @@ class RecipeFile:
 
     file: Path
     content: dict[str, Any]
-    lines: dict[Field, tuple[Path, int]]  # where each field is written
+    lines: Lines
 
     def error(self, field: Field, message: str) -> RecipeError:
         """An error at a field, or at the nearest one around it that is written somewhere."""
         around = next((field[:n] for n in range(len(field), 0, -1) if field[:n] in self.lines), None)
-        where = f"{self.file}" if around is None else "{}, line {}".format(*self.lines[around])
-        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in field).removeprefix(".")
-        return RecipeError(f"{where}: {name}{': ' if name else ''}{message}")
+        where = f"{self.file}" if around is None else _place(*self.lines[around])
+        return RecipeError(f"{where}: {field_name(field)}{': ' if field else ''}{message}")
+
+
+def field_name(field: Field) -> str:
+    """A field as a person writes it: quantizations[2].options.group_size."""
+    plain = [isinstance(part, str) and "/" not in part and "." not in part for part in field]
+    return "".join(f".{part}" if p else f"[{part}]" for part, p in zip(field, plain, strict=True)).removeprefix(".")
 
 
 def read_recipe_file(file: Path, _within: tuple[Path, ...] = ()) -> RecipeFile:
-    """Read a recipe and what it extends: its own fields win, fields with fields of their own are merged."""
+    """Read a recipe and what it extends: its own fields win, fields with fields of their own are merged.
+
+    A null takes away what the other recipe has.
+    """
     own = _read_one(file)
     if "extends" not in own.content:
         return own
     base = own.content.pop("extends")
     if not isinstance(base, str):
-        raise own.error(("extends",), f"is {base!r}; it must be the path of another recipe.")
+        raise own.error(("extends",), "it must be the path of another recipe.")
     target, within = file.parent / base, (*_within, file.resolve())
     if target.resolve() in within:
         raise own.error(("extends",), f"{base} extends this recipe in turn; a recipe must not extend itself.")
     if not target.is_file():
         raise own.error(("extends",), f"there is no recipe {target}.")
     below = read_recipe_file(target, within)
-    moved = move_paths(below.content, below.file.parent, file.parent)
-    return RecipeFile(file, _merge(moved, own.content), below.lines | own.lines)
+    return _on_top_of(move_paths(below, file.parent), own)
 
 
-def move_paths(content: Any, source: Path, target: Path) -> Any:
-    """The content with every text that names something in the source folder relative to the target folder."""
-    if source.resolve() == target.resolve():
-        return content
-    if isinstance(content, Mapping):
-        return {key: move_paths(value, source, target) for key, value in content.items()}
+def move_paths(read: RecipeFile, folder: Path) -> RecipeFile:
+    """The recipe with its paths relative to another folder."""
+    source = read.file.parent
+    if source.resolve() == folder.resolve():
+        return read
+
+    def moved(text: str, field: Field) -> str:
+        here = _matches(field, FILES)
+        here |= _matches(field, FILES_OR_NAMES) and (text.startswith(".") or (source / text).exists())
+        here |= field[:-1] == TASKS and is_task_path(text)
+        return os.path.relpath(source / text, folder) if here and not Path(text).is_absolute() else text
+
+    def in_lines(field: Field) -> Field:
+        is_task = field[:1] == TASKS and len(field) > 1 and isinstance(field[1], str)
+        return (*TASKS, moved(str(field[1]), field[:2]), *field[2:]) if is_task else field
+
+    lines = {in_lines(field): place for field, place in read.lines.items()}
+    return RecipeFile(read.file, _map_texts(read.content, (), moved), lines)
+
+
+def is_task_path(text: str) -> bool:
+    """Whether a task is named by its file or folder; a bare word is a name, whatever lies beside the recipe."""
+    return "/" in text or text.endswith(".yaml")
+
+
+def _matches(field: Field, patterns: tuple[Field, ...]) -> bool:
+    return any(
+        len(field) == len(pattern) and all(p in ("*", part) for part, p in zip(field, pattern, strict=True))
+        for pattern in patterns
+    )
+
+
+def _map_texts(content: Any, field: Field, change: Callable[[str, Field], str]) -> Any:
+    """The content with each text changed, and each task's name."""
+    if isinstance(content, dict):
+        names = {key: change(key, (*field, key)) if field == TASKS and isinstance(key, str) else key for key in content}
+        return {names[key]: _map_texts(value, (*field, key), change) for key, value in content.items()}
     if isinstance(content, list):
-        return [move_paths(value, source, target) for value in content]
-    if isinstance(content, str) and is_path(content) and (source / content).exists():
-        return os.path.relpath((source / content).resolve(), target.resolve())
-    return content
+        return [_map_texts(value, (*field, index), change) for index, value in enumerate(content)]
+    return change(content, field) if isinstance(content, str) else content
 
 
-def is_path(text: str) -> bool:
-    """Whether a text can name a file or a folder; a bare word is a name, whatever lies beside the recipe."""
-    return "/" in text or Path(text).suffix != ""
+def _on_top_of(below: RecipeFile, own: RecipeFile) -> RecipeFile:
+    kept = {field: place for field, place in below.lines.items() if not _replaced(field, below.content, own.content)}
+    return RecipeFile(own.file, _merge(below.content, own.content), kept | own.lines)
 
 
 def _merge(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
     merged = dict(below)
     for key, value in above.items():
+        if value is None and key in merged:
+            del merged[key]
+            continue
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge(merged[key], value) if both else value
     return merged
 
 
+def _replaced(field: Field, below: Any, above: Any) -> bool:
+    """Whether what one recipe has at a field is gone when the other is put on top."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return True
+    return bool(field) and field[0] in above and _replaced(field[1:], below.get(field[0]), above[field[0]])
+
+
 def _read_one(file: Path) -> RecipeFile:
-    try:
-        text = file.read_text(encoding="utf-8")
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        lines: dict[Field, tuple[Path, int]] = {}
-        _find_lines(node, (), file, lines)
-        content = loader.construct_document(node) if node else None
-    except OSError as error:
-        raise RecipeError(f"{file}: the recipe cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{file}: not YAML: {' '.join(str(error).split())}.") from None
+    lines: Lines = {}
+    node, content = _parse(file)
     if not isinstance(content, dict):
         raise RecipeError(f"{file}: a recipe must have fields such as 'checkpoints:' and 'tasks:'.")
+    try:
+        _find_lines(node, (), file, lines)
+    except RecursionError:
+        raise RecipeError(f"{file}: a part of the recipe holds itself (&, *).") from None
     return RecipeFile(file, content, lines)
 
 
-def _find_lines(node: yaml.Node | None, field: Field, file: Path, lines: dict[Field, tuple[Path, int]]) -> None:
+def _parse(file: Path) -> tuple[yaml.Node | None, Any]:
+    try:
+        loader = yaml.SafeLoader(file.read_bytes().decode("utf-8-sig"))
+        node = loader.get_single_node()
+        return node, loader.construct_document(node) if node else None
+    except OSError as error:
+        raise RecipeError(f"{file}: the recipe cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file}: the recipe is not UTF-8 text (byte {error.start}).") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = _place(file, mark.line + 1) if mark else str(file)
+        raise RecipeError(f"{where}: not YAML: {error.problem or error.context}.") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
+        raise RecipeError(f"{file}: not YAML: {' '.join(str(error).split())}.") from None
+
+
+def _find_lines(node: yaml.Node | None, field: Field, file: Path, lines: Lines) -> None:
     if isinstance(node, yaml.MappingNode):
-        seen = set()
         for key, value in node.value:
-            name = yaml.safe_load(key.value) if key.tag != "tag:yaml.org,2002:str" else key.value
-            line = key.start_mark.line + 1
-            if name in seen:
-                raise RecipeError(f"{file}, line {line}: {name} is given twice; YAML would take the last one only.")
-            seen.add(name)
-            lines[(*field, name)] = (file, line)
-            _find_lines(value, (*field, name), file, lines)
+            inner = (*field, _key(key))
+            place = (file, key.start_mark.line + 1)
+            if inner in lines:
+                raise RecipeError(
+                    f"{_place(*place)}: {field_name(inner)}: given before, on line {lines[inner][1]}; "
+                    "YAML would take the last one without a word."
+                )
+            lines[inner] = place
+            _find_lines(value, inner, file, lines)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             lines[(*field, index)] = (file, value.start_mark.line + 1)
             _find_lines(value, (*field, index), file, lines)
+
+
+def _key(node: yaml.Node) -> Hashable:
+    return node.value if node.tag == "tag:yaml.org,2002:str" else yaml.safe_load(node.value)
+
+
+def _place(file: Path, line: int) -> str:
+    return f"{file}, line {line}"

@@ -38,14 +38,22 @@ def test_a_wrong_call_is_2(arguments: list[str]) -> None:
     assert stopped.value.code == 2
 
 
+QUANTIZED = "quantizations: [{method: none}]\n"
+ONE = QUANTIZED + "checkpoints: {tiny: {softmax: a/b}}\n"
 BAD_RECIPES = [
-    ("", "a recipe must have fields"),
-    ("checkpoints: [a\ntasks", "recipe.yaml: not YAML"),
-    ("checkpoints: [a/b]\ntask: [piqa]", "the field 'tasks' is missing or empty. Did you mean task?"),
-    ("checkpoints: {340M: {softmax: 3}}\ntasks: [piqa]", "checkpoints.340M.softmax is 3; it must be a text"),
-    ("checkpoints: [.]\ntasks: [piqa]\ndata: {piqa: 1}", "data.piqa is 1; it must be a file"),
-    ("checkpoints: [.]\ntasks: [piqa]\ndata: nothing", "data is 'nothing'; it must have fields of its own"),
-    ("checkpoints: [.]\ntasks: [piqa]\ndata: {piqa: none.jsonl}", "none.jsonl: the data file of piqa cannot be read"),
+    ("", "recipe.yaml: a recipe must have fields"),
+    ("checkpoints: [a\ntasks", "recipe.yaml, line 2: not YAML"),
+    (ONE + "task: [piqa]", "recipe.yaml, line 3: task: unknown; allowed are description, checkpoints,"),
+    (ONE + "task: [piqa]", "extends. Did you mean tasks?"),
+    (ONE, "recipe.yaml: tasks: is missing."),
+    (
+        QUANTIZED + "checkpoints: {340M: {softmax: 3}}\ntasks: [piqa]",
+        "line 2: checkpoints.340M.softmax: is 3; it must be",
+    ),
+    (QUANTIZED + "checkpoints: [a/b]\ntasks: [piqa]", 'line 2: checkpoints: is ["a/b"]; it must have a field for each'),
+    (ONE + "tasks: [piqa]\ndata: {piqa: 1}", "line 4: data.piqa: is 1; it must be a text or have fields of its own."),
+    (ONE + "tasks: [piqa]\ndata: nothing", 'line 4: data: is "nothing"; it must have fields of its own.'),
+    (ONE + "tasks: [piqa]\ndata: {piqa: none.jsonl}", "line 4: data.piqa: there is no file "),
 ]
 
 
@@ -64,12 +72,43 @@ def test_a_recipe_that_is_not_there_is_2(tmp_path: Path, capsys: pytest.CaptureF
     assert "none.yaml: the recipe cannot be read (No such file or directory)" in capsys.readouterr().err
 
 
+def local_recipe(folder: Path, calibration: str = "") -> Path:
+    """A recipe whose checkpoint, tokenizer and data lie beside it."""
+    (folder / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / "model" / name).write_text("{}")
+    (folder / "piqa.jsonl").write_text(json.dumps(PIQA))
+    recipe = folder / "recipe.yaml"
+    fields = ["checkpoints: {tiny: {softmax: model}}", "tasks: {piqa: {}}", "data: {piqa: piqa.jsonl}", calibration]
+    recipe.write_text(QUANTIZED + "\n".join(fields))
+    return recipe
+
+
 def test_what_is_all_here_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "piqa.jsonl").write_text(json.dumps(PIQA))
-    (tmp_path / "recipe.yaml").write_text("checkpoints: [model]\ntasks: {piqa: {}}\ndata: {piqa: piqa.jsonl}\n")
-    assert main(["fetch", str(tmp_path / "recipe.yaml")]) == 0
-    assert "task piqa: 1 documents" in capsys.readouterr().out
+    (tmp_path / "corpus.txt").write_text("words")
+    recipe = local_recipe(tmp_path, "calibration: {source: corpus.txt}")
+    assert main(["fetch", str(recipe)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"checkpoint {tmp_path / 'model'}: 0.00 GB in a local folder"
+    assert lines[1] == f"tokenizer {tmp_path / 'model'}: in a local folder"
+    assert "task piqa: 1 documents" in lines
+    assert lines[-1] == f"calibration {tmp_path / 'corpus.txt'}: a local file"
+
+
+@pytest.mark.parametrize(
+    ("absent", "line"),
+    [
+        ("model.safetensors", "MISSING checkpoint {folder}: model.safetensors is not in {folder}, which must hold"),
+        ("tokenizer.json", "MISSING tokenizer {folder}: {folder} has no tokenizer: none of tokenizer.json, "),
+    ],
+)
+def test_a_local_folder_that_is_not_whole_is_1(
+    absent: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = local_recipe(tmp_path)
+    (tmp_path / "model" / absent).unlink()
+    assert main(["fetch", str(recipe)]) == 1
+    assert line.format(folder=tmp_path / "model") in capsys.readouterr().out
 
 
 def cached_checkpoint(home: Path, owner: str, files: dict[str, str]) -> None:
@@ -108,6 +147,9 @@ def test_without_network_it_says_what_is_missing_and_finds_what_is_cached(tmp_pa
     recipe.write_text(
         "checkpoints: {tiny: {softmax: whole/tiny, softpick: half/tiny}, other: {softmax: none/tiny}}\n"
         "tasks: [sciq, arc_easy]\n"
+        "quantizations: [{method: gptq, bits: 4}]\n"
+        "tokenizer: none/words\n"
+        "calibration: {source: wikitext2}\n"
     )
     offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     strip = ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE")
@@ -117,9 +159,11 @@ def test_without_network_it_says_what_is_missing_and_finds_what_is_cached(tmp_pa
     assert done.returncode == 1, done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.endswith("its dataset")]
     assert lines[0] == "checkpoint whole/tiny: 0.00 GB in the cache"
-    assert lines[1] == "MISSING checkpoint half/tiny: model-2.safetensors is not among its files"
+    assert lines[1].startswith("MISSING checkpoint half/tiny: model-2.safetensors is not in ")
     assert lines[2].startswith("MISSING checkpoint none/tiny: neither a folder nor to be had from the hub")
-    assert lines[3] == "task sciq: 1 documents"
-    assert lines[4].startswith("MISSING task arc_easy: The dataset of the task arc_easy is not in the Hugging Face")
-    assert "Run `qbench fetch` where there is network" in lines[4]
-    assert done.stderr.endswith(f"qbench: 3 of what {recipe} needs is not here.\n")
+    assert lines[3].startswith("MISSING tokenizer none/words: neither a folder nor to be had from the hub")
+    assert lines[4] == "task sciq: 1 documents"
+    assert lines[5].startswith("MISSING task arc_easy: The dataset of the task arc_easy is not in the Hugging Face")
+    assert "Run `qbench fetch` where there is network" in lines[5]
+    assert lines[6].startswith("MISSING calibration wikitext2: not in the cache and not to be had (")
+    assert done.stderr.endswith(f"qbench: 5 of what {recipe} needs is not here.\n")

@@ -37,7 +37,7 @@ READ_CHARACTERS = 2**24
 class Calibration(BaseModel):
     """Where calibration text comes from, and how many windows of tokens are drawn from it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     source: str = Field(min_length=1)  # wikitext2, c4, a text or .jsonl file, or owner/name of a dataset on the hub
     samples: int = Field(128, ge=1)

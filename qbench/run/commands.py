@@ -46,8 +46,16 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of the records; by default results/runs/<recipe>"
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents of each task: for a trial")
+    parser.add_argument(
+        "--limit", type=_count, metavar="N", help="only the first N documents of each task: for a trial"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="in place of the recipe's")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be a whole number above 0.")
+    return int(text)
 
 
 def _load(options: argparse.Namespace) -> tuple[Recipe, Path]:

@@ -1,0 +1,63 @@
+"""A recipe with all that a plan looks at, and nothing that could run: no weights are loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PIQA = [{"goal": f"Open jar {i}", "sol1": "turn the lid", "sol2": "turn the page", "label": i % 2} for i in range(4)]
+MINE = """
+task: mine
+dataset_path: json
+dataset_kwargs: {data_files: {test: nowhere.jsonl}}
+test_split: test
+fewshot_split: test
+output_type: multiple_choice
+process_docs: !function code.shout
+doc_to_text: "{{goal}}"
+doc_to_choice: ["{{sol1}}", "{{sol2}}"]
+doc_to_target: "{{label}}"
+num_fewshot: 0
+metric_list: [{metric: acc}]
+metadata: {version: 1}
+"""
+CODE = "def shout(dataset):\n    return dataset.map(lambda row: {'goal': row['goal'].upper()})\n"
+
+
+def fields() -> dict[str, Any]:
+    """The recipe's fields; a dictionary of its own for each caller."""
+    return {
+        "checkpoints": {"tiny": {"softmax": "softmax", "softpick": "./softpick"}},
+        "quantizations": [
+            {"method": "none"},
+            {"method": "bnb", "bits": [2, 8]},
+            {"method": "gptq", "bits": 4},
+            {"method": "hqq", "bits": 3},
+        ],
+        "tasks": ["piqa", "mine"],
+        "task_folders": ["tasks"],
+        "data": {"piqa": {"validation": "piqa.jsonl", "train": "train.jsonl"}, "mine": "mine.jsonl"},
+        "calibration": {"source": "corpus.txt", "samples": 2, "length": 8},
+        "device": "cpu",
+    }
+
+
+def write_recipe(folder: Path, **changes: Any) -> Path:
+    """The recipe and its files in a folder; a change of None leaves a field out. Files that are there are kept."""
+    content = {name: value for name, value in (fields() | changes).items() if value is not None}
+    files = {
+        **{f"{kind}/config.json": f'{{"kind": "{kind}"}}' for kind in ("softmax", "softpick")},
+        **{f"{kind}/model.safetensors": f"weights of {kind}" for kind in ("softmax", "softpick")},
+        **{f"{kind}/tokenizer.json": "{}" for kind in ("softmax", "softpick")},
+        **{f"{name}.jsonl": "".join(json.dumps(row) + "\n" for row in PIQA) for name in ("piqa", "train", "mine")},
+        "tasks/mine.yaml": MINE,
+        "tasks/code.py": CODE,
+        "corpus.txt": "some words to calibrate with",
+    }
+    for name, text in files.items():
+        if not (folder / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return folder / "recipe.yaml"
