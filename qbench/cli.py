@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qbench.errors import InputError
+from qbench.report.commands import add_audit, add_compare, add_table
 
 DONE, FAILED, WRONG = 0, 1, 2
 
@@ -15,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; each has its arguments and its function in one place below."""
     parser = argparse.ArgumentParser(prog="qbench", description="What quantization costs a model, measured and proved.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_fetch,):
+    for add in (_add_fetch, add_table, add_compare, add_audit):
         add(commands)
     options = parser.parse_args(arguments)
     # lm-eval tells of every default it takes.

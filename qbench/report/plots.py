@@ -1,0 +1,254 @@
+"""Plots: score and damage against bits, accuracy against measured bits per weight. A figure of each a family.
+
+The twins differ in marker and lightness, so that a print in black and white tells them apart.
+"""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qbench.errors import InputError
+from qbench.report.delta import DamageRow, DeltaRow, Report
+from qbench.report.metrics import Measure, in_tables, is_perplexity, is_share, method_name, metric_name, task_name
+from qbench.report.outcomes import TWINS, Gap, Quantized
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg", "pdf")
+INK, FAINT = "#1b1f24", "#8a929c"
+COLOURS = {"softmax": "#1f4e9c", "softpick": "#e08214"}
+MARKERS = {"softmax": "o", "softpick": "s"}
+DASHES: Mapping[str, Any] = {"softmax": (0, (6, 3)), "softpick": (0, (2, 2))}
+METHOD_MARKERS = "ovD^PX*"
+Z95 = 1.96
+STYLE = {
+    **{"font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 8, "figure.titlesize": 10},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25},
+    **{"axes.edgecolor": FAINT, "grid.color": FAINT, "xtick.color": INK, "ytick.color": INK},
+    **{"text.color": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "legend.frameon": False},
+    **{"svg.fonttype": "none", "svg.hashsalt": "qbench", "pdf.fonttype": 42},
+}
+
+
+class PlotError(InputError):
+    """Plots that cannot be made, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a width, with the ends of its error bar."""
+
+    quantized: Quantized
+    value: float
+    low: float
+    high: float
+
+
+@dataclass
+class Panel:
+    """One metric under one method: the points of each twin, and a level to compare with."""
+
+    points: dict[str, list[Point]] = field(default_factory=lambda: {attention: [] for attention in TWINS})
+    levels: dict[str, float] = field(default_factory=dict)
+
+
+Panels = dict[tuple[Measure, str], Panel]  # by metric and method
+
+
+def figures(report: Report) -> Iterator[tuple[str, "Figure"]]:
+    """Every figure with its name; an error says how to install matplotlib where it is missing."""
+    matplotlib = _matplotlib()
+    for family in dict.fromkeys(row.quantized.family for row in report.deltas):
+        rows = _plotted(row for row in report.deltas if row.quantized.family == family)
+        damages = _plotted(row for row in report.damages if row.quantized.family == family)
+        with matplotlib.rc_context(STYLE):
+            if panels := score_panels(rows):
+                title = f"{family}: score against bits (dashed: unquantized; bars: 95%)"
+                yield f"{family}-score", _grid(panels, title, "log")
+            if panels := damage_panels(damages):
+                title = f"{family}: damage against bits, quantized − unquantized (bars: 95%)"
+                yield f"{family}-damage", _grid(panels, title, "symlog")
+            if storage := storage_panels(report, rows):
+                yield f"{family}-bits-per-weight", _storage(storage, f"{family}: accuracy against bits per weight")
+
+
+def write_plots(report: Report, folder: Path) -> list[Path]:
+    """Write every figure as PNG, SVG and PDF; gives the files."""
+    files = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, figure in figures(report):
+            for suffix in FORMATS:
+                file = folder / (re.sub(r"[^\w.-]", "_", name) + f".{suffix}")
+                file.write_bytes(_rendered(figure, suffix))
+                files.append(file)
+    except OSError as error:
+        raise PlotError(f"{folder}: plots cannot be written there ({error.strerror or error}).") from None
+    return files
+
+
+def inline_svg(figure: "Figure") -> str:
+    """A figure to put into a page: without a background, and with its ink in the colour of the text around it."""
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_alpha(0)
+    svg = _rendered(figure, "svg").decode()
+    return svg[svg.index("<svg") :].replace(INK, "currentColor")
+
+
+def score_panels(rows: Sequence[DeltaRow]) -> Panels:
+    """Scores of the quantized, with the unquantized ones as levels."""
+    panels: Panels = {}
+    baselines = {row.measure: row for row in rows if row.quantized.is_baseline}
+    for row in rows:
+        if row.quantized.is_baseline:
+            continue
+        panel = panels.setdefault((row.measure, row.quantized.method), Panel())
+        for attention, score in zip(TWINS, (row.softmax, row.softpick), strict=True):
+            if not isinstance(score, Gap):
+                error = Z95 * (score.stderr or 0)
+                low = max(score.value - error, score.value / 100)  # above zero, for a log scale
+                panel.points[attention].append(Point(row.quantized, score.value, low, score.value + error))
+        if baseline := baselines.get(row.measure):
+            twins = zip(TWINS, (baseline.softmax, baseline.softpick), strict=True)
+            panel.levels = {attention: score.value for attention, score in twins if not isinstance(score, Gap)}
+    return panels
+
+
+def damage_panels(rows: Sequence[DamageRow]) -> Panels:
+    """Damages, with zero as the level."""
+    panels: Panels = {}
+    for row in rows:
+        panel = panels.setdefault((row.measure, row.quantized.method), Panel(levels={"none": 0.0}))
+        for attention, damage in zip(TWINS, (row.softmax.score, row.softpick.score), strict=True):
+            if not isinstance(damage, Gap):
+                ends = (damage.interval.low, damage.interval.high) if damage.interval else (damage.value,) * 2
+                panel.points[attention].append(Point(row.quantized, damage.value, *ends))
+    return panels
+
+
+def storage_panels(report: Report, rows: Sequence[DeltaRow]) -> dict[Measure, list[tuple[str, str, float, float]]]:
+    """For each accuracy: attention, method, measured bits per weight and score of each cell with an audit."""
+    found: dict[Measure, list[tuple[str, str, float, float]]] = {}
+    for row in rows:
+        for attention, score in zip(TWINS, (row.softmax, row.softpick), strict=True):
+            stored = report.outcomes.twin(row.quantized, attention).stored
+            audit = stored.record.audit if stored else None
+            if isinstance(score, Gap) or not is_share(row.measure.metric) or audit is None or not audit.weights:
+                continue
+            bits = 8 * (audit.code_bytes + audit.metadata_bytes) / audit.weights
+            found.setdefault(row.measure, []).append((attention, row.quantized.method, bits, score.value))
+    return found
+
+
+def _plotted(rows: Iterable[Any]) -> list[Any]:
+    """Of each task one accuracy, the normalized one where there is one, and its perplexity."""
+    rows = list(rows)
+    chosen: dict[tuple[str, bool], Measure] = {}
+    for measure in in_tables(dict.fromkeys(row.measure for row in rows)):
+        chosen.setdefault((measure.task, is_perplexity(measure.metric)), measure)
+    return [row for row in rows if row.measure in chosen.values() and row.measure.metric]
+
+
+def _grid(panels: Panels, title: str, perplexity_scale: str) -> "Figure":
+    """A row a metric, a column a method."""
+    measures = list(dict.fromkeys(measure for measure, _ in panels))
+    methods = list(dict.fromkeys(method for _, method in panels))
+    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
+    grid = figure.subplots(len(measures), len(methods), squeeze=False, sharex="col", sharey="row")
+    for measure, line in zip(measures, grid, strict=True):
+        line[0].set_ylabel(f"{task_name(measure.task)}\n{metric_name(measure)}")
+        if is_perplexity(measure.metric):
+            line[0].set_yscale(perplexity_scale)
+        for method, axes in zip(methods, line, strict=True):
+            _draw(axes, panels.get((measure, method), Panel()))
+    for method, top, bottom in zip(methods, grid[0], grid[-1], strict=True):
+        top.set_title(method_name(method))
+        bottom.set_xlabel("bits")
+        bottom.set_xticks(sorted(_widths(panels, method)))
+    return _finish(figure, title)
+
+
+def _widths(panels: Panels, method: str) -> set[int]:
+    own = [panel for (_, name), panel in panels.items() if name == method]
+    return {point.quantized.bits for panel in own for points in panel.points.values() for point in points}
+
+
+def _draw(axes: "Axes", panel: Panel) -> None:
+    for attention, points in panel.points.items():
+        for line in _lines(points):
+            bits, values = [point.quantized.bits for point in line], [point.value for point in line]
+            bars = [[max(p.value - p.low, 0) for p in line], [max(p.high - p.value, 0) for p in line]]
+            axes.errorbar(bits, values, bars, linewidth=1.2, capsize=2, label=attention, **_look(attention))
+    for attention, level in panel.levels.items():
+        style = DASHES.get(attention, "-")
+        axes.axhline(level, color=COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
+
+
+def _look(attention: str) -> dict[str, Any]:
+    # Softpick's markers are hollow: two filled ones look alike in print.
+    colour = COLOURS[attention]
+    face = "none" if attention == "softpick" else colour
+    return {"color": colour, "marker": MARKERS[attention], "markerfacecolor": face, "markersize": 4}
+
+
+def _lines(points: Sequence[Point]) -> list[list[Point]]:
+    """The points joined by width: one line, unless a width has several settings; then a line a setting."""
+    if len({point.quantized.bits for point in points}) == len(points):
+        return [list(points)] if points else []
+    lines: dict[str, list[Point]] = {}
+    for point in points:
+        about = point.quantized
+        lines.setdefault(about.label.removeprefix(f"{about.method}-{about.bits}"), []).append(point)
+    return list(lines.values())
+
+
+def _storage(panels: Mapping[Measure, Sequence[tuple[str, str, float, float]]], title: str) -> "Figure":
+    """A panel an accuracy; the twins differ in colour and filling, the methods in marker."""
+    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(panels), 2.8))
+    methods = list(dict.fromkeys(method for cells in panels.values() for _, method, _, _ in cells))
+    for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for attention in TWINS:
+            for method, marker in zip(methods, METHOD_MARKERS, strict=False):
+                own = [(bits, value) for a, m, bits, value in cells if (a, m) == (attention, method)]
+                look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_name(method)}"}
+                axes.plot(*zip(*own, strict=True), linestyle="none", **look) if own else None
+        axes.set_title(f"{task_name(measure.task)}\n{metric_name(measure)}")
+        axes.set_xlabel("measured bits per weight")
+    return _finish(figure, title)
+
+
+def _finish(figure: "Figure", title: str) -> "Figure":
+    """The title, one legend for all panels, and margins; in inches, since figures differ in size."""
+    width, height = figure.get_size_inches()
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.suptitle(title, x=0.1 / width, y=1 - 0.08 / height, ha="left", va="top")
+    place = {"loc": "upper left", "bbox_to_anchor": (0.05 / width, 1 - 0.25 / height), "borderaxespad": 0}
+    rows = -(-len(handles) // 4)
+    figure.legend(handles.values(), handles.keys(), ncols=4, **place)
+    top = 1 - (0.55 + 0.18 * rows) / height
+    figure.subplots_adjust(0.75 / width, 0.45 / height, 1 - 0.12 / width, top, wspace=0.25, hspace=0.22)
+    return figure
+
+
+def _rendered(figure: "Figure", suffix: str) -> bytes:
+    # Without a date, the same results make the same files.
+    dates: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    out = io.BytesIO()
+    with _matplotlib().rc_context(STYLE):
+        figure.savefig(out, format=suffix, dpi=200, metadata=dates[suffix])
+    return out.getvalue()
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib.figure
+    except ImportError:
+        raise PlotError("Plots need matplotlib, which is not installed: pip install 'qbench[plot]'.") from None
+    return matplotlib
