@@ -15,6 +15,7 @@ RESAMPLES = 2000
 BLOCK = 250  # resamples at once: a block of counts stays at a few megabytes
 SEED = 0
 LEVEL = 0.95
+ROUNDING = 1e-9  # sums of shares that are equal may differ in their last digits
 
 # What sum(values) / sum(weights) is multiplied by, by lm-eval's name of the aggregation. Perplexities stay logarithms.
 LOGARITHMS = ("perplexity", "weighted_perplexity")
@@ -77,13 +78,14 @@ def resample(columns: Sequence[Column]) -> list[Resampled]:
         totals = dict(zip(weights, _products(np.stack(list(weights.values()), axis=1)).T, strict=True))
         for i, column_sums in zip(own, sums.T, strict=True):
             column = columns[i]
-            draws = column.factor * column_sums / totals[id(column.values.weights)]
+            with np.errstate(invalid="ignore"):  # a resample may have none of the documents that have a value
+                draws = column.factor * column_sums / totals[id(column.values.weights)]
             found[i] = Resampled(column.score, draws, count, column.aggregation in LOGARITHMS, column.share)
     return [found[i] for i in range(len(columns))]
 
 
 def interval(*terms: tuple[int, Resampled]) -> Interval | None:
-    """The interval of a sum of scores, each with its sign; None for fewer than two documents.
+    """The interval of a sum of scores, each with its sign; None where there is none.
 
     Zero is excluded where it is on the scale of the test and in the units of tables. The two can disagree on the
     damages of perplexities: from 10 to 11 is more than from 20 to 21.5 in proportion, and less in units.
@@ -95,8 +97,10 @@ def interval(*terms: tuple[int, Resampled]) -> Interval | None:
     tail = _tail(count)
     shown = np.quantile(sum(sign * term.shown for sign, term in terms) + smoothing, (tail, 1 - tail))
     tested = np.quantile(sum(sign * term.draws for sign, term in terms) + smoothing, (tail, 1 - tail))
-    above, below = bool(shown[0] > 0 and tested[0] > 0), bool(shown[1] < 0 and tested[1] < 0)
-    return Interval(float(shown[0]), float(shown[1]), above or below)
+    if not np.isfinite([shown, tested]).all():
+        return None
+    low, high = min(shown[0], tested[0]), max(shown[1], tested[1])
+    return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > ROUNDING or high < -ROUNDING))
 
 
 def _products(values: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
     from qbench.report.delta import Report
+    from qbench.report.tables import Kind
 
 DONE, FAILED = 0, 1
 FORMATS = ("md", "latex", "csv", "json", "html")
@@ -87,11 +88,11 @@ def _table(options: argparse.Namespace) -> int:
 def _rendered(report: "Report", options: argparse.Namespace) -> str:
     from qbench.report.tables import remarks, tables
 
-    kind = options.kind or "delta"
+    kind: Kind = options.kind or "delta"
     if options.format == "html":
         from qbench.report.html import page
 
-        return page(report, (options.kind,) if options.kind else KINDS)
+        return page(report, options.kind)
     if options.format in ("csv", "json"):
         from qbench.report import tidy
 

@@ -97,9 +97,7 @@ def comparison_rows(found: Sequence[Comparison]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _ours(
-    report: Report, quantized: Quantized, measure: Measure, name: str
-) -> "tuple[Score | Gap, Interval | None]":
+def _ours(report: Report, quantized: Quantized, measure: Measure, name: str) -> "tuple[Score | Gap, Interval | None]":
     if name == "delta":
         row = next((r for r in report.deltas if (r.quantized, r.measure) == (quantized, measure)), None)
         if row is None or row.delta is None:

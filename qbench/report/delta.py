@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from qbench.report.evidence import Evidence, Flips, gather
 from qbench.report.metrics import Measure
-from qbench.report.outcomes import Gap, Outcome, Outcomes, Quantized, Score, read_outcomes
+from qbench.report.outcomes import TWINS, Gap, Outcome, Outcomes, Quantized, Score, read_outcomes
 
 if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval
@@ -91,24 +91,25 @@ class Report:
         ]
 
     def _delta(self, quantized: Quantized, measure: Measure) -> DeltaRow:
-        softmax, softpick = (self.outcomes.twin(quantized, attention) for attention in ("softmax", "softpick"))
-        scores = [self._with_chance(outcome, measure) for outcome in (softmax, softpick)]
-        if isinstance(scores[0], Gap) or isinstance(scores[1], Gap):
-            return DeltaRow(quantized, measure, *scores, None)
+        softmax, softpick = (self.outcomes.twin(quantized, attention) for attention in TWINS)
+        first, second = self._with_chance(softmax, measure), self._with_chance(softpick, measure)
+        if isinstance(first, Gap) or isinstance(second, Gap):
+            return DeltaRow(quantized, measure, first, second, None)
         # Published differences were computed before rounding, and are nearer to the truth than ours of rounded scores.
         published = self.outcomes.published.get((quantized.family, quantized.label, measure))
-        value = scores[1].value - scores[0].value if published is None else published
-        return DeltaRow(quantized, measure, *scores, self._difference(value, measure, (1, softpick), (-1, softmax)))
+        value = second.value - first.value if published is None else published
+        delta = self._difference(value, measure, (1, softpick), (-1, softmax))
+        return DeltaRow(quantized, measure, first, second, delta)
 
     def _damage(self, quantized: Quantized, measure: Measure) -> DamageRow:
-        softmax, softpick = (self.outcomes.twin(quantized, attention) for attention in ("softmax", "softpick"))
-        own = [self._own_damage(outcome, measure) for outcome in (softmax, softpick)]
+        softmax, softpick = (self.outcomes.twin(quantized, attention) for attention in TWINS)
+        first, second = self._own_damage(softmax, measure), self._own_damage(softpick, measure)
         difference = None
-        if isinstance(own[0].score, Difference) and isinstance(own[1].score, Difference):
-            value = own[1].score.value - own[0].score.value
-            before = [(-sign, self.outcomes.baseline(outcome)) for sign, outcome in ((1, softpick), (-1, softmax))]
-            difference = self._difference(value, measure, (1, softpick), (-1, softmax), *before)
-        return DamageRow(quantized, measure, *own, difference)
+        if isinstance(first.score, Difference) and isinstance(second.score, Difference):
+            value = second.score.value - first.score.value
+            unquantized = (-1, self.outcomes.baseline(softpick)), (1, self.outcomes.baseline(softmax))
+            difference = self._difference(value, measure, (1, softpick), (-1, softmax), *unquantized)
+        return DamageRow(quantized, measure, first, second, difference)
 
     def _own_damage(self, outcome: Outcome, measure: Measure) -> Damage:
         baseline = self.outcomes.baseline(outcome)

@@ -49,9 +49,8 @@ class Evidence:
                 return f"No interval: {measure.metric} of {measure.task} cannot be computed from the documents' values."
         seen = [self.documents[cell][measure.task] for cell in cells]
         if len({task.fingerprint for task in seen}) > 1:
-            counts = " and ".join(str(task.count) for task in seen)
             names = " and ".join(cell.name for cell in cells)
-            return f"No interval: {names} did not see the same documents of {measure.task} ({counts} documents)."
+            return f"No interval: {names} did not see the same documents of this task."
         return None if seen[0].count > 1 else f"No interval: there is one document of {measure.task}."
 
     def flips(self, measure: Measure, quantized: Outcome, baseline: Outcome) -> Flips | None:

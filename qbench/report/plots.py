@@ -4,6 +4,7 @@ The twins differ in marker and lightness, so that a print in black and white tel
 """
 
 import io
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +25,12 @@ INK, FAINT = "#1b1f24", "#8a929c"
 COLOURS = {"softmax": "#1f4e9c", "softpick": "#e08214"}
 MARKERS = {"softmax": "o", "softpick": "s"}
 DASHES: Mapping[str, Any] = {"softmax": (0, (6, 3)), "softpick": (0, (2, 2))}
+ASIDE = {"softmax": -0.05, "softpick": 0.05}  # bits to the side, so that neither hides the other
 METHOD_MARKERS = "ovD^PX*"
 Z95 = 1.96
+LEGEND = 4  # entries in a line
+FAR = 20  # perplexities that differ by such a factor are drawn on a log axis
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 STYLE = {
     **{"font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 8, "figure.titlesize": 10},
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25},
@@ -69,10 +74,10 @@ def figures(report: Report) -> Iterator[tuple[str, "Figure"]]:
         with matplotlib.rc_context(STYLE):
             if panels := score_panels(rows):
                 title = f"{family}: score against bits (dashed: unquantized; bars: 95%)"
-                yield f"{family}-score", _grid(panels, title, "log")
+                yield f"{family}-score", _grid(panels, title)
             if panels := damage_panels(damages):
                 title = f"{family}: damage against bits, quantized − unquantized (bars: 95%)"
-                yield f"{family}-damage", _grid(panels, title, "symlog")
+                yield f"{family}-damage", _grid(panels, title)
             if storage := storage_panels(report, rows):
                 yield f"{family}-bits-per-weight", _storage(storage, f"{family}: accuracy against bits per weight")
 
@@ -93,11 +98,14 @@ def write_plots(report: Report, folder: Path) -> list[Path]:
 
 
 def inline_svg(figure: "Figure") -> str:
-    """A figure to put into a page: without a background, and with its ink in the colour of the text around it."""
+    """A figure to put into a page: without a background, and in the page's own colours."""
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_alpha(0)
     svg = _rendered(figure, "svg").decode()
-    return svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    for attention, colour in COLOURS.items():
+        svg = svg.replace(colour, f"var(--{attention})")
+    return svg
 
 
 def score_panels(rows: Sequence[DeltaRow]) -> Panels:
@@ -154,7 +162,7 @@ def _plotted(rows: Iterable[Any]) -> list[Any]:
     return [row for row in rows if row.measure in chosen.values() and row.measure.metric]
 
 
-def _grid(panels: Panels, title: str, perplexity_scale: str) -> "Figure":
+def _grid(panels: Panels, title: str) -> "Figure":
     """A row a metric, a column a method."""
     measures = list(dict.fromkeys(measure for measure, _ in panels))
     methods = list(dict.fromkeys(method for _, method in panels))
@@ -162,10 +170,10 @@ def _grid(panels: Panels, title: str, perplexity_scale: str) -> "Figure":
     grid = figure.subplots(len(measures), len(methods), squeeze=False, sharex="col", sharey="row")
     for measure, line in zip(measures, grid, strict=True):
         line[0].set_ylabel(f"{task_name(measure.task)}\n{metric_name(measure)}")
-        if is_perplexity(measure.metric):
-            line[0].set_yscale(perplexity_scale)
         for method, axes in zip(methods, line, strict=True):
             _draw(axes, panels.get((measure, method), Panel()))
+        if is_perplexity(measure.metric):
+            _rescale(line[0], [panel for (own, _), panel in panels.items() if own == measure])
     for method, top, bottom in zip(methods, grid[0], grid[-1], strict=True):
         top.set_title(method_name(method))
         bottom.set_xlabel("bits")
@@ -181,12 +189,30 @@ def _widths(panels: Panels, method: str) -> set[int]:
 def _draw(axes: "Axes", panel: Panel) -> None:
     for attention, points in panel.points.items():
         for line in _lines(points):
-            bits, values = [point.quantized.bits for point in line], [point.value for point in line]
-            bars = [[max(p.value - p.low, 0) for p in line], [max(p.high - p.value, 0) for p in line]]
-            axes.errorbar(bits, values, bars, linewidth=1.2, capsize=2, label=attention, **_look(attention))
+            bits = [point.quantized.bits + ASIDE[attention] for point in line]
+            values = [point.value for point in line]
+            axes.plot(bits, values, linewidth=1.2, label=attention, **_look(attention))
+            if any(point.low < point.high for point in line):
+                axes.vlines(bits, [p.low for p in line], [p.high for p in line], COLOURS[attention], linewidth=1)
     for attention, level in panel.levels.items():
         style = DASHES.get(attention, "-")
         axes.axhline(level, color=COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
+
+
+def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
+    """A logarithmic axis where perplexities differ by orders of magnitude, with ticks at powers of ten."""
+    values = [p.value for panel in panels for points in panel.points.values() for p in points]
+    values += [level for panel in panels for level in panel.levels.values()]
+    if not values or max(map(abs, values)) < FAR * max(min(values), 1):
+        return
+    damages = min(values) <= 0
+    axes.set_yscale("symlog" if damages else "log", **({"linthresh": 1, "linscale": 0.5} if damages else {}))
+    first, last = (1 if damages else math.floor(math.log10(min(values)))), math.ceil(math.log10(max(values)))
+    powers = range(first, last + 1, -(-(last - first + 1) // 4))
+    labels = {0.0: "0"} if damages else {}
+    labels |= {10.0**power: "10" + str(power).translate(RAISED) for power in powers}
+    axes.set_yticks(list(labels), list(labels.values()))
+    axes.minorticks_off()
 
 
 def _look(attention: str) -> dict[str, Any]:
@@ -229,9 +255,9 @@ def _finish(figure: "Figure", title: str) -> "Figure":
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.suptitle(title, x=0.1 / width, y=1 - 0.08 / height, ha="left", va="top")
-    place = {"loc": "upper left", "bbox_to_anchor": (0.05 / width, 1 - 0.25 / height), "borderaxespad": 0}
-    rows = -(-len(handles) // 4)
-    figure.legend(handles.values(), handles.keys(), ncols=4, **place)
+    place = (0.05 / width, 1 - 0.25 / height)
+    figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=place, borderaxespad=0, ncols=LEGEND)
+    rows = -(-len(handles) // LEGEND)
     top = 1 - (0.55 + 0.18 * rows) / height
     figure.subplots_adjust(0.75 / width, 0.45 / height, 1 - 0.12 / width, top, wspace=0.25, hspace=0.22)
     return figure

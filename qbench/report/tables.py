@@ -88,11 +88,9 @@ def baseline_tables(report: Report) -> list[Table]:
         return []
     by_key = {(row.quantized.family, row.measure): row for row in rows}
     twins = [Column(title, group=family) for family in families for title in ("Softmax", "Softpick", "Δ")]
-    caption = (
-        f"Softpick against softmax, unquantized: {', '.join(families)}. {_reading('Δ is softpick − softmax', rows)}"
-    )
+    caption = f"Softpick against softmax, unquantized: {', '.join(families)}."
     columns = [Column("Task", "l"), Column("Metric", "l"), *twins]
-    table = Table("baseline", "Unquantized", caption, columns, heads=1)
+    table = Table("baseline", "Unquantized", caption, _reading(DELTA, rows), columns, heads=1)
     for measure in measures:
         line = [Field(task_name(measure.task)), Field(metric_name(measure))]
         for family in families:
