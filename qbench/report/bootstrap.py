@@ -73,13 +73,13 @@ def resample(columns: Sequence[Column]) -> list[Resampled]:
     found: dict[int, Resampled] = {}
     for count in {len(column.values.values) for column in columns}:
         own = [i for i, column in enumerate(columns) if len(column.values.values) == count]
-        sums = _products(np.stack([columns[i].values.values for i in own], axis=1))
-        weights = {id(columns[i].values.weights): columns[i].values.weights for i in own}
-        totals = dict(zip(weights, _products(np.stack(list(weights.values()), axis=1)).T, strict=True))
-        for i, column_sums in zip(own, sums.T, strict=True):
+        weights = {id(columns[i].values.weights): columns[i].values.weights for i in own}  # many share theirs
+        drawn = _sums(np.stack([*(columns[i].values.values for i in own), *weights.values()], axis=1)).T
+        totals = dict(zip(weights, drawn[len(own) :], strict=True))
+        for i, sums in zip(own, drawn, strict=False):
             column = columns[i]
             with np.errstate(invalid="ignore"):  # a resample may have none of the documents that have a value
-                draws = column.factor * column_sums / totals[id(column.values.weights)]
+                draws = column.factor * sums / totals[id(column.values.weights)]
             found[i] = Resampled(column.score, draws, count, column.aggregation in LOGARITHMS, column.share)
     return [found[i] for i in range(len(columns))]
 
@@ -103,7 +103,7 @@ def interval(*terms: tuple[int, Resampled]) -> Interval | None:
     return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > ROUNDING or high < -ROUNDING))
 
 
-def _products(values: np.ndarray) -> np.ndarray:
+def _sums(values: np.ndarray) -> np.ndarray:
     """Sums of the values over every resample: [documents, columns] to [RESAMPLES, columns]."""
     count = len(values)
     draw = np.random.default_rng([SEED, count])

@@ -115,7 +115,7 @@ def _table(group: Sequence[Comparison]) -> Table:
     ]
     title = f"{about.family}, {method_name(about.method)}: ours and published"
     caption = f"Our numbers of {about.family}, {method_name(about.method)}, beside the published ones."
-    reading = "The difference is ours − published; the interval is a bootstrap of ours over documents."
+    reading = ["The difference is ours − published; the interval is a bootstrap of ours over documents."]
     table = Table(f"compare-{about.family}-{about.method}", title, caption, reading, columns, heads=3)
     table.rows += [list(_fields(table, comparison)) for comparison in group]
     return table

@@ -14,6 +14,7 @@ from qbench.evaluate.samples import FIELDS, WEIGHT
 from qbench.store import RECORD, SAMPLES, StoredRecord, StoreError
 
 KEY = ("task", "doc_id", "doc_hash")
+CHOICES = "is_greedy"  # the smallest of the columns that have an entry a choice
 
 
 @dataclass(frozen=True)
@@ -45,43 +46,53 @@ def read_documents(stored: StoredRecord) -> dict[str, TaskDocuments]:
         raise StoreError(f"{file} is not what {RECORD} beside it was written with; run the cell again.")
     source = pq.ParquetFile(pa.BufferReader(content))
     metrics = [name for name in source.schema_arrow.names if name not in FIELDS.names]
-    table = source.read(columns=[*KEY, "gold", "loglikelihoods", *metrics])
+    table = source.read(columns=[*KEY, "gold", CHOICES, *metrics])
+    choices = pc.if_else(pc.is_valid(table.column("gold")), pc.list_value_length(table.column(CHOICES)), None)
+    columns = _Columns(
+        ids=table.column("doc_id").to_numpy(),
+        hashes=np.array(table.column("doc_hash").to_pylist(), dtype=object),
+        choices=_numbers(choices),
+        metrics={name: _numbers(table.column(name)) for name in metrics},
+    )
     tasks = table.column("task").combine_chunks().dictionary_encode()
-    return {
-        name: _task(table.filter(pc.equal(table.column("task"), name)), metrics)
-        for name in tasks.dictionary.to_pylist()
-    }
+    codes = tasks.indices.to_numpy()
+    return {name: columns.task(np.flatnonzero(codes == i)) for i, name in enumerate(tasks.dictionary.to_pylist())}
 
 
-def _task(table: pa.Table, metrics: list[str]) -> TaskDocuments:
-    table = table.sort_by([("doc_id", "ascending"), ("doc_hash", "ascending")])
-    identity = hashlib.sha256()
-    for name in KEY:
-        identity.update(repr(table.column(name).to_pylist()).encode())
-    found = {}
-    for name in metrics:
-        if name.endswith(WEIGHT) or table.column(name).null_count == len(table):
-            continue
-        values = _numbers(table, name)
-        weights = _numbers(table, name + WEIGHT) if name + WEIGHT in metrics else _ones(len(table))
-        if (unknown := np.isnan(values)).any():
-            values, weights = np.where(unknown, 0.0, values), np.where(unknown, 0.0, weights)
-        found[name] = Values(values, weights)
-    return TaskDocuments(identity.hexdigest(), len(table), found, _chance(table))
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a file, [rows] each."""
+
+    ids: np.ndarray
+    hashes: np.ndarray
+    choices: np.ndarray  # how many; NaN where there is nothing to choose from
+    metrics: dict[str, np.ndarray]
+
+    def task(self, rows: np.ndarray) -> TaskDocuments:
+        """Those of one task."""
+        rows = rows[np.argsort(self.ids[rows], kind="stable")]
+        identity = self.ids[rows].tobytes() + "\n".join(map(str, self.hashes[rows])).encode()
+        found = {}
+        for name, column in self.metrics.items():
+            values = column[rows]
+            if name.endswith(WEIGHT) or (unknown := np.isnan(values)).all():
+                continue
+            weights = self.metrics[name + WEIGHT][rows] if name + WEIGHT in self.metrics else _ones(len(rows))
+            if unknown.any():
+                values, weights = np.where(unknown, 0.0, values), np.where(unknown, 0.0, weights)
+            found[name] = Values(values, weights)
+        return TaskDocuments(hashlib.sha256(identity).hexdigest(), len(rows), found, _chance(self.choices[rows]))
 
 
 @cache
 def _ones(count: int) -> np.ndarray:
-    """One array for all, so that their sums over resamples are computed once."""
+    """One array for all, so that its sums over resamples are computed once."""
     return np.ones(count)
 
 
-def _numbers(table: pa.Table, name: str) -> np.ndarray:
-    # A column holds nothing (null) or NaN where the metric is another task's.
-    return table.column(name).cast(pa.float64()).fill_null(float("nan")).to_numpy()
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+    return column.cast(pa.float64()).fill_null(float("nan")).to_numpy()
 
 
-def _chance(table: pa.Table) -> float | None:
-    asked = table.filter(pc.is_valid(table.column("gold")))
-    choices = pc.list_value_length(asked.column("loglikelihoods")).to_numpy()
-    return 100 * float(np.mean(1 / choices)) if len(choices) and choices.min() > 1 else None
+def _chance(choices: np.ndarray) -> float | None:
+    return 100 * float(np.mean(1 / choices)) if np.all(choices > 1) else None  # NaN is not

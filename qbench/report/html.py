@@ -98,8 +98,8 @@ def _results(report: Report, kind: Kind) -> Section | None:
     made = tables(report, kind)
     if not made:
         return None
-    readings = list(dict.fromkeys(table.reading for table in made))
-    return Section(kind, KINDS[kind], [*readings, SIGNS], tables=[_shown(table) for table in made])
+    reading = [*dict.fromkeys(text for table in made for text in table.reading), SIGNS]
+    return Section(kind, KINDS[kind], [" ".join(reading)], tables=[_shown(table) for table in made])
 
 
 def _shown(table: Table) -> Shown:

@@ -40,7 +40,7 @@ def _document(parts: Sequence[str]) -> str:
 
 def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: str) -> str:
     toned = any(field.tone for row in rows for field in row)
-    caption = f"{table.caption} {table.reading}" + f" {COLOURED}" * toned + suffix
+    caption = " ".join([table.caption, *table.reading, *[COLOURED] * toned]) + suffix
     lines = [
         *("\\begin{table}[t]", "\\centering", "\\small", "\\setlength{\\tabcolsep}{4pt}"),
         f"\\caption{{{_escape(caption)}}}",

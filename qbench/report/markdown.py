@@ -13,10 +13,10 @@ ALIGN = {"l": ":--", "c": ":-:", "r": "--:"}
 def markdown(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
     """All tables, each with its heading, its caption and its footnotes."""
     parts = [_table(table) for table in tables]
-    readings = dict.fromkeys(table.reading for table in tables)
     toned = any(field.tone for table in tables for row in table.rows for field in row)
-    notes = [*(_escape(reading) for reading in readings), *[LEGEND] * toned, *(_escape(remark) for remark in remarks)]
-    return "\n".join([*parts, *(f"{note}\n" for note in notes)])
+    reading = [*dict.fromkeys(text for table in tables for text in table.reading), *[LEGEND] * toned]
+    notes = [" ".join(reading), *remarks]
+    return "\n".join([*parts, *(f"{_escape(note)}\n" for note in notes)])
 
 
 def _table(table: Table) -> str:
@@ -43,4 +43,4 @@ def _line(fields: Sequence[str]) -> str:
 
 def _escape(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*_|\[\]~#])", r"\\\1", text)
+    return re.sub(r"([\\`*_|~]|\](?=\())", r"\\\1", text)

@@ -192,8 +192,10 @@ def _draw(axes: "Axes", panel: Panel) -> None:
             bits = [point.quantized.bits + ASIDE[attention] for point in line]
             values = [point.value for point in line]
             axes.plot(bits, values, linewidth=1.2, label=attention, **_look(attention))
-            if any(point.low < point.high for point in line):
-                axes.vlines(bits, [p.low for p in line], [p.high for p in line], COLOURS[attention], linewidth=1)
+        bars = [point for point in points if point.low < point.high]
+        if bars:
+            bits = [point.quantized.bits + ASIDE[attention] for point in bars]
+            axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], COLOURS[attention], linewidth=1)
     for attention, level in panel.levels.items():
         style = DASHES.get(attention, "-")
         axes.axhline(level, color=COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
@@ -264,11 +266,11 @@ def _finish(figure: "Figure", title: str) -> "Figure":
 
 
 def _rendered(figure: "Figure", suffix: str) -> bytes:
-    # Without a date, the same results make the same files.
-    dates: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    # Without dates, the same results make the same files; SVG's other entries are links that a page must not have.
+    left_out = {"png": (), "svg": ("Creator", "Date", "Format", "Type"), "pdf": ("CreationDate",)}
     out = io.BytesIO()
     with _matplotlib().rc_context(STYLE):
-        figure.savefig(out, format=suffix, dpi=200, metadata=dates[suffix])
+        figure.savefig(out, format=suffix, dpi=200, metadata=dict.fromkeys(left_out[suffix]))
     return out.getvalue()
 
 

@@ -73,7 +73,7 @@ def _low_bits_without_damage(report: Report) -> Iterator[Finding]:
         decisive = [pair for pair in pairs if is_perplexity(pair[0].metric)] or pairs
         if len(same) >= _enough(pairs) and all(pair in same for pair in decisive):
             shown = ", ".join(f"{m.task} {m.metric} {number(x.value)} ({number(y.value)})" for m, x, y in same)
-            what = f"at {outcome.cell.bits} bits it scores as the unquantized model does: {shown}."
+            what = f"with {outcome.cell.bits}-bit weights it scores as the unquantized model does: {shown}."
             yield Finding(outcome.cell.name, what)
 
 

@@ -14,11 +14,11 @@ Kind = Literal["delta", "damage", "baseline"]
 Row = DeltaRow | DamageRow
 R = TypeVar("R", DeltaRow, DamageRow)
 
-DELTA = "Δ is softpick − softmax"
-DIFFERENCE = "The difference is softpick's damage − softmax's"
+DELTA = "Δ is softpick − softmax; accuracies are in percent."
+DIFFERENCE = "The difference is softpick's damage − softmax's; accuracies are in percent."
 FLIPS = "Flips: documents (%) that became wrong / that became right."
 READING = "↑ higher is better, ↓ lower is better."
-STAR = "* the 95% interval (paired bootstrap over documents) excludes zero."
+STAR = "* marks a 95% interval (paired bootstrap over documents) that excludes zero."
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Table:
     name: str  # unique among the tables of a report, for labels and anchors
     title: str
     caption: str
-    reading: str  # how numbers and marks are to be read; the same for all tables of a kind
+    reading: Sequence[str]  # how numbers and marks are to be read, a sentence each; many tables share them
     columns: Sequence[Column]
     heads: int = 2  # leading columns, in which equal neighbours are one block
     rows: list[list[Field]] = field(default_factory=list)
@@ -166,7 +166,7 @@ def _damage_table(about: Quantized, rows: list[DamageRow]) -> Table:
     with_intervals = any(row.difference and row.difference.interval for row in rows)
     columns = [*_head(about), *_damage_columns(with_flips), Column("Difference")]
     columns += [Column("95% interval")] * with_intervals
-    reading = _reading(DIFFERENCE, rows) + f" {FLIPS}" * with_flips
+    reading = [*_reading(DIFFERENCE, rows), *[FLIPS] * with_flips]
     table = Table(_slug("damage", about), title, caption, reading, columns)
     for row in _arranged(rows):
         line = _head_fields(row)
@@ -223,10 +223,9 @@ def _arranged(rows: Sequence[R]) -> list[R]:
     return [row for measure in measures for row in rows if row.measure == measure]
 
 
-def _reading(what: str, rows: Sequence[Row]) -> str:
+def _reading(what: str, rows: Sequence[Row]) -> list[str]:
     differences = [row.delta if isinstance(row, DeltaRow) else row.difference for row in rows]
-    star = any(d and d.interval for d in differences)
-    return f"{what}; accuracies in percent; {READING}" + f" {STAR}" * star
+    return [what, READING, *[STAR] * any(d is not None and d.interval is not None for d in differences)]
 
 
 def _slug(kind: str, about: Quantized) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from qbench.report.delta import Report, read_report
+from qbench.report.html import page
 
 from .examples import PAPER, write_mini, write_troubled
 
@@ -25,6 +26,12 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mini_report(mini: Path) -> Report:
     """The same, read."""
     return read_report(mini)
+
+
+@pytest.fixture(scope="session")
+def mini_page(mini_report: Report) -> str:
+    """Its HTML report."""
+    return page(mini_report)
 
 
 @pytest.fixture(scope="session")

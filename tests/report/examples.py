@@ -7,7 +7,7 @@ import pandas as pd
 from qbench.quantize.audit import Audit, LayerAudit, failures
 from qbench.store import CellRef, PlannedCell, RunPlan, cell_folder, write_plan, write_record
 
-from ..records import cell_ref, make_record, make_samples
+from ..records import TASKS, cell_ref, make_record, make_samples
 
 PAPER = Path(__file__).parents[2] / "results" / "paper"
 LABELS = {"none-16": ("none", 16), "bnb-4-nf4": ("bnb", 4), "hqq-2-g64": ("hqq", 2), "hqq-3-g64": ("hqq", 3)}
@@ -60,28 +60,39 @@ def write_plan_of(folder: Path, planned: list[PlannedCell]) -> None:
     write_plan(folder, RunPlan(recipe="mini.yaml", resolved_recipe=recipe, cells=tuple(planned)))
 
 
-def write_mini(folder: Path, documents: int = 40, labels: tuple[str, ...] = tuple(LABELS)) -> Path:
+def write_mini(
+    folder: Path,
+    documents: int = 40,
+    labels: tuple[str, ...] = tuple(LABELS),
+    tasks: tuple[str, ...] = tuple(TASKS),
+    family: str = "mini",
+) -> Path:
     """A run in which everything is well."""
-    twins = [(attention, label) for attention in ("softmax", "softpick") for label in labels]
-    write_plan_of(folder, [write_cell(folder, cell(*twin), samples_of(*twin, documents)) for twin in twins])
+    planned = []
+    for attention, label in ((attention, label) for attention in ("softmax", "softpick") for label in labels):
+        samples = samples_of(attention, label, documents)
+        samples = samples[samples["task"].isin(tasks)]
+        planned.append(write_cell(folder, cell(attention, label, family), samples))
+    write_plan_of(folder, planned)
     return folder
 
 
-def write_troubled(folder: Path, documents: int = 40) -> Path:
-    """A run in which one cell failed, one failed its audit, one is missing, one is not offered, one saw other documents."""
+def write_troubled(folder: Path, documents: int = 40, tasks: tuple[str, ...] = tuple(TASKS)) -> Path:
+    """A run with cells that failed, failed their audit, are missing, are not offered, or saw other documents."""
+    twins = ("softmax", "softpick")
+
+    def finished(attention: str, label: str, seed: int = 0, **changes: object) -> PlannedCell:
+        samples = samples_of(attention, label, documents, seed)
+        return write_cell(folder, cell(attention, label), samples[samples["task"].isin(tasks)], **changes)
+
+    not_quantized = audit_of(cell("softpick", "hqq-2-g64"), untouched=("model.layers.0.mlp.up_proj",))
     planned = [
-        write_cell(folder, cell(a, "none-16"), samples_of(a, "none-16", documents)) for a in ("softmax", "softpick")
+        *(finished(attention, "none-16") for attention in twins),
+        *(PlannedCell(cell=cell(attention, "bnb-3"), key=None, not_offered=True) for attention in twins),
+        *(finished("softmax", "bnb-4-nf4"), finished("softpick", "bnb-4-nf4", seed=1)),
+        write_cell(folder, cell("softmax", "hqq-2-g64"), None),
+        finished("softpick", "hqq-2-g64", audit=not_quantized),
+        *(finished("softmax", "hqq-3-g64"), PlannedCell(cell=cell("softpick", "hqq-3-g64"), key="f" * 64)),
     ]
-    planned.append(write_cell(folder, cell("softmax", "hqq-2-g64"), None))
-    unquantized = cell("softpick", "hqq-2-g64")
-    samples = samples_of("softpick", "hqq-2-g64", documents)
-    audit = audit_of(unquantized, untouched=("model.layers.0.mlp.up_proj",))
-    planned.append(write_cell(folder, unquantized, samples, audit=audit))
-    planned.append(write_cell(folder, cell("softmax", "hqq-3-g64"), samples_of("softmax", "hqq-3-g64", documents)))
-    planned.append(PlannedCell(cell=cell("softpick", "hqq-3-g64"), key="f" * 64))
-    planned.append(write_cell(folder, cell("softmax", "bnb-4-nf4"), samples_of("softmax", "bnb-4-nf4", documents)))
-    others = samples_of("softpick", "bnb-4-nf4", documents, seed=1)
-    planned.append(write_cell(folder, cell("softpick", "bnb-4-nf4"), others))
-    planned += [PlannedCell(cell=cell(a, "bnb-3"), key=None, not_offered=True) for a in ("softmax", "softpick")]
     write_plan_of(folder, planned)
     return folder

@@ -9,7 +9,7 @@ from qbench.errors import InputError
 from qbench.report.delta import DeltaRow, Difference, Report, read_report
 from qbench.report.metrics import Measure
 from qbench.report.outcomes import Gap, Score
-from qbench.store import CellRef
+from qbench.store import CellRef, Failure
 
 from ..records import make_samples
 from .examples import LABELS, PAPER, audit_of, cell, samples_of, write_cell, write_mini
@@ -97,8 +97,6 @@ def test_what_has_no_number_says_why(troubled_report: Report) -> None:
 
 
 def test_a_failed_audit_of_a_failed_cell_is_called_so(tmp_path: Path) -> None:
-    from qbench.store import Failure
-
     failure = Failure(kind="audit", reason="The audit of hqq-3-g64 failed.\n- nothing was quantized")
     write_cell(tmp_path, cell("softmax", "hqq-3-g64"), None, failure=failure)
     (only,) = read_report(tmp_path).deltas
@@ -195,7 +193,7 @@ def test_other_kinds_of_attention_are_in_no_delta(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_a_sentence(tmp_path: Path, mini: Path) -> None:
-    with pytest.raises(InputError, match="holds neither records .* nor CSV files"):
+    with pytest.raises(InputError, match=r"holds neither records .* nor CSV files"):
         read_report(tmp_path)
     with pytest.raises(InputError, match=r"none is not there; it must be a folder of records"):
         read_report(tmp_path / "none")
