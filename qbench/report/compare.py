@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from qbench.report.delta import Report
+from qbench.report.delta import Difference, Report
 from qbench.report.metrics import Measure, method_name, metric_name, task_name
 from qbench.report.outcomes import Gap, Quantized, ReportError, Score
 from qbench.report.tables import Column, Field, Table, number, quantization_name, score_field, signed
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval
 
 ROUNDING = 0.005  # published numbers have two decimals
+Ours = tuple[Score | Gap, "Interval | None"]
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,17 @@ def compare(ours: Report, published: Report) -> list[Comparison]:
             f"{ours.outcomes.source} and {published.outcomes.source} have no family in common: there are "
             f"{', '.join(families)} here and {theirs} there."
         )
+    deltas = {(row.quantized, row.measure.task, row.measure.metric): row.delta for row in ours.deltas}
     found = []
     for row in rows:
-        same = [q for q in mine if (q.family, q.method, q.bits) == _key(row.quantized)]
+        same = [q for q in mine if _key(q) == _key(row.quantized)]
         for quantized in same or [row.quantized]:
+            delta = deltas.get((quantized, row.measure.task, row.measure.metric))
             for name, value in (("softmax", row.softmax), ("softpick", row.softpick), ("delta", row.delta)):
-                if value is not None and not isinstance(value, Gap):
-                    score, interval = _ours(ours, quantized, row.measure, name)
-                    found.append(Comparison(quantized, row.measure, name, score, value.value, interval))
+                if value is None or isinstance(value, Gap):
+                    continue
+                own = _delta(delta) if name == "delta" else _score(ours, quantized, row.measure, name)
+                found.append(Comparison(quantized, row.measure, name, own[0], value.value, own[1]))
     return found
 
 
@@ -97,14 +101,15 @@ def comparison_rows(found: Sequence[Comparison]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _ours(report: Report, quantized: Quantized, measure: Measure, name: str) -> "tuple[Score | Gap, Interval | None]":
-    if name == "delta":
-        row = next((r for r in report.deltas if (r.quantized, r.measure) == (quantized, measure)), None)
-        if row is None or row.delta is None:
-            return Gap("–", "Δ needs both twins."), None
-        return Score(row.delta.value, notes=row.delta.notes), row.delta.interval
-    outcome = report.outcomes.twin(quantized, name)
+def _score(report: Report, quantized: Quantized, measure: Measure, attention: str) -> Ours:
+    outcome = report.outcomes.twin(quantized, attention)
     return outcome.score(measure), report.evidence.interval(measure, (1, outcome))
+
+
+def _delta(delta: Difference | None) -> Ours:
+    if delta is None:
+        return Gap("–", "Δ needs both twins."), None
+    return Score(delta.value, notes=delta.notes), delta.interval
 
 
 def _table(group: Sequence[Comparison]) -> Table:
@@ -117,7 +122,8 @@ def _table(group: Sequence[Comparison]) -> Table:
     caption = f"Our numbers of {about.family}, {method_name(about.method)}, beside the published ones."
     reading = ["The difference is ours − published; the interval is a bootstrap of ours over documents."]
     table = Table(f"compare-{about.family}-{about.method}", title, caption, reading, columns, heads=3)
-    table.rows += [list(_fields(table, comparison)) for comparison in group]
+    measures = dict.fromkeys(comparison.measure for comparison in group)
+    table.rows += [list(_fields(table, c)) for measure in measures for c in group if c.measure == measure]
     return table
 
 

@@ -96,7 +96,7 @@ class Report:
         if isinstance(first, Gap) or isinstance(second, Gap):
             return DeltaRow(quantized, measure, first, second, None)
         # Published differences were computed before rounding, and are nearer to the truth than ours of rounded scores.
-        published = self.outcomes.published.get((quantized.family, quantized.label, measure))
+        published = self.outcomes.published_delta(quantized, measure)
         value = second.value - first.value if published is None else published
         delta = self._difference(value, measure, (1, softpick), (-1, softmax))
         return DeltaRow(quantized, measure, first, second, delta)

@@ -12,7 +12,7 @@ COLOURED = "Green: for the better; red: for the worse."
 LONGEST = 45  # rows that a page holds; longer tables become several
 SPECIAL = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "`": r"\textasciigrave{}"},
     **{"↑": r"$\uparrow$", "↓": r"$\downarrow$", "Δ": r"$\Delta$", "−": "$-$", "–": "--", "…": r"\ldots{}"},
     **{"<": "$<$", ">": "$>$", "|": "$|$", "×": r"$\times$", "‖": r"$\|$"},
 }

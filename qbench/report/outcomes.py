@@ -1,5 +1,6 @@
 """What became of every cell: scores, or the reason why there are none. From records or from published CSV files."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -78,7 +79,8 @@ class Outcomes:
     source: Path
     cells: tuple[Outcome, ...]
     measures: tuple[Measure, ...]
-    published: Mapping[tuple[str, str, Measure], float] = field(default_factory=dict)  # Δ by family and label
+    # Δ as it was published, by family, label, task and metric
+    published: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
     results: Results | None = None
 
     def get(self, family: str, attention: str, label: str) -> Outcome | None:
@@ -101,15 +103,20 @@ class Outcomes:
             outcome.cell, gap=Gap("–", f"There is no unquantized {family}-{attention} to compare with.")
         )
 
+    def published_delta(self, quantized: Quantized, measure: Measure) -> float | None:
+        """Δ as it was published; None where it is ours to compute."""
+        return self.published.get((quantized.family, quantized.label, measure.task, measure.metric))
+
     def quantizations(self) -> list[Quantized]:
         """Families as they come, and within each by method and bits."""
-        cells = [outcome.cell for outcome in self.cells]
+        cells = [outcome.cell for outcome in self.cells if outcome.cell.attention in TWINS]
         families = list(dict.fromkeys(cell.family for cell in cells))
         methods = [*OFFERED, *dict.fromkeys(cell.method for cell in cells)]
-        found = {
-            Quantized(cell.family, cell.method, cell.bits, cell.label) for cell in cells if cell.attention in TWINS
-        }
-        return sorted(found, key=lambda q: (families.index(q.family), methods.index(q.method), q.bits, q.label))
+
+        def place(q: Quantized) -> tuple[int, int, int, list[str | int]]:
+            return families.index(q.family), methods.index(q.method), q.bits, _natural(q.label)
+
+        return sorted({Quantized(c.family, c.method, c.bits, c.label) for c in cells}, key=place)
 
     def measures_of(self, family: str) -> list[Measure]:
         """What the family's cells were measured on; where all failed, what any cell was."""
@@ -155,14 +162,14 @@ def from_results(results: Results) -> Outcomes:
     cells += [Outcome(planned.cell, gap=_missing(planned)) for planned in results.missing]
     cells += [Outcome(planned.cell, gap=_not_offered(planned)) for planned in results.not_offered]
     if results.plan:
-        order = [planned.cell for planned in results.plan.cells]
-        cells.sort(key=lambda outcome: order.index(outcome.cell))
+        order = [planned.cell.name for planned in results.plan.cells]
+        cells.sort(key=lambda outcome: order.index(outcome.cell.name))
     if not cells:
         raise ReportError(f"{results.folder / RUN} plans no cells; there is nothing to make a table of.")
     measures = in_order(
         measure(m.task, m.metric, m.better) for stored in results.current for m in stored.record.metrics
     )
-    return Outcomes(results.folder, tuple(cells), tuple(_one_direction_each(measures)), results=results)
+    return Outcomes(results.folder, tuple(cells), tuple(one_direction_each(measures)), results=results)
 
 
 def _of_record(stored: StoredRecord) -> Outcome:
@@ -198,7 +205,7 @@ def _not_offered(planned: PlannedCell) -> Gap:
     return Gap("n/a", f"{planned.cell.bits} bits are not offered by {planned.cell.method}.")
 
 
-def _one_direction_each(measures: Iterable[Measure]) -> list[Measure]:
+def one_direction_each(measures: Iterable[Measure]) -> list[Measure]:
     """One measure a task and metric: records of another lm-eval may lack the direction that others have."""
     found: dict[tuple[str, str], Measure] = {}
     for m in measures:
@@ -206,6 +213,11 @@ def _one_direction_each(measures: Iterable[Measure]) -> list[Measure]:
         if key not in found or found[key].better is None:
             found[key] = m
     return list(found.values())
+
+
+def _natural(label: str) -> list[str | int]:
+    """A key to sort by that puts g64 before g128."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", label)]
 
 
 def _first_line(text: str, width: int = 200) -> str:

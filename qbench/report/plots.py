@@ -8,13 +8,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qbench.errors import InputError
 from qbench.report.delta import DamageRow, DeltaRow, Report
 from qbench.report.metrics import Measure, in_tables, is_perplexity, is_share, method_name, metric_name, task_name
-from qbench.report.outcomes import TWINS, Gap, Quantized
+from qbench.report.outcomes import TWINS, Gap, Quantized, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,10 +60,20 @@ class Panel:
     """One metric under one method: the points of each twin, and a level to compare with."""
 
     points: dict[str, list[Point]] = field(default_factory=lambda: {attention: [] for attention in TWINS})
-    levels: dict[str, float] = field(default_factory=dict)
+    levels: Mapping[str, float] = field(default_factory=dict)
+
+
+class Stored(NamedTuple):
+    """An accuracy, and what the weights take that it was reached with."""
+
+    attention: str
+    method: str
+    bits: float  # a weight, measured
+    value: float
 
 
 Panels = dict[tuple[Measure, str], Panel]  # by metric and method
+Levels = Mapping[Measure, Mapping[str, float]]  # by metric and attention
 
 
 def figures(report: Report) -> Iterator[tuple[str, "Figure"]]:
@@ -79,7 +90,8 @@ def figures(report: Report) -> Iterator[tuple[str, "Figure"]]:
                 title = f"{family}: damage against bits, quantized − unquantized (bars: 95%)"
                 yield f"{family}-damage", _grid(panels, title)
             if storage := storage_panels(report, rows):
-                yield f"{family}-bits-per-weight", _storage(storage, f"{family}: accuracy against bits per weight")
+                title = f"{family}: accuracy against measured bits per weight (dashed: unquantized)"
+                yield f"{family}-bits-per-weight", _storage(storage, unquantized_levels(rows), title)
 
 
 def write_plots(report: Report, folder: Path) -> list[Path]:
@@ -111,20 +123,23 @@ def inline_svg(figure: "Figure") -> str:
 def score_panels(rows: Sequence[DeltaRow]) -> Panels:
     """Scores of the quantized, with the unquantized ones as levels."""
     panels: Panels = {}
-    baselines = {row.measure: row for row in rows if row.quantized.is_baseline}
+    levels = unquantized_levels(rows)
     for row in rows:
         if row.quantized.is_baseline:
             continue
-        panel = panels.setdefault((row.measure, row.quantized.method), Panel())
-        for attention, score in zip(TWINS, (row.softmax, row.softpick), strict=True):
-            if not isinstance(score, Gap):
-                error = Z95 * (score.stderr or 0)
-                low = max(score.value - error, score.value / 100)  # above zero, for a log scale
-                panel.points[attention].append(Point(row.quantized, score.value, low, score.value + error))
-        if baseline := baselines.get(row.measure):
-            twins = zip(TWINS, (baseline.softmax, baseline.softpick), strict=True)
-            panel.levels = {attention: score.value for attention, score in twins if not isinstance(score, Gap)}
+        panel = Panel(levels=levels.get(row.measure, {}))
+        panel = panels.setdefault((row.measure, row.quantized.method), panel)
+        for attention, score in _twins(row).items():
+            error = Z95 * (score.stderr or 0)
+            low = max(score.value - error, score.value / 100)  # above zero, for a log scale
+            panel.points[attention].append(Point(row.quantized, score.value, low, score.value + error))
     return panels
+
+
+def unquantized_levels(rows: Sequence[DeltaRow]) -> Levels:
+    """The scores of the unquantized models."""
+    baselines = {row.measure: _twins(row) for row in rows if row.quantized.is_baseline}
+    return {m: {attention: score.value for attention, score in twins.items()} for m, twins in baselines.items()}
 
 
 def damage_panels(rows: Sequence[DamageRow]) -> Panels:
@@ -139,18 +154,24 @@ def damage_panels(rows: Sequence[DamageRow]) -> Panels:
     return panels
 
 
-def storage_panels(report: Report, rows: Sequence[DeltaRow]) -> dict[Measure, list[tuple[str, str, float, float]]]:
-    """For each accuracy: attention, method, measured bits per weight and score of each cell with an audit."""
-    found: dict[Measure, list[tuple[str, str, float, float]]] = {}
-    for row in rows:
-        for attention, score in zip(TWINS, (row.softmax, row.softpick), strict=True):
+def storage_panels(report: Report, rows: Sequence[DeltaRow]) -> dict[Measure, list[Stored]]:
+    """The accuracies of each cell that has an audit."""
+    found: dict[Measure, list[Stored]] = {}
+    for row in (row for row in rows if is_share(row.measure.metric)):
+        for attention, score in _twins(row).items():
             stored = report.outcomes.twin(row.quantized, attention).stored
             audit = stored.record.audit if stored else None
-            if isinstance(score, Gap) or not is_share(row.measure.metric) or audit is None or not audit.weights:
-                continue
-            bits = 8 * (audit.code_bytes + audit.metadata_bytes) / audit.weights
-            found.setdefault(row.measure, []).append((attention, row.quantized.method, bits, score.value))
+            if audit and audit.weights:
+                bits = 8 * (audit.code_bytes + audit.metadata_bytes) / audit.weights
+                cell = Stored(attention, row.quantized.method, bits, score.value)
+                found.setdefault(row.measure, []).append(cell)
     return found
+
+
+def _twins(row: DeltaRow) -> dict[str, Score]:
+    """The scores that are there."""
+    twins = zip(TWINS, (row.softmax, row.softpick), strict=True)
+    return {attention: score for attention, score in twins if isinstance(score, Score)}
 
 
 def _plotted(rows: Iterable[Any]) -> list[Any]:
@@ -177,7 +198,10 @@ def _grid(panels: Panels, title: str) -> "Figure":
     for method, top, bottom in zip(methods, grid[0], grid[-1], strict=True):
         top.set_title(method_name(method))
         bottom.set_xlabel("bits")
-        bottom.set_xticks(sorted(_widths(panels, method)))
+        widths = sorted(_widths(panels, method))
+        bottom.set_xticks(widths)
+        if widths:
+            bottom.set_xlim(widths[0] - 0.5, widths[-1] + 0.5)
     return _finish(figure, title)
 
 
@@ -196,7 +220,11 @@ def _draw(axes: "Axes", panel: Panel) -> None:
         if bars:
             bits = [point.quantized.bits + ASIDE[attention] for point in bars]
             axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], COLOURS[attention], linewidth=1)
-    for attention, level in panel.levels.items():
+    _draw_levels(axes, panel.levels)
+
+
+def _draw_levels(axes: "Axes", levels: Mapping[str, float]) -> None:
+    for attention, level in levels.items():
         style = DASHES.get(attention, "-")
         axes.axhline(level, color=COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
 
@@ -235,17 +263,17 @@ def _lines(points: Sequence[Point]) -> list[list[Point]]:
     return list(lines.values())
 
 
-def _storage(panels: Mapping[Measure, Sequence[tuple[str, str, float, float]]], title: str) -> "Figure":
+def _storage(panels: Mapping[Measure, Sequence[Stored]], levels: Levels, title: str) -> "Figure":
     """A panel an accuracy; the twins differ in colour and filling, the methods in marker."""
-    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(panels), 2.8))
-    methods = list(dict.fromkeys(method for cells in panels.values() for _, method, _, _ in cells))
+    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(panels), 2.7))
+    methods = list(dict.fromkeys(cell.method for cells in panels.values() for cell in cells))
     for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for attention in TWINS:
-            for method, marker in zip(methods, METHOD_MARKERS, strict=False):
-                own = [(bits, value) for a, m, bits, value in cells if (a, m) == (attention, method)]
-                look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_name(method)}"}
-                axes.plot(*zip(*own, strict=True), linestyle="none", **look) if own else None
-        axes.set_title(f"{task_name(measure.task)}\n{metric_name(measure)}")
+        for attention, (method, marker) in product(TWINS, zip(methods, cycle(METHOD_MARKERS), strict=False)):
+            own = [cell for cell in cells if (cell.attention, cell.method) == (attention, method)]
+            look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_name(method)}"}
+            axes.plot([cell.bits for cell in own], [cell.value for cell in own], linestyle="none", **look)
+        _draw_levels(axes, levels.get(measure, {}))
+        axes.set_title(f"{task_name(measure.task)}, {metric_name(measure)}")
         axes.set_xlabel("measured bits per weight")
     return _finish(figure, title)
 

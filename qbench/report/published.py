@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from qbench.report.metrics import Better, Measure, in_order, measure
-from qbench.report.outcomes import TWINS, Gap, Outcome, Outcomes, ReportError, Score
+from qbench.report.outcomes import TWINS, Gap, Outcome, Outcomes, ReportError, Score, one_direction_each
 from qbench.store import CellRef
 
 REQUIRED = ("family", "method", "bits", "task", "metric", *TWINS)
@@ -17,7 +17,7 @@ def read_published(files: Sequence[Path], source: Path) -> Outcomes:
     cells: dict[CellRef, dict[tuple[str, str], Score]] = {}
     gaps: dict[CellRef, Gap] = {}
     measures: dict[Measure, None] = {}
-    deltas: dict[tuple[str, str, Measure], float] = {}
+    deltas: dict[tuple[str, str, str, str], float] = {}
     seen: dict[tuple[str, str, str, str], str] = {}
     for where, row in _rows(files):
         of = measure(row["task"], row["metric"], _better(row, where))
@@ -37,11 +37,11 @@ def read_published(files: Sequence[Path], source: Path) -> Outcomes:
                 scores[of.task, of.metric] = Score(value, documents=_documents(row, where))
         delta = _number(row, "delta", where)
         if delta is not None:
-            deltas[row["family"], label, of] = delta
+            deltas[key] = delta
     if not cells:
         raise ReportError(f"{source} has no rows of numbers.")
     outcomes = (Outcome(cell, scores, None if scores else gaps[cell]) for cell, scores in cells.items())
-    return Outcomes(source, tuple(outcomes), tuple(in_order(measures)), deltas)
+    return Outcomes(source, tuple(outcomes), tuple(one_direction_each(in_order(measures))), deltas)
 
 
 def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:

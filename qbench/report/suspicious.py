@@ -51,22 +51,22 @@ def _same_scores(report: Report) -> Iterator[Finding]:
     for a, b in combinations(done, 2):
         if a.cell.family != b.cell.family:
             continue
-        pairs = _pairs(report, a, b)
-        # Two wide cells of one model may well agree to the second decimal, but not to the last one.
-        wide = a.cell.attention == b.cell.attention and min(a.cell.bits, b.cell.bits) > LOW_BITS
-        if wide and not (a.stored and b.stored):
+        recorded = bool(a.stored and b.stored)
+        # Two wide cells of one model may well agree to the second decimal, though not to the last one.
+        if not recorded and a.cell.attention == b.cell.attention and min(a.cell.bits, b.cell.bits) > LOW_BITS:
             continue
-        tolerance = 0.0 if wide else ROUNDING
+        pairs, tolerance = _pairs(report, a, b), 0.0 if recorded else ROUNDING
         if len(pairs) >= _enough(pairs) and all(abs(x.value - y.value) <= tolerance for _, x, y in pairs):
             what = f"the same scores in all {len(pairs)} metrics; different weights cannot have them."
             yield Finding(f"{a.cell.name} and {b.cell.name}", what)
 
 
 def _low_bits_without_damage(report: Report) -> Iterator[Finding]:
-    """A cell of few bits that scores as if nothing had been quantized."""
+    """A cell of few bits that scores as if nothing had been quantized, and has no audit to the contrary."""
     for outcome in report.outcomes.cells:
         baseline = report.outcomes.baseline(outcome)
-        if not outcome.scores or outcome.cell.bits > LOW_BITS:
+        audited = outcome.stored is not None and outcome.stored.record.audit is not None
+        if not outcome.scores or outcome.cell.bits > LOW_BITS or audited:
             continue
         pairs = _pairs(report, outcome, baseline)
         same = [pair for pair in pairs if _same(*pair)]
@@ -131,7 +131,7 @@ def _contradictory(report: Report) -> Iterator[Finding]:
 def _wrong_delta(report: Report) -> Iterator[Finding]:
     """Published differences that are not those of the published scores, whichever way these were rounded."""
     for row in report.deltas:
-        published = report.outcomes.published.get((row.quantized.family, row.quantized.label, row.measure))
+        published = report.outcomes.published_delta(row.quantized, row.measure)
         if published is None or isinstance(row.softmax, Gap) or isinstance(row.softpick, Gap):
             continue
         ours = row.softpick.value - row.softmax.value
