@@ -80,19 +80,18 @@ class Evidence:
 
 def gather(outcomes: Outcomes) -> Evidence:
     """Read the documents of all cells that have scores, and resample them together."""
-    with_samples = [c for c in outcomes.cells if c.scores and c.stored and c.stored.has_samples]
-    if not with_samples:
+    with_samples = [(c.cell, c.stored) for c in outcomes.cells if c.scores and c.stored and c.stored.has_samples]
+    if not with_samples:  # published numbers need neither numpy nor pyarrow
         return Evidence({}, {})
     from qbench.report.bootstrap import FACTORS, Column, resample
     from qbench.report.documents import read_documents
 
     documents, columns = {}, {}
-    for outcome in with_samples:
-        assert outcome.stored
-        documents[outcome.cell] = read_documents(outcome.stored)
-        for metric in outcome.stored.record.metrics:
-            task = documents[outcome.cell].get(metric.task)
+    for cell, stored in with_samples:
+        documents[cell] = read_documents(stored)
+        for metric in stored.record.metrics:
+            task = documents[cell].get(metric.task)
             if task and metric.metric in task.metrics and metric.aggregation in FACTORS:
-                key = (outcome.cell, metric.task, metric.metric)
-                columns[key] = Column(task.metrics[metric.metric], metric.aggregation, is_share(metric.metric))
+                values, share = task.metrics[metric.metric], is_share(metric.metric)
+                columns[cell, metric.task, metric.metric] = Column(values, metric.aggregation, share)
     return Evidence(documents, dict(zip(columns, resample(list(columns.values())), strict=True)))

@@ -29,6 +29,7 @@ DASHES: Mapping[str, Any] = {"softmax": (0, (6, 3)), "softpick": (0, (2, 2))}
 ASIDE = {"softmax": -0.05, "softpick": 0.05}  # bits to the side, so that neither hides the other
 METHOD_MARKERS = "ovD^PX*"
 Z95 = 1.96
+TINY = 1e-3
 LEGEND = 4  # entries in a line
 FAR = 20  # perplexities that differ by such a factor are drawn on a log axis
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -38,6 +39,7 @@ STYLE = {
     **{"axes.edgecolor": FAINT, "grid.color": FAINT, "xtick.color": INK, "ytick.color": INK},
     **{"text.color": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "legend.frameon": False},
     **{"svg.fonttype": "none", "svg.hashsalt": "qbench", "pdf.fonttype": 42},
+    "text.parse_math": False,  # a family may be called $x
 }
 
 
@@ -80,18 +82,29 @@ def figures(report: Report) -> Iterator[tuple[str, "Figure"]]:
     """Every figure with its name; an error says how to install matplotlib where it is missing."""
     matplotlib = _matplotlib()
     for family in dict.fromkeys(row.quantized.family for row in report.deltas):
-        rows = _plotted(row for row in report.deltas if row.quantized.family == family)
-        damages = _plotted(row for row in report.damages if row.quantized.family == family)
         with matplotlib.rc_context(STYLE):
-            if panels := score_panels(rows):
-                title = f"{family}: score against bits (dashed: unquantized; bars: 95%)"
-                yield f"{family}-score", _grid(panels, title)
-            if panels := damage_panels(damages):
-                title = f"{family}: damage against bits, quantized − unquantized (bars: 95%)"
-                yield f"{family}-damage", _grid(panels, title)
-            if storage := storage_panels(report, rows):
-                title = f"{family}: accuracy against measured bits per weight (dashed: unquantized)"
-                yield f"{family}-bits-per-weight", _storage(storage, unquantized_levels(rows), title)
+            drawn = list(_figures_of(report, family))
+        yield from drawn
+
+
+def _figures_of(report: Report, family: str) -> Iterator[tuple[str, "Figure"]]:
+    rows = _plotted(row for row in report.deltas if row.quantized.family == family)
+    damages = _plotted(row for row in report.damages if row.quantized.family == family)
+    if panels := score_panels(rows):
+        yield f"{family}-score", _grid(panels, f"{family}: score against bits (dashed: unquantized{_bars(panels)})")
+    if panels := damage_panels(damages):
+        yield (
+            f"{family}-damage",
+            _grid(panels, f"{family}: damage against bits (quantized − unquantized{_bars(panels)})"),
+        )
+    if storage := storage_panels(report, rows):
+        title = f"{family}: accuracy against measured bits per weight (dashed: unquantized)"
+        yield f"{family}-bits-per-weight", _storage(storage, unquantized_levels(rows), title)
+
+
+def _bars(panels: Panels) -> str:
+    points = (point for panel in panels.values() for points in panel.points.values() for point in points)
+    return "; bars: 95%" if any(point.low < point.high for point in points) else ""
 
 
 def write_plots(report: Report, folder: Path) -> list[Path]:
@@ -131,7 +144,7 @@ def score_panels(rows: Sequence[DeltaRow]) -> Panels:
         panel = panels.setdefault((row.measure, row.quantized.method), panel)
         for attention, score in _twins(row).items():
             error = Z95 * (score.stderr or 0)
-            low = max(score.value - error, score.value / 100)  # above zero, for a log scale
+            low = max(score.value - error, min(score.value, TINY))  # above zero, for a log scale
             panel.points[attention].append(Point(row.quantized, score.value, low, score.value + error))
     return panels
 

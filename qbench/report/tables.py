@@ -1,6 +1,6 @@
 """Rows laid out as tables for people, whichever format they are rendered in: texts, marks and footnotes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, TypeVar
@@ -54,7 +54,7 @@ class Table:
     rows: list[list[Field]] = field(default_factory=list)
     footnotes: dict[str, str] = field(default_factory=dict)  # text by letter
 
-    def mark(self, notes: Iterable[str]) -> str:
+    def mark(self, notes: Sequence[str]) -> str:
         """The letters of these footnotes, which are added if they are new."""
         known = {text: letter for letter, text in self.footnotes.items()}
         for note in notes:
@@ -94,8 +94,11 @@ def baseline_tables(report: Report) -> list[Table]:
     for measure in measures:
         line = [Field(task_name(measure.task)), Field(metric_name(measure))]
         for family in families:
-            row = by_key.get((family, measure))
-            line += _twin_fields(table, row) if row else [Field("–"), Field("–"), Field("–")]
+            if row := by_key.get((family, measure)):
+                line += _twin_fields(table, row)
+            else:
+                missing = Gap("–", f"{family} has no {measure.metric} of {measure.task}.")
+                line += [score_field(table, missing)] * 2 + [Field("–")]
         table.rows.append(line)
     return [table]
 
@@ -113,10 +116,7 @@ def signed(value: float) -> str:
 def quantization_name(quantized: Quantized) -> str:
     """What tells quantizations of one method apart: 3-bit g64."""
     prefix = f"{quantized.method}-{quantized.bits}"
-    options = (
-        quantized.label.removeprefix(prefix).lstrip("-") if quantized.label.startswith(prefix) else quantized.label
-    )
-    return f"{quantized.bits}-bit {options}".strip()
+    return f"{quantized.bits}-bit {quantized.label.removeprefix(prefix).lstrip('-')}".strip()
 
 
 def score_field(table: Table, score: Score | Gap) -> Field:

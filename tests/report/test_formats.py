@@ -62,6 +62,14 @@ def test_markdown(kind: Kind, small: Report) -> None:
     check(f"{kind}.md", markdown(tables(small, kind), remarks(small)))
 
 
+def test_a_family_without_a_task_says_so_in_the_baseline_table(tmp_path: Path) -> None:
+    rows = "A,none,16,piqa,acc,70,71\nA,none,16,sciq,acc,80,81\nB,none,16,sciq,acc,90,91\n"
+    (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\n" + rows)
+    text = markdown(tables(read_report(tmp_path), "baseline"))
+    assert "| Piqa | Acc ↑ | 70.00 | 71.00 | +1.00 ▲ | –<sup>a</sup> | –<sup>a</sup> | – |" in text
+    assert "<sup>a</sup> B has no acc of piqa." in text
+
+
 def test_markdown_of_what_went_wrong(small_troubled: Report) -> None:
     check("troubled.md", markdown(tables(small_troubled, "delta"), remarks(small_troubled)))
 

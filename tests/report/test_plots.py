@@ -59,6 +59,13 @@ def test_the_same_results_make_the_same_svg_in_the_pages_colours(small: Report) 
     assert "http" not in first.replace("http://www.w3.org", "")
 
 
+def test_a_name_is_not_taken_for_math(tmp_path: Path) -> None:
+    rows = "a$_b$$,none,16,sciq,acc,80,81\na$_b$$,hqq,3,sciq,acc,70,71\n"
+    (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\n" + rows)
+    drawn = [inline_svg(figure) for _, figure in figures(read_report(tmp_path))]
+    assert "a$_b$$: score against bits (dashed: unquantized)" in drawn[0]
+
+
 def test_without_matplotlib_a_sentence_and_a_report(
     small: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
