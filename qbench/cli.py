@@ -9,6 +9,7 @@ from pathlib import Path
 from qbench.command import Commands, add_command
 from qbench.doctor import add_doctor
 from qbench.errors import InputError
+from qbench.report.commands import add_audit, add_compare, add_table
 from qbench.run.commands import add_plan, add_run
 
 DONE, FAILED, WRONG = 0, 1, 2
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; each has its arguments and its function in one place below."""
     parser = argparse.ArgumentParser(prog="qbench", description="What quantization costs a model, measured and proved.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (add_plan, add_run, _add_fetch, add_doctor):
+    for add in (add_plan, add_run, _add_fetch, add_table, add_compare, add_audit, add_doctor):
         add(commands)
     options = parser.parse_args(arguments)
     # lm-eval tells of every default it takes.

@@ -1,0 +1,136 @@
+"""Paired bootstrap over documents: every score of every cell is resampled with the same draws, so that differences of
+scores, and differences of differences, are differences of arrays."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+
+from qbench.report.documents import Values
+
+RESAMPLES = 2000
+BLOCK = 250  # resamples at once: a block of counts stays at a few megabytes
+SEED = 0
+LEVEL = 0.95
+ROUNDING = 1e-9  # sums of shares that are equal may differ in their last digits
+
+# What sum(values) / sum(weights) is multiplied by, by lm-eval's name of the aggregation. Perplexities stay logarithms.
+LOGARITHMS = ("perplexity", "weighted_perplexity")
+FACTORS = {"mean": 1.0, "perplexity": -1.0, "weighted_perplexity": -1.0, "bits_per_byte": -1 / math.log(2)}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One metric of one cell, to be resampled."""
+
+    values: Values
+    aggregation: str  # one of FACTORS
+    share: bool  # of documents, to be shown in percent
+
+    @property
+    def factor(self) -> float:
+        """From the ratio of sums to the score."""
+        return FACTORS[self.aggregation] * (100 if self.share else 1)
+
+    @property
+    def score(self) -> float:
+        """The score of the documents as they are, in the units of tables."""
+        value = self.factor * float(self.values.values.sum() / self.values.weights.sum())
+        return math.exp(value) if self.aggregation in LOGARITHMS else value
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """A score over the resamples, on the scale that it is tested on."""
+
+    score: float  # of the documents as they are, in the units of tables
+    draws: np.ndarray  # [RESAMPLES]
+    documents: int
+    logarithm: bool
+    share: bool
+
+    @property
+    def shown(self) -> np.ndarray:
+        """The draws in the units of tables."""
+        with np.errstate(over="ignore"):
+            return np.exp(self.draws) if self.logarithm else self.draws
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95% interval, in the units of tables."""
+
+    low: float
+    high: float
+    excludes_zero: bool = False
+
+
+def resample(columns: Sequence[Column]) -> list[Resampled]:
+    """Resample all columns; those with equally many documents get the same draws of documents."""
+    found: dict[int, Resampled] = {}
+    for count in {len(column.values.values) for column in columns}:
+        own = [i for i, column in enumerate(columns) if len(column.values.values) == count]
+        weights = {id(columns[i].values.weights): columns[i].values.weights for i in own}  # many share theirs
+        drawn = _sums(np.stack([*(columns[i].values.values for i in own), *weights.values()], axis=1)).T
+        totals = dict(zip(weights, drawn[len(own) :], strict=True))
+        for i, sums in zip(own, drawn, strict=False):
+            column = columns[i]
+            with np.errstate(invalid="ignore"):  # a resample may have none of the documents that have a value
+                draws = column.factor * sums / totals[id(column.values.weights)]
+            found[i] = Resampled(column.score, draws, count, column.aggregation in LOGARITHMS, column.share)
+    return [found[i] for i in range(len(columns))]
+
+
+def interval(*terms: tuple[int, Resampled]) -> Interval | None:
+    """The interval of a sum of scores, each with its sign; None where there is none.
+
+    Zero is excluded where it is on the scale of the test and in the units of tables. The two can disagree on the
+    damages of perplexities: from 10 to 11 is more than from 20 to 21.5 in proportion, and less in units.
+    """
+    count = terms[0][1].documents
+    if count < 2:
+        return None
+    smoothing = 100 / count * _smoothing(count) if terms[0][1].share else 0.0
+    tail = _tail(count)
+    shown = np.quantile(sum(sign * term.shown for sign, term in terms) + smoothing, (tail, 1 - tail))
+    tested = np.quantile(sum(sign * term.draws for sign, term in terms) + smoothing, (tail, 1 - tail))
+    if not np.isfinite([shown, tested]).all():
+        return None
+    low, high = min(shown[0], tested[0]), max(shown[1], tested[1])
+    return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > ROUNDING or high < -ROUNDING))
+
+
+def _sums(values: np.ndarray) -> np.ndarray:
+    """Sums of the values over every resample: [documents, columns] to [RESAMPLES, columns]."""
+    count = len(values)
+    draw = np.random.default_rng([SEED, count])
+    blocks = []
+    for start in range(0, RESAMPLES, BLOCK):
+        size = min(BLOCK, RESAMPLES - start)
+        chosen = draw.integers(count, size=(size, count)) + count * np.arange(size)[:, None]
+        counts = np.bincount(chosen.ravel(), minlength=size * count).reshape(size, count)
+        blocks.append(counts.astype(np.float64) @ values)
+    return np.concatenate(blocks)
+
+
+@cache
+def _smoothing(count: int) -> np.ndarray:
+    """Two documents more, one that speaks for each side, as Agresti and Min (2005) add them to paired proportions.
+
+    Without them four documents that changed, all one way, would exclude zero; McNemar's exact test wants six.
+    """
+    draw = np.random.default_rng([SEED, count, 1])
+    return draw.poisson(size=RESAMPLES) - draw.poisson(size=RESAMPLES)
+
+
+@cache
+def _tail(count: int) -> float:
+    """The share of resamples in each tail: percentiles are too narrow for few documents, and are widened to Student's t
+    (Hesterberg 2015, expanded percentile interval), here by its expansion in 1 / degrees of freedom."""
+    normal, free = NormalDist(), count - 1
+    z = normal.inv_cdf((1 + LEVEL) / 2)
+    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    return normal.cdf(-t * math.sqrt(count / free))

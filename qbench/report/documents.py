@@ -1,0 +1,98 @@
+"""The per-document results of a record, as arrays. Only the columns that tables need are read: all take ten times as
+long."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from qbench.evaluate.samples import FIELDS, WEIGHT
+from qbench.store import RECORD, SAMPLES, StoredRecord, StoreError
+
+KEY = ("task", "doc_id", "doc_hash")
+CHOICES = "is_greedy"  # the smallest of the columns that have an entry a choice
+
+
+@dataclass(frozen=True)
+class Values:
+    """A metric's value of each document, and what its sum is divided by the sum of."""
+
+    values: np.ndarray  # [documents]
+    weights: np.ndarray  # [documents]; 0 where the document has no value
+
+
+@dataclass(frozen=True)
+class TaskDocuments:
+    """The documents of one task in the order of their ids."""
+
+    fingerprint: str  # of all ids and contents: equal where two cells saw the same documents
+    count: int
+    metrics: dict[str, Values]
+    chance: float | None  # the accuracy of guessing, in percent; None where there is nothing to choose from
+
+
+def read_documents(stored: StoredRecord) -> dict[str, TaskDocuments]:
+    """The documents of each task of a record."""
+    file = stored.folder / SAMPLES
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{file}: the samples of {stored.record.cell.name} cannot be read ({error}).") from None
+    if hashlib.sha256(content).hexdigest() != stored.record.samples_sha256:
+        raise StoreError(f"{file} is not what {RECORD} beside it was written with; run the cell again.")
+    source = pq.ParquetFile(pa.BufferReader(content))
+    metrics = [name for name in source.schema_arrow.names if name not in FIELDS.names]
+    table = source.read(columns=[*KEY, "gold", CHOICES, *metrics])
+    choices = pc.if_else(pc.is_valid(table.column("gold")), pc.list_value_length(table.column(CHOICES)), None)
+    columns = _Columns(
+        ids=table.column("doc_id").to_numpy(),
+        hashes=np.array(table.column("doc_hash").to_pylist(), dtype=object),
+        choices=_numbers(choices),
+        metrics={name: _numbers(table.column(name)) for name in metrics},
+    )
+    tasks = table.column("task").combine_chunks().dictionary_encode()
+    codes = tasks.indices.to_numpy()
+    return {name: columns.task(np.flatnonzero(codes == i)) for i, name in enumerate(tasks.dictionary.to_pylist())}
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a file, [rows] each."""
+
+    ids: np.ndarray
+    hashes: np.ndarray
+    choices: np.ndarray  # how many; NaN where there is nothing to choose from
+    metrics: dict[str, np.ndarray]
+
+    def task(self, rows: np.ndarray) -> TaskDocuments:
+        """Those of one task."""
+        rows = rows[np.argsort(self.ids[rows], kind="stable")]
+        identity = self.ids[rows].tobytes() + "\n".join(map(str, self.hashes[rows])).encode()
+        found = {}
+        for name, column in self.metrics.items():
+            values = column[rows]
+            if name.endswith(WEIGHT) or (unknown := np.isnan(values)).all():
+                continue
+            weights = self.metrics[name + WEIGHT][rows] if name + WEIGHT in self.metrics else _ones(len(rows))
+            if unknown.any():
+                values, weights = np.where(unknown, 0.0, values), np.where(unknown, 0.0, weights)
+            found[name] = Values(values, weights)
+        return TaskDocuments(hashlib.sha256(identity).hexdigest(), len(rows), found, _chance(self.choices[rows]))
+
+
+@cache
+def _ones(count: int) -> np.ndarray:
+    """One array for all, so that its sums over resamples are computed once."""
+    return np.ones(count)
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+    return column.cast(pa.float64()).fill_null(float("nan")).to_numpy()
+
+
+def _chance(choices: np.ndarray) -> float | None:
+    return 100 * float(np.mean(1 / choices)) if np.all(choices > 1) else None  # NaN is not

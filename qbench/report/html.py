@@ -1,0 +1,202 @@
+"""The HTML report: one file with tables, plots, audits, costs, provenance and the recipe; it needs no network."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from qbench.quantize.audit import Audit
+from qbench.report.delta import Report
+from qbench.report.outcomes import Gap, Outcome
+from qbench.report.suspicious import suspicious
+from qbench.report.tables import Column, Field, Kind, Table, remarks, tables
+from qbench.store import Cost, Record
+
+KINDS: Mapping[Kind, str] = {
+    "baseline": "Unquantized models",
+    "delta": "Δ: softpick against softmax",
+    "damage": "Damage: what quantization costs",
+}
+SIGNS = "▲ for the better, ▼ for the worse, whichever way the metric points."
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page."""
+
+    anchor: str
+    title: str
+    texts: Sequence[str] = ()
+    bullets: Sequence[str] = ()
+    tables: Sequence["Shown"] = ()
+    plots: Sequence[tuple[str, str]] = ()
+    listings: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table as the page needs it."""
+
+    title: str
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Field]]
+    footnotes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """The line above the header: titles and how many columns each is over."""
+        if not any(column.group for column in self.columns):
+            return []
+        return [(group, len(list(own))) for group, own in groupby(self.columns, lambda column: column.group)]
+
+
+def page(report: Report, kind: Kind | None = None) -> str:
+    """The report as one HTML file, with the tables of one kind or of all."""
+    import jinja2
+
+    folder = Path(__file__).parent
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters["minus"] = _minus
+    template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
+    sections = [section for section in _sections(report, [kind] if kind else list(KINDS)) if section is not None]
+    css, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    title = f"Quantization results: {report.outcomes.source.resolve().name}"
+    # Ours, and free of markup: they must reach the browser as they are.
+    own = {"css": jinja2.utils.markupsafe.Markup(css), "script": jinja2.utils.markupsafe.Markup(script)}
+    return template.render(title=title, summary=_summary(report), sections=sections, **own)
+
+
+def _sections(report: Report, kinds: Sequence[Kind]) -> list[Section | None]:
+    records = [outcome for outcome in report.outcomes.cells if outcome.stored]
+    return [
+        _findings(report),
+        *(_results(report, kind) for kind in kinds),
+        _plots(report),
+        *((_audits(records), _costs(records), _provenance(records), _recipe(report)) if records else ()),
+    ]
+
+
+def _summary(report: Report) -> str:
+    cells = report.outcomes.cells
+    done = sum(bool(outcome.scores) for outcome in cells)
+    state = f"{done} of {len(cells)} cells have scores."
+    return " ".join([state, *remarks(report)])
+
+
+def _findings(report: Report) -> Section | None:
+    found = suspicious(report)
+    if not found:
+        return None
+    return Section("suspicious", "Suspicious", bullets=[str(finding) for finding in found])
+
+
+def _results(report: Report, kind: Kind) -> Section | None:
+    made = tables(report, kind)
+    if not made:
+        return None
+    reading = [*dict.fromkeys(text for table in made for text in table.reading), SIGNS]
+    return Section(kind, KINDS[kind], [" ".join(reading)], tables=[_shown(table) for table in made])
+
+
+def _shown(table: Table) -> Shown:
+    return Shown(table.title, table.caption, table.columns, table.rows, table.footnotes)
+
+
+def _plots(report: Report) -> Section:
+    from qbench.report.plots import PlotError, figures, inline_svg
+
+    try:
+        drawn = [(name, inline_svg(figure)) for name, figure in figures(report)]
+    except PlotError as error:
+        return Section("plots", "Plots", [str(error)])
+    return Section("plots", "Plots", [] if drawn else ["There is nothing to draw."], plots=drawn)
+
+
+def _audits(records: Sequence[Outcome]) -> Section | None:
+    audited = [(outcome, record.audit) for outcome, record in _stored(records) if record.audit]
+    columns = [
+        *(Column("Cell", "l"), Column("Passed", "l"), Column("Quantized"), Column("Code bits"), Column("Storage bits")),
+        *(Column("Relative error"), Column("SNR (dB)"), Column("KL (nats)"), Column("Top-1 agreement")),
+    ]
+    rows = [_audit_fields(outcome, audit) for outcome, audit in audited]
+    caption = (
+        "Measured on the quantized models: bits a weight in storage, weights against their source, and the next token."
+    )
+    return Section("audits", "Audits", tables=[Shown("Audits", caption, columns, rows)]) if rows else None
+
+
+def _audit_fields(outcome: Outcome, audit: Audit) -> list[Field]:
+    passed = Field("no", tone="worse") if isinstance(outcome.gap, Gap) else Field("yes")
+    measured = audit.model_dump(include={"target_share", "code_bits", "storage_bits", "relative_error", "snr_db"})
+    return [
+        *(Field(outcome.cell.name), passed, _field(measured["target_share"], "{:.1%}")),
+        *(_field(measured[name], "{:.2f}") for name in ("code_bits", "storage_bits")),
+        *(_field(measured["relative_error"], "{:.4f}"), _field(measured["snr_db"], "{:.1f}")),
+        *(_field(audit.kl, "{:.4f}"), _field(audit.top1_agreement, "{:.1%}")),
+    ]
+
+
+def _costs(records: Sequence[Outcome]) -> Section | None:
+    costs = [(record.cell.name, record.cost) for _, record in _stored(records) if record.cost]
+    phases = list(dict.fromkeys(phase for _, cost in costs for phase in cost.seconds))
+    columns = [
+        *(Column("Cell", "l"), *(Column(f"{phase.capitalize()} (s)") for phase in phases), Column("Tokens a second")),
+        *(Column("Host memory (MB)"), Column("Device memory (MB)"), Column("Weights (MB)")),
+    ]
+    rows = [_cost_fields(name, cost, phases) for name, cost in costs]
+    return Section("costs", "Costs", tables=[Shown("Costs", "What each cell took.", columns, rows)]) if rows else None
+
+
+def _cost_fields(name: str, cost: Cost, phases: Sequence[str]) -> list[Field]:
+    sizes = (cost.peak_host_bytes, cost.peak_device_bytes, cost.weight_bytes)
+    return [
+        *(Field(name), *(_field(cost.seconds.get(phase), "{:.1f}") for phase in phases)),
+        _field(cost.tokens_per_second, "{:.0f}"),
+        *(_field(None if size is None else size / 1e6, "{:.1f}") for size in sizes),
+    ]
+
+
+def _provenance(records: Sequence[Outcome]) -> Section:
+    columns = [Column(title, "l") for title in ("Cell", "State", "Checkpoint", "Key", "Commit", "Started", "Finished")]
+    rows, machines = [], dict[str, list[str]]()
+    for outcome, record in _stored(records):
+        own = record.provenance
+        texts = (record.cell.name, record.state, record.cell.checkpoint, record.key[:10], (own.git_commit or "–")[:10])
+        rows.append([Field(text) for text in (*texts, own.started, own.finished)])
+        setting = json.dumps({"machine": own.machine, "packages": own.packages}, indent=1, ensure_ascii=False)
+        machines.setdefault(setting, []).append(outcome.cell.name)
+    listings = [(f"Machine and packages of {len(names)} cells", text) for text, names in machines.items()]
+    table = Shown("Provenance", "Where each number comes from.", columns, rows)
+    return Section("provenance", "Provenance", tables=[table], listings=listings)
+
+
+def _recipe(report: Report) -> Section | None:
+    plan = report.outcomes.results.plan if report.outcomes.results else None
+    recipes = {plan.recipe: plan.resolved_recipe} if plan else {}
+    if not recipes:
+        own = [record.provenance for _, record in _stored(report.outcomes.cells)]
+        recipes = {provenance.recipe: provenance.resolved_recipe for provenance in own}
+    return Section("recipe", "Recipe", listings=[(name, _yaml(content)) for name, content in recipes.items()])
+
+
+def _stored(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Record]]:
+    return [(outcome, outcome.stored.record) for outcome in outcomes if outcome.stored]
+
+
+def _yaml(content: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+
+
+def _field(value: float | None, form: str) -> Field:
+    return Field("–") if value is None else Field(form.format(value), value)
+
+
+def _minus(text: str) -> str:
+    """True minus signs: a hyphen is too short to be seen."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "−", text)

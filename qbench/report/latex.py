@@ -1,0 +1,152 @@
+"""Tables in LaTeX as papers have them: booktabs, multirow, cmidrule and textcolor."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from qbench.report.tables import Column, Field, Table
+
+PACKAGES = ("booktabs", "graphicx", "multirow", "xcolor")
+COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
+COLOURED = "Green: for the better; red: for the worse."
+LONGEST = 45  # rows that a page holds; longer tables become several
+SPECIAL = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "`": r"\textasciigrave{}"},
+    **{"↑": r"$\uparrow$", "↓": r"$\downarrow$", "Δ": r"$\Delta$", "−": "$-$", "–": "--", "…": r"\ldots{}"},
+    **{"<": "$<$", ">": "$>$", "|": "$|$", "×": r"$\times$", "‖": r"$\|$"},
+}
+
+
+def latex(tables: Sequence[Table], remarks: Sequence[str] = (), *, standalone: bool = False) -> str:
+    """All tables as floats to paste into a paper, or as a document of their own."""
+    parts, labels = [], set[str]()
+    for table in tables:
+        pieces = _pieces(table)
+        for i, rows in enumerate(pieces):
+            suffix = f" (part {i + 1} of {len(pieces)})" if len(pieces) > 1 else ""
+            label = _label(f"{table.name}-{i + 1}" if suffix else table.name, labels)
+            parts.append(_float(table, rows, suffix, label))
+    parts += [f"% {remark}\n" for remark in remarks]
+    needs = f"% Needs \\usepackage{{{','.join(PACKAGES)}}}\n"
+    return _document(parts) if standalone else "\n".join([needs, *parts])
+
+
+def _document(parts: Sequence[str]) -> str:
+    packages = [f"\\usepackage{{{name}}}" for name in PACKAGES]
+    head = ["\\documentclass{article}", "\\usepackage[margin=2cm]{geometry}", *packages, "\\begin{document}", ""]
+    return "\n".join([*head, "\\clearpage\n".join(parts), "\\end{document}", ""])
+
+
+def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: str) -> str:
+    toned = any(field.tone for row in rows for field in row)
+    caption = " ".join([table.caption, *table.reading, *[COLOURED] * toned]) + suffix
+    lines = [
+        *("\\begin{table}[t]", "\\centering", "\\small", "\\setlength{\\tabcolsep}{4pt}"),
+        f"\\caption{{{_escape(caption)}}}",
+        f"\\label{{{label}}}",
+        "\\smallskip",
+        # As wide as it is, and no wider than the page.
+        "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
+        f"\\begin{{tabular}}{{{''.join(column.align for column in table.columns)}}}",
+        *("\\toprule", *_header(table.columns), "\\midrule"),
+        *_body(table, rows),
+        *("\\bottomrule", "\\end{tabular}}"),
+    ]
+    used = {mark for row in rows for field in row for mark in field.marks.split(",")}
+    notes = [f"$^{{{mark}}}$ {_escape(text)}" for mark, text in table.footnotes.items() if mark in used]
+    if notes:
+        lines += ["\\par\\smallskip", "\\parbox{\\linewidth}{\\footnotesize " + "\\\\\n".join(notes) + "}"]
+    return "\n".join([*lines, "\\end{table}", ""])
+
+
+def _header(columns: Sequence[Column]) -> list[str]:
+    titles = [_escape(column.title) for column in columns]
+    if not any(column.group for column in columns):
+        return [_line(titles)]
+    above, rules, start = [], [], 0
+    while start < len(columns):
+        group = columns[start].group
+        end = start + 1
+        while group and end < len(columns) and columns[end].group == group:
+            end += 1
+        if group:
+            above.append(f"\\multicolumn{{{end - start}}}{{c}}{{{_escape(group)}}}")
+            rules.append(f"\\cmidrule(lr){{{start + 1}-{end}}}")
+        else:
+            above.append(f"\\multirow{{2}}{{*}}{{{titles[start]}}}")
+            titles[start] = ""
+        start = end
+    return [_line(above), "".join(rules), _line(titles)]
+
+
+def _body(table: Table, rows: Sequence[Sequence[Field]]) -> list[str]:
+    """Rows, with equal neighbours of the leading columns as one block, and a rule where a block begins."""
+    lines: list[str] = []
+    for i, row in enumerate(rows):
+        heads = [_starts(rows, i, column) for column in range(table.heads)]
+        if i and any(heads):
+            first = heads.index(True) + 1
+            lines.append("\\midrule" if first == 1 else f"\\cmidrule(lr){{{first}-{len(row)}}}")
+        fields = [_field(field) for field in row]
+        for column, starts in enumerate(heads):
+            height = _height(rows, i, column) if starts else 0
+            fields[column] = (
+                f"\\multirow{{{height}}}{{*}}{{{fields[column]}}}" if height > 1 else fields[column] * starts
+            )
+        lines.append(_line(fields))
+    return lines
+
+
+def _starts(rows: Sequence[Sequence[Field]], row: int, column: int) -> bool:
+    """Whether the field begins a block: it, or one to its left, differs from the one above."""
+    if row == 0:
+        return True
+    return [f.text for f in rows[row][: column + 1]] != [f.text for f in rows[row - 1][: column + 1]]
+
+
+def _height(rows: Sequence[Sequence[Field]], row: int, column: int) -> int:
+    end = row + 1
+    while end < len(rows) and not _starts(rows, end, column):
+        end += 1
+    return end - row
+
+
+def _pieces(table: Table) -> list[Sequence[Sequence[Field]]]:
+    """Rows a page at a time, cut where a block of the first column begins if there is such a place."""
+    pieces, rows = [], table.rows
+    while len(rows) > LONGEST:
+        cuts = [i for i in range(1, LONGEST + 1) if _starts(rows, i, 0)]
+        cut = cuts[-1] if cuts else LONGEST
+        pieces.append(rows[:cut])
+        rows = rows[cut:]
+    return [*pieces, rows]
+
+
+def _field(field: Field) -> str:
+    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", _escape(field.text))
+    if field.tone:
+        text = f"\\textcolor{{{COLOURS[field.tone]}}}{{{text}}}"
+    marks = ",".join(mark for mark in ("*" * field.starred, field.marks) if mark)
+    return text + (f"$^{{{marks}}}$" if marks else "")
+
+
+def _line(fields: Sequence[str]) -> str:
+    return " & ".join(fields) + r" \\"
+
+
+def _label(name: str, taken: set[str]) -> str:
+    label = unique = "tab:" + re.sub(r"[^A-Za-z0-9]+", "-", name)
+    while unique in taken:
+        unique = f"{label}-{len(taken)}"
+    taken.add(unique)
+    return unique
+
+
+def _escape(text: str) -> str:
+    return "".join(SPECIAL.get(c) or (c if c.isascii() else _plain(c)) for c in text)
+
+
+def _plain(character: str) -> str:
+    """What is nearest in ASCII: pdflatex stops at characters that its fonts lack."""
+    return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"

@@ -1,0 +1,41 @@
+"use strict";
+// Sorting: numbers by the value that was rounded, texts by their letters; what is no number goes last.
+const keyOf = (cell) => cell.dataset.value === undefined ? cell.textContent.trim() : Number(cell.dataset.value);
+const before = (a, b) => {
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  if (typeof a === "number") return -1;
+  if (typeof b === "number") return 1;
+  return a.localeCompare(b, "en", { numeric: true });
+};
+for (const button of document.querySelectorAll("th button")) {
+  button.addEventListener("click", () => {
+    const head = button.parentElement;
+    const table = head.closest("table");
+    const descending = head.getAttribute("aria-sort") === "ascending";
+    for (const other of table.querySelectorAll("th[aria-sort]")) other.setAttribute("aria-sort", "none");
+    head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    const body = table.tBodies[0];
+    const rows = [...body.rows].sort((a, b) => {
+      const [x, y] = [keyOf(a.cells[head.cellIndex]), keyOf(b.cells[head.cellIndex])];
+      return typeof x === typeof y && descending ? before(y, x) : before(x, y);
+    });
+    body.append(...rows);
+  });
+}
+// Filtering: a row stays where it and its table's title have all of the words.
+document.querySelector("input[type=search]").addEventListener("input", (event) => {
+  const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const figure of document.querySelectorAll("figure.table")) {
+    let shown = 0;
+    for (const row of figure.querySelectorAll("tbody tr")) {
+      const text = `${figure.dataset.words} ${row.textContent}`.toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+      shown += !row.hidden;
+    }
+    figure.hidden = !shown;
+  }
+});
+// On paper everything is shown.
+addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+});

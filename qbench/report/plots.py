@@ -1,0 +1,323 @@
+"""Plots: score and damage against bits, accuracy against measured bits per weight. A figure of each a family.
+
+The twins differ in marker and lightness, so that a print in black and white tells them apart.
+"""
+
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qbench.errors import InputError
+from qbench.report.delta import DamageRow, DeltaRow, Report
+from qbench.report.metrics import Measure, in_tables, is_perplexity, is_share, method_name, metric_name, task_name
+from qbench.report.outcomes import TWINS, Gap, Quantized, Score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg", "pdf")
+INK, FAINT = "#1b1f24", "#8a929c"
+COLOURS = {"softmax": "#1f4e9c", "softpick": "#e08214"}
+MARKERS = {"softmax": "o", "softpick": "s"}
+DASHES: Mapping[str, Any] = {"softmax": (0, (6, 3)), "softpick": (0, (2, 2))}
+ASIDE = {"softmax": -0.05, "softpick": 0.05}  # bits to the side, so that neither hides the other
+METHOD_MARKERS = "ovD^PX*"
+Z95 = 1.96
+TINY = 1e-3
+LEGEND = 4  # entries in a line
+FAR = 20  # perplexities that differ by such a factor are drawn on a log axis
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+STYLE = {
+    **{"font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 8, "figure.titlesize": 10},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25},
+    **{"axes.edgecolor": FAINT, "grid.color": FAINT, "xtick.color": INK, "ytick.color": INK},
+    **{"text.color": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "legend.frameon": False},
+    **{"svg.fonttype": "none", "svg.hashsalt": "qbench", "pdf.fonttype": 42},
+    "text.parse_math": False,  # a family may be called $x
+}
+
+
+class PlotError(InputError):
+    """Plots that cannot be made, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a width, with the ends of its error bar."""
+
+    quantized: Quantized
+    value: float
+    low: float
+    high: float
+
+
+@dataclass
+class Panel:
+    """One metric under one method: the points of each twin, and a level to compare with."""
+
+    points: dict[str, list[Point]] = field(default_factory=lambda: {attention: [] for attention in TWINS})
+    levels: Mapping[str, float] = field(default_factory=dict)
+
+
+class Stored(NamedTuple):
+    """An accuracy, and what the weights take that it was reached with."""
+
+    attention: str
+    method: str
+    bits: float  # a weight, measured
+    value: float
+
+
+Panels = dict[tuple[Measure, str], Panel]  # by metric and method
+Levels = Mapping[Measure, Mapping[str, float]]  # by metric and attention
+
+
+def figures(report: Report) -> Iterator[tuple[str, "Figure"]]:
+    """Every figure with its name; an error says how to install matplotlib where it is missing."""
+    matplotlib = _matplotlib()
+    for family in dict.fromkeys(row.quantized.family for row in report.deltas):
+        with matplotlib.rc_context(STYLE):
+            drawn = list(_figures_of(report, family))
+        yield from drawn
+
+
+def _figures_of(report: Report, family: str) -> Iterator[tuple[str, "Figure"]]:
+    rows = _plotted(row for row in report.deltas if row.quantized.family == family)
+    damages = _plotted(row for row in report.damages if row.quantized.family == family)
+    if panels := score_panels(rows):
+        yield f"{family}-score", _grid(panels, f"{family}: score against bits (dashed: unquantized{_bars(panels)})")
+    if panels := damage_panels(damages):
+        yield (
+            f"{family}-damage",
+            _grid(panels, f"{family}: damage against bits (quantized − unquantized{_bars(panels)})"),
+        )
+    if storage := storage_panels(report, rows):
+        title = f"{family}: accuracy against measured bits per weight (dashed: unquantized)"
+        yield f"{family}-bits-per-weight", _storage(storage, unquantized_levels(rows), title)
+
+
+def _bars(panels: Panels) -> str:
+    points = (point for panel in panels.values() for points in panel.points.values() for point in points)
+    return "; bars: 95%" if any(point.low < point.high for point in points) else ""
+
+
+def write_plots(report: Report, folder: Path) -> list[Path]:
+    """Write every figure as PNG, SVG and PDF; gives the files."""
+    files = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, figure in figures(report):
+            for suffix in FORMATS:
+                file = folder / (re.sub(r"[^\w.-]", "_", name) + f".{suffix}")
+                file.write_bytes(_rendered(figure, suffix))
+                files.append(file)
+    except OSError as error:
+        raise PlotError(f"{folder}: plots cannot be written there ({error.strerror or error}).") from None
+    return files
+
+
+def inline_svg(figure: "Figure") -> str:
+    """A figure to put into a page: without a background, and in the page's own colours."""
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_alpha(0)
+    svg = _rendered(figure, "svg").decode()
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    for attention, colour in COLOURS.items():
+        svg = svg.replace(colour, f"var(--{attention})")
+    return svg
+
+
+def score_panels(rows: Sequence[DeltaRow]) -> Panels:
+    """Scores of the quantized, with the unquantized ones as levels."""
+    panels: Panels = {}
+    levels = unquantized_levels(rows)
+    for row in rows:
+        if row.quantized.is_baseline:
+            continue
+        panel = Panel(levels=levels.get(row.measure, {}))
+        panel = panels.setdefault((row.measure, row.quantized.method), panel)
+        for attention, score in _twins(row).items():
+            error = Z95 * (score.stderr or 0)
+            low = max(score.value - error, min(score.value, TINY))  # above zero, for a log scale
+            panel.points[attention].append(Point(row.quantized, score.value, low, score.value + error))
+    return panels
+
+
+def unquantized_levels(rows: Sequence[DeltaRow]) -> Levels:
+    """The scores of the unquantized models."""
+    baselines = {row.measure: _twins(row) for row in rows if row.quantized.is_baseline}
+    return {m: {attention: score.value for attention, score in twins.items()} for m, twins in baselines.items()}
+
+
+def damage_panels(rows: Sequence[DamageRow]) -> Panels:
+    """Damages, with zero as the level."""
+    panels: Panels = {}
+    for row in rows:
+        panel = panels.setdefault((row.measure, row.quantized.method), Panel(levels={"none": 0.0}))
+        for attention, damage in zip(TWINS, (row.softmax.score, row.softpick.score), strict=True):
+            if not isinstance(damage, Gap):
+                ends = (damage.interval.low, damage.interval.high) if damage.interval else (damage.value,) * 2
+                panel.points[attention].append(Point(row.quantized, damage.value, *ends))
+    return panels
+
+
+def storage_panels(report: Report, rows: Sequence[DeltaRow]) -> dict[Measure, list[Stored]]:
+    """The accuracies of each cell that has an audit."""
+    found: dict[Measure, list[Stored]] = {}
+    for row in (row for row in rows if is_share(row.measure.metric)):
+        for attention, score in _twins(row).items():
+            stored = report.outcomes.twin(row.quantized, attention).stored
+            audit = stored.record.audit if stored else None
+            if audit and audit.weights:
+                bits = 8 * (audit.code_bytes + audit.metadata_bytes) / audit.weights
+                cell = Stored(attention, row.quantized.method, bits, score.value)
+                found.setdefault(row.measure, []).append(cell)
+    return found
+
+
+def _twins(row: DeltaRow) -> dict[str, Score]:
+    """The scores that are there."""
+    twins = zip(TWINS, (row.softmax, row.softpick), strict=True)
+    return {attention: score for attention, score in twins if isinstance(score, Score)}
+
+
+def _plotted(rows: Iterable[Any]) -> list[Any]:
+    """Of each task one accuracy, the normalized one where there is one, and its perplexity."""
+    rows = list(rows)
+    chosen: dict[tuple[str, bool], Measure] = {}
+    for measure in in_tables(dict.fromkeys(row.measure for row in rows)):
+        chosen.setdefault((measure.task, is_perplexity(measure.metric)), measure)
+    return [row for row in rows if row.measure in chosen.values() and row.measure.metric]
+
+
+def _grid(panels: Panels, title: str) -> "Figure":
+    """A row a metric, a column a method."""
+    measures = list(dict.fromkeys(measure for measure, _ in panels))
+    methods = list(dict.fromkeys(method for _, method in panels))
+    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
+    grid = figure.subplots(len(measures), len(methods), squeeze=False, sharex="col", sharey="row")
+    for measure, line in zip(measures, grid, strict=True):
+        line[0].set_ylabel(f"{task_name(measure.task)}\n{metric_name(measure)}")
+        for method, axes in zip(methods, line, strict=True):
+            _draw(axes, panels.get((measure, method), Panel()))
+        if is_perplexity(measure.metric):
+            _rescale(line[0], [panel for (own, _), panel in panels.items() if own == measure])
+    for method, top, bottom in zip(methods, grid[0], grid[-1], strict=True):
+        top.set_title(method_name(method))
+        bottom.set_xlabel("bits")
+        widths = sorted(_widths(panels, method))
+        bottom.set_xticks(widths)
+        if widths:
+            bottom.set_xlim(widths[0] - 0.5, widths[-1] + 0.5)
+    return _finish(figure, title)
+
+
+def _widths(panels: Panels, method: str) -> set[int]:
+    own = [panel for (_, name), panel in panels.items() if name == method]
+    return {point.quantized.bits for panel in own for points in panel.points.values() for point in points}
+
+
+def _draw(axes: "Axes", panel: Panel) -> None:
+    for attention, points in panel.points.items():
+        for line in _lines(points):
+            bits = [point.quantized.bits + ASIDE[attention] for point in line]
+            values = [point.value for point in line]
+            axes.plot(bits, values, linewidth=1.2, label=attention, **_look(attention))
+        bars = [point for point in points if point.low < point.high]
+        if bars:
+            bits = [point.quantized.bits + ASIDE[attention] for point in bars]
+            axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], COLOURS[attention], linewidth=1)
+    _draw_levels(axes, panel.levels)
+
+
+def _draw_levels(axes: "Axes", levels: Mapping[str, float]) -> None:
+    for attention, level in levels.items():
+        style = DASHES.get(attention, "-")
+        axes.axhline(level, color=COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
+
+
+def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
+    """A logarithmic axis where perplexities differ by orders of magnitude, with ticks at powers of ten."""
+    values = [p.value for panel in panels for points in panel.points.values() for p in points]
+    values += [level for panel in panels for level in panel.levels.values()]
+    if not values or max(map(abs, values)) < FAR * max(min(values), 1):
+        return
+    damages = min(values) <= 0
+    axes.set_yscale("symlog" if damages else "log", **({"linthresh": 1, "linscale": 0.5} if damages else {}))
+    first, last = (1 if damages else math.floor(math.log10(min(values)))), math.ceil(math.log10(max(values)))
+    powers = range(first, last + 1, -(-(last - first + 1) // 4))
+    labels = {0.0: "0"} if damages else {}
+    labels |= {10.0**power: "10" + str(power).translate(RAISED) for power in powers}
+    axes.set_yticks(list(labels), list(labels.values()))
+    axes.minorticks_off()
+
+
+def _look(attention: str) -> dict[str, Any]:
+    # Softpick's markers are hollow: two filled ones look alike in print.
+    colour = COLOURS[attention]
+    face = "none" if attention == "softpick" else colour
+    return {"color": colour, "marker": MARKERS[attention], "markerfacecolor": face, "markersize": 4}
+
+
+def _lines(points: Sequence[Point]) -> list[list[Point]]:
+    """The points joined by width: one line, unless a width has several settings; then a line a setting."""
+    if len({point.quantized.bits for point in points}) == len(points):
+        return [list(points)] if points else []
+    lines: dict[str, list[Point]] = {}
+    for point in points:
+        about = point.quantized
+        lines.setdefault(about.label.removeprefix(f"{about.method}-{about.bits}"), []).append(point)
+    return list(lines.values())
+
+
+def _storage(panels: Mapping[Measure, Sequence[Stored]], levels: Levels, title: str) -> "Figure":
+    """A panel an accuracy; the twins differ in colour and filling, the methods in marker."""
+    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(panels), 2.7))
+    methods = list(dict.fromkeys(cell.method for cells in panels.values() for cell in cells))
+    for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for attention, (method, marker) in product(TWINS, zip(methods, cycle(METHOD_MARKERS), strict=False)):
+            own = [cell for cell in cells if (cell.attention, cell.method) == (attention, method)]
+            look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_name(method)}"}
+            axes.plot([cell.bits for cell in own], [cell.value for cell in own], linestyle="none", **look)
+        _draw_levels(axes, levels.get(measure, {}))
+        axes.set_title(f"{task_name(measure.task)}, {metric_name(measure)}")
+        axes.set_xlabel("measured bits per weight")
+    return _finish(figure, title)
+
+
+def _finish(figure: "Figure", title: str) -> "Figure":
+    """The title, one legend for all panels, and margins; in inches, since figures differ in size."""
+    width, height = figure.get_size_inches()
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.suptitle(title, x=0.1 / width, y=1 - 0.08 / height, ha="left", va="top")
+    place = (0.05 / width, 1 - 0.25 / height)
+    figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=place, borderaxespad=0, ncols=LEGEND)
+    rows = -(-len(handles) // LEGEND)
+    top = 1 - (0.55 + 0.18 * rows) / height
+    figure.subplots_adjust(0.75 / width, 0.45 / height, 1 - 0.12 / width, top, wspace=0.25, hspace=0.22)
+    return figure
+
+
+def _rendered(figure: "Figure", suffix: str) -> bytes:
+    # Without dates, the same results make the same files; SVG's other entries are links that a page must not have.
+    left_out = {"png": (), "svg": ("Creator", "Date", "Format", "Type"), "pdf": ("CreationDate",)}
+    out = io.BytesIO()
+    with _matplotlib().rc_context(STYLE):
+        figure.savefig(out, format=suffix, dpi=200, metadata=dict.fromkeys(left_out[suffix]))
+    return out.getvalue()
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib.figure
+    except ImportError:
+        raise PlotError("Plots need matplotlib, which is not installed: pip install 'qbench[plot]'.") from None
+    return matplotlib

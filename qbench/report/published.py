@@ -1,0 +1,100 @@
+"""Published numbers: CSV files with a row a number pair. What `qbench table --format csv` writes is read as well."""
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from qbench.report.metrics import Better, Measure, in_order, measure
+from qbench.report.outcomes import TWINS, Gap, Outcome, Outcomes, ReportError, Score, one_direction_each
+from qbench.store import CellRef
+
+REQUIRED = ("family", "method", "bits", "task", "metric", *TWINS)
+
+
+def read_published(files: Sequence[Path], source: Path) -> Outcomes:
+    """Read CSV files; `size` is read as `family`, and rows without a label are labelled by method and bits."""
+    cells: dict[CellRef, dict[tuple[str, str], Score]] = {}
+    gaps: dict[CellRef, Gap] = {}
+    measures: dict[Measure, None] = {}
+    deltas: dict[tuple[str, str, str, str], float] = {}
+    seen: dict[tuple[str, str, str, str], str] = {}
+    for where, row in _rows(files):
+        of = measure(row["task"], row["metric"], _better(row, where))
+        label = row.get("label") or f"{row['method']}-{row['bits']}"
+        key = (row["family"], label, of.task, of.metric)
+        if key in seen:
+            raise ReportError(f"{where} is about {', '.join(key)}, and so is {seen[key]}; one of them must go.")
+        seen[key] = where
+        measures[of] = None
+        for attention in TWINS:
+            cell = _cell(row, attention, label, where)
+            scores = cells.setdefault(cell, {})
+            value = _number(row, attention, where)
+            if value is None:
+                gaps.setdefault(cell, Gap("–", row.get("note") or f"{cell.name} is not in {source}."))
+            else:
+                scores[of.task, of.metric] = Score(value, documents=_documents(row, where))
+        delta = _number(row, "delta", where)
+        if delta is not None:
+            deltas[key] = delta
+    if not cells:
+        raise ReportError(f"{source} has no rows of numbers.")
+    outcomes = (Outcome(cell, scores, None if scores else gaps[cell]) for cell, scores in cells.items())
+    return Outcomes(source, tuple(outcomes), tuple(one_direction_each(in_order(measures))), deltas)
+
+
+def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    for file in files:
+        try:
+            with file.open(encoding="utf-8-sig", newline="") as lines:
+                reader = csv.DictReader(lines)
+                names = ["family" if name == "size" else name for name in reader.fieldnames or ()]
+                reader.fieldnames = names
+                if missing := [name for name in REQUIRED if name not in names]:
+                    raise ReportError(
+                        f"{file} has no column {', '.join(missing)}; published numbers need {', '.join(REQUIRED)}."
+                    )
+                for row in reader:
+                    where = f"{file}, line {reader.line_num}"
+                    if None in row or None in row.values():
+                        raise ReportError(f"{where} has not as many fields as the header has names ({len(names)}).")
+                    yield where, {name: value.strip() for name, value in row.items()}
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise ReportError(f"{file} cannot be read as a CSV file in UTF-8 ({error}).") from None
+
+
+def _cell(row: Mapping[str, str], attention: str, label: str, where: str) -> CellRef:
+    bits = row["bits"]
+    if not bits.isdecimal() or not int(bits):
+        raise ReportError(f"{where}: bits is {bits!r}; it must be a whole number, 16 where nothing is quantized.")
+    method = row["method"]
+    return CellRef(family=row["family"], attention=attention, checkpoint="", method=method, bits=int(bits), label=label)
+
+
+def _number(row: Mapping[str, str], column: str, where: str) -> float | None:
+    text = row.get(column, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ReportError(f"{where}: {column} is {text!r}; it must be a number, or empty where there is none.")
+    return value
+
+
+def _documents(row: Mapping[str, str], where: str) -> int | None:
+    count = _number(row, "documents", where)
+    return None if count is None else int(count)
+
+
+def _better(row: Mapping[str, str], where: str) -> Better | None:
+    match row.get("better"):
+        case None | "":
+            return None
+        case "higher" | "lower" as better:
+            return better
+        case other:
+            raise ReportError(f"{where}: better is {other!r}; it must be higher, lower, or empty.")

@@ -1,0 +1,237 @@
+"""Rows laid out as tables for people, whichever format they are rendered in: texts, marks and footnotes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal, TypeVar
+
+from qbench.report.delta import DamageRow, DeltaRow, Difference, Report, Tone
+from qbench.report.evidence import Flips
+from qbench.report.metrics import Measure, in_order, in_tables, method_name, metric_name, task_name
+from qbench.report.outcomes import Gap, Quantized, Score
+
+Kind = Literal["delta", "damage", "baseline"]
+Row = DeltaRow | DamageRow
+R = TypeVar("R", DeltaRow, DamageRow)
+
+DELTA = "Δ is softpick − softmax; accuracies are in percent."
+DIFFERENCE = "The difference is softpick's damage − softmax's; accuracies are in percent."
+FLIPS = "Flips: documents (%) that became wrong / that became right."
+READING = "↑ higher is better, ↓ lower is better."
+STAR = "* marks a 95% interval (paired bootstrap over documents) that excludes zero."
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's header; columns of one group have it above them."""
+
+    title: str
+    align: Literal["l", "c", "r"] = "r"
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Field:
+    """What stands at one place of a table."""
+
+    text: str
+    value: float | None = None  # to sort by
+    tone: Tone | None = None
+    starred: bool = False
+    marks: str = ""  # letters of footnotes
+
+
+@dataclass
+class Table:
+    """A table that any format can render."""
+
+    name: str  # unique among the tables of a report, for labels and anchors
+    title: str
+    caption: str
+    reading: Sequence[str]  # how numbers and marks are to be read, a sentence each; many tables share them
+    columns: Sequence[Column]
+    heads: int = 2  # leading columns, in which equal neighbours are one block
+    rows: list[list[Field]] = field(default_factory=list)
+    footnotes: dict[str, str] = field(default_factory=dict)  # text by letter
+
+    def mark(self, notes: Sequence[str]) -> str:
+        """The letters of these footnotes, which are added if they are new."""
+        known = {text: letter for letter, text in self.footnotes.items()}
+        for note in notes:
+            if note not in known:
+                known[note] = _letter(len(self.footnotes))
+                self.footnotes[known[note]] = note
+        return ",".join(known[note] for note in dict.fromkeys(notes))
+
+
+def tables(report: Report, kind: Kind) -> list[Table]:
+    """All tables of a kind."""
+    return {"delta": delta_tables, "damage": damage_tables, "baseline": baseline_tables}[kind](report)
+
+
+def delta_tables(report: Report) -> list[Table]:
+    """A table a family and method: the twins and Δ."""
+    return [_delta_table(q, rows) for q, rows in _by_method(report.deltas)]
+
+
+def damage_tables(report: Report) -> list[Table]:
+    """A table a family and method: what quantization cost each twin, and the difference."""
+    return [_damage_table(q, rows) for q, rows in _by_method(report.damages)]
+
+
+def baseline_tables(report: Report) -> list[Table]:
+    """One table of the unquantized models, families side by side; none where there are none."""
+    rows = [row for row in report.deltas if row.quantized.is_baseline]
+    families = list(dict.fromkeys(row.quantized.family for row in rows))
+    measures = in_tables(in_order(row.measure for row in rows))
+    if not families:
+        return []
+    by_key = {(row.quantized.family, row.measure): row for row in rows}
+    twins = [Column(title, group=family) for family in families for title in ("Softmax", "Softpick", "Δ")]
+    caption = f"Softpick against softmax, unquantized: {', '.join(families)}."
+    columns = [Column("Task", "l"), Column("Metric", "l"), *twins]
+    table = Table("baseline", "Unquantized", caption, _reading(DELTA, rows), columns, heads=1)
+    for measure in measures:
+        line = [Field(task_name(measure.task)), Field(metric_name(measure))]
+        for family in families:
+            if row := by_key.get((family, measure)):
+                line += _twin_fields(table, row)
+            else:
+                missing = Gap("–", f"{family} has no {measure.metric} of {measure.task}.")
+                line += [score_field(table, missing)] * 2 + [Field("–")]
+        table.rows.append(line)
+    return [table]
+
+
+def number(value: float) -> str:
+    """A score: two decimals."""
+    return f"{value:.2f}"
+
+
+def signed(value: float) -> str:
+    """A difference: a sign and two decimals, zero as +0.00."""
+    return f"{round(value, 2) + 0.0:+.2f}"
+
+
+def quantization_name(quantized: Quantized) -> str:
+    """What tells quantizations of one method apart: 3-bit g64."""
+    prefix = f"{quantized.method}-{quantized.bits}"
+    return f"{quantized.bits}-bit {quantized.label.removeprefix(prefix).lstrip('-')}".strip()
+
+
+def score_field(table: Table, score: Score | Gap) -> Field:
+    """A score, or what stands in its place, with its footnotes."""
+    if isinstance(score, Gap):
+        return Field(score.text, marks=table.mark([score.reason]))
+    return Field(number(score.value), score.value, marks=table.mark(score.notes))
+
+
+def difference_field(table: Table, difference: Difference | Gap | None, measure: Measure) -> Field:
+    """A difference in its tone, starred where its interval excludes zero."""
+    if difference is None:
+        return Field("–")
+    if isinstance(difference, Gap):
+        return score_field(table, difference)
+    tone, marks = difference.tone(measure), table.mark(difference.notes)
+    return Field(signed(difference.value), difference.value, tone, difference.significant, marks)
+
+
+def remarks(report: Report) -> list[str]:
+    """What is to be said of the report as a whole."""
+    others = report.outcomes.other_attentions()
+    return [f"There are records of {', '.join(others)} too: they are in no Δ, which is softpick − softmax."] * bool(
+        others
+    )
+
+
+def _delta_table(about: Quantized, rows: list[DeltaRow]) -> Table:
+    title = f"{about.family}, {method_name(about.method)}"
+    how = "unquantized" if about.is_baseline else f"quantized with {method_name(about.method)}"
+    caption = f"Softpick against softmax at {about.family}, {how}."
+    with_intervals = any(row.delta and row.delta.interval for row in rows)
+    columns = [*_head(about), Column("Softmax"), Column("Softpick"), Column("Δ")]
+    columns += [Column("95% interval")] * with_intervals
+    heads = 1 if about.is_baseline else 2
+    table = Table(_slug("delta", about), title, caption, _reading(DELTA, rows), columns, heads)
+    for row in _arranged(rows):
+        line = [*_head_fields(row), *_twin_fields(table, row)]
+        table.rows.append(line + [_interval_field(row.delta)] * with_intervals)
+    return table
+
+
+def _damage_table(about: Quantized, rows: list[DamageRow]) -> Table:
+    title = f"{about.family}, {method_name(about.method)}: damage"
+    caption = f"What {method_name(about.method)} costs the {about.family} models: quantized − unquantized."
+    with_flips = any(side.flips for row in rows for side in (row.softmax, row.softpick))
+    with_intervals = any(row.difference and row.difference.interval for row in rows)
+    columns = [*_head(about), *_damage_columns(with_flips), Column("Difference")]
+    columns += [Column("95% interval")] * with_intervals
+    reading = [*_reading(DIFFERENCE, rows), *[FLIPS] * with_flips]
+    table = Table(_slug("damage", about), title, caption, reading, columns)
+    for row in _arranged(rows):
+        line = _head_fields(row)
+        for side in (row.softmax, row.softpick):
+            line += [difference_field(table, side.score, row.measure), *[_flips_field(side.flips)] * with_flips]
+        line.append(difference_field(table, row.difference, row.measure))
+        table.rows.append(line + [_interval_field(row.difference)] * with_intervals)
+    return table
+
+
+def _head(about: Quantized) -> list[Column]:
+    return [Column("Task", "l"), Column("Metric", "l"), *[Column("Quantization", "l")] * (not about.is_baseline)]
+
+
+def _damage_columns(with_flips: bool) -> list[Column]:
+    if not with_flips:
+        return [Column("Softmax"), Column("Softpick")]
+    return [Column(title, group=group) for group in ("Softmax", "Softpick") for title in ("Damage", "Flips")]
+
+
+def _head_fields(row: Row) -> list[Field]:
+    measure = row.measure
+    bits = [Field(quantization_name(row.quantized), row.quantized.bits)] * (not row.quantized.is_baseline)
+    return [Field(task_name(measure.task)), Field(metric_name(measure)), *bits]
+
+
+def _twin_fields(table: Table, row: DeltaRow) -> list[Field]:
+    scores = [score_field(table, score) for score in (row.softmax, row.softpick)]
+    return [*scores, difference_field(table, row.delta, row.measure)]
+
+
+def _flips_field(flips: Flips | None) -> Field:
+    if flips is None:
+        return Field("–")
+    total = flips.right_to_wrong + flips.wrong_to_right
+    return Field(f"{number(flips.right_to_wrong)} / {number(flips.wrong_to_right)}", total)
+
+
+def _interval_field(difference: Difference | None) -> Field:
+    if difference is None or difference.interval is None:
+        return Field("–")
+    low, high = difference.interval.low, difference.interval.high
+    return Field(f"[{signed(low)}, {signed(high)}]", high - low)
+
+
+def _by_method(rows: Sequence[R]) -> list[tuple[Quantized, list[R]]]:
+    groups = [list(group) for _, group in groupby(rows, lambda row: (row.quantized.family, row.quantized.method))]
+    return [(group[0].quantized, group) for group in groups]
+
+
+def _arranged(rows: Sequence[R]) -> list[R]:
+    """By task and metric, then by quantization, so that a metric's way through the widths is read downwards."""
+    measures = in_tables(dict.fromkeys(row.measure for row in rows))
+    return [row for measure in measures for row in rows if row.measure == measure]
+
+
+def _reading(what: str, rows: Sequence[Row]) -> list[str]:
+    differences = [row.delta if isinstance(row, DeltaRow) else row.difference for row in rows]
+    return [what, READING, *[STAR] * any(d is not None and d.interval is not None for d in differences)]
+
+
+def _slug(kind: str, about: Quantized) -> str:
+    return f"{kind}-{about.family}-{about.method}"
+
+
+def _letter(index: int) -> str:
+    """a to z, then aa, ab, …"""
+    return (_letter(index // 26 - 1) if index >= 26 else "") + chr(ord("a") + index % 26)

@@ -1,0 +1,46 @@
+"""Results that many tests read; made once, so tests must not write into them."""
+
+from pathlib import Path
+
+import pytest
+
+from qbench.report.delta import Report, read_report
+from qbench.report.html import page
+
+from .examples import PAPER, write_mini, write_troubled
+
+
+@pytest.fixture(scope="session")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which everything is well."""
+    return write_mini(tmp_path_factory.mktemp("runs") / "mini")
+
+
+@pytest.fixture(scope="session")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with all that can go wrong."""
+    return write_troubled(tmp_path_factory.mktemp("runs") / "troubled")
+
+
+@pytest.fixture(scope="session")
+def mini_report(mini: Path) -> Report:
+    """The same, read."""
+    return read_report(mini)
+
+
+@pytest.fixture(scope="session")
+def mini_page(mini_report: Report) -> str:
+    """Its HTML report."""
+    return page(mini_report)
+
+
+@pytest.fixture(scope="session")
+def troubled_report(troubled: Path) -> Report:
+    """The same, read."""
+    return read_report(troubled)
+
+
+@pytest.fixture(scope="session")
+def paper() -> Report:
+    """The published numbers."""
+    return read_report(PAPER)

@@ -1,0 +1,98 @@
+"""Results made up for tests of reports: small, whole and with all that can go wrong."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from qbench.quantize.audit import Audit, LayerAudit, failures
+from qbench.store import CellRef, PlannedCell, RunPlan, cell_folder, write_plan, write_record
+
+from ..records import TASKS, cell_ref, make_record, make_samples
+
+PAPER = Path(__file__).parents[2] / "results" / "paper"
+LABELS = {"none-16": ("none", 16), "bnb-4-nf4": ("bnb", 4), "hqq-2-g64": ("hqq", 2), "hqq-3-g64": ("hqq", 3)}
+LOSSES = {"none-16": 0.0, "bnb-4-nf4": 0.02, "hqq-2-g64": 0.4, "hqq-3-g64": 0.1}
+
+
+def cell(attention: str, label: str, family: str = "mini") -> CellRef:
+    """A cell by its label."""
+    method, bits, *_ = label.split("-")
+    return cell_ref(attention, method, int(bits), label, family)
+
+
+def audit_of(cell: CellRef, **changes: object) -> Audit:
+    """An audit that passes, unless it is changed."""
+    weights, codes = 4096, 2**cell.bits
+    stored = {"weights": weights, "code_bytes": weights * cell.bits // 8, "metadata_bytes": weights // 16}
+    energies = {"source_energy": 100.0, "error_energy": 100.0 * 4.0**-cell.bits}
+    layer = LayerAudit(
+        **{"name": "model.layers.0.mlp.down_proj", "bits": cell.bits, "group_size": 64, **stored, **energies},
+        **{"levels": min(codes, 60), "codes_used": codes, "max_code": codes - 1, "codes_possible": codes},
+        **{"one_value_a_code": True, "median_steps": 0.25, "median_bias": 0.0, "cosine": 0.99, "slope": 1.0},
+        **{"misplaced": 0.0, "narrow": 0.0, "packed_bytes": stored["code_bytes"], "nearest": True, "finite": True},
+    )
+    audit = Audit(
+        **{"label": cell.label, "method": cell.method, "bits": cell.bits, "activation_bits": None, "dtype": "float32"},
+        **{"execution": "dense", "linear_weights": 2 * weights, "target_weights": weights, "layers": (layer,)},
+        **{"kl": 4.0**-cell.bits, "top1_agreement": 1 - 4.0**-cell.bits, **stored, **energies},
+    )
+    assert not failures(audit)
+    return audit.model_copy(update=changes)
+
+
+def samples_of(attention: str, label: str, documents: int = 40, seed: int = 0) -> pd.DataFrame:
+    """The documents of a cell: softpick is a little worse to begin with, and loses half as much."""
+    loss = LOSSES[label] if attention == "softmax" else 0.03 + 0.6 * LOSSES[label]
+    return make_samples(documents, loss, seed=seed)
+
+
+def write_cell(folder: Path, cell: CellRef, samples: pd.DataFrame | None, **changes: object) -> PlannedCell:
+    """A record, quantized ones with an audit; gives what a plan says of it."""
+    audit = audit_of(cell) if cell.method != "none" and samples is not None else None
+    record = make_record(cell, samples, **{"audit": audit, **changes})
+    write_record(cell_folder(folder, cell, record.key), record, samples)
+    return PlannedCell(cell=cell, key=record.key)
+
+
+def write_plan_of(folder: Path, planned: list[PlannedCell]) -> None:
+    """run.json."""
+    recipe = {"checkpoints": {"mini": {"softmax": "mini/softmax", "softpick": "mini/softpick"}}, "tasks": ["arc_easy"]}
+    write_plan(folder, RunPlan(recipe="mini.yaml", resolved_recipe=recipe, cells=tuple(planned)))
+
+
+def write_mini(
+    folder: Path,
+    documents: int = 40,
+    labels: tuple[str, ...] = tuple(LABELS),
+    tasks: tuple[str, ...] = tuple(TASKS),
+    family: str = "mini",
+) -> Path:
+    """A run in which everything is well."""
+    planned = []
+    for attention, label in ((attention, label) for attention in ("softmax", "softpick") for label in labels):
+        samples = samples_of(attention, label, documents)
+        samples = samples[samples["task"].isin(tasks)]
+        planned.append(write_cell(folder, cell(attention, label, family), samples))
+    write_plan_of(folder, planned)
+    return folder
+
+
+def write_troubled(folder: Path, documents: int = 40, tasks: tuple[str, ...] = tuple(TASKS)) -> Path:
+    """A run with cells that failed, failed their audit, are missing, are not offered, or saw other documents."""
+    twins = ("softmax", "softpick")
+
+    def finished(attention: str, label: str, seed: int = 0, **changes: object) -> PlannedCell:
+        samples = samples_of(attention, label, documents, seed)
+        return write_cell(folder, cell(attention, label), samples[samples["task"].isin(tasks)], **changes)
+
+    not_quantized = audit_of(cell("softpick", "hqq-2-g64"), untouched=("model.layers.0.mlp.up_proj",))
+    planned = [
+        *(finished(attention, "none-16") for attention in twins),
+        *(PlannedCell(cell=cell(attention, "bnb-3"), key=None, not_offered=True) for attention in twins),
+        *(finished("softmax", "bnb-4-nf4"), finished("softpick", "bnb-4-nf4", seed=1)),
+        write_cell(folder, cell("softmax", "hqq-2-g64"), None),
+        finished("softpick", "hqq-2-g64", audit=not_quantized),
+        *(finished("softmax", "hqq-3-g64"), PlannedCell(cell=cell("softpick", "hqq-3-g64"), key="f" * 64)),
+    ]
+    write_plan_of(folder, planned)
+    return folder

@@ -1,0 +1,138 @@
+"""`qbench table`, `compare` and `audit` as they are called."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qbench.cli import main
+
+from ..records import make_samples
+from .examples import PAPER, cell, write_cell, write_plan_of
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def two_rows(tmp_path: Path) -> Path:
+    """Published numbers of one model, unquantized and at 3 bits."""
+    file = tmp_path / "two.csv"
+    rows = "S,none,16,sciq,acc,80,81\nS,hqq,3,sciq,acc,70,71\n"
+    file.write_text("family,method,bits,task,metric,softmax,softpick\n" + rows)
+    return file
+
+
+@pytest.mark.parametrize("form", ["md", "latex", "csv", "json", "html"])
+@pytest.mark.parametrize("kind", ["delta", "damage", "baseline"])
+def test_every_format_of_every_kind(form: str, kind: str, two_rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table"
+    assert run("table", two_rows, "--format", form, "--kind", kind, "--out", out) == 0
+    expected = {"delta": "71", "damage": "-10", "baseline": "81"}[kind]
+    assert expected in out.read_text().replace("$-$", "-").replace("−", "-")
+
+
+def test_the_screen_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("table", PAPER) == 0
+    assert "| Sciq | Acc ↑ | 3-bit | 80.50 | 80.70 | +0.20 ▲ |" in capsys.readouterr().out
+
+
+def test_plots_are_written_beside_the_table(two_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("table", two_rows, "--plots", tmp_path / "plots", "--out", tmp_path / "table.md") == 0
+    names = [f"S-{kind}.{form}" for kind in ("damage", "score") for form in ("pdf", "png", "svg")]
+    assert sorted(file.name for file in (tmp_path / "plots").iterdir()) == names
+    assert "6 plots in" in capsys.readouterr().err
+
+
+def test_compare_and_audit(mini: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compare", PAPER, "--with", PAPER, "--format", "json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3 * 162
+    assert run("audit", PAPER) == 1
+    out = capsys.readouterr().out
+    assert "1.8B-softmax-hqq-2 and 1.8B-softmax-hqq-3: the same scores in all 9 metrics" in out
+    assert out.endswith(f"6 suspicious among 324 scores of 36 cells in {PAPER}\n")
+    assert run("audit", mini) == 0
+    assert "nothing suspicious among 88 scores of 8 cells" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table", "none"), "none is not there"),
+        (("table", PAPER, "--standalone"), "--standalone is of --format latex; the format is md."),
+        (("table", PAPER, "--out", "none/there.md"), "none/there.md cannot be written (No such file or directory)."),
+        (("compare", PAPER, "--with", "none"), "none is not there"),
+        (("audit", "none"), "none is not there"),
+    ],
+)
+def test_a_wrong_call_is_2_and_a_sentence(
+    arguments: tuple[object, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_for_a_kind_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\nS,hqq,3,sciq,acc,70,71\n")
+    assert run("table", tmp_path, "--kind", "baseline") == 2
+    assert "has nothing for a table of kind baseline" in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("table", "compare", "audit"):
+        with pytest.raises(SystemExit):
+            run(command, "--help")
+        assert f"example:\n  qbench {command} results/" in capsys.readouterr().out
+
+
+def test_it_is_quick_and_imports_no_torch(mini: Path) -> None:
+    code = (
+        "import sys; from qbench.cli import main; main(['table', sys.argv[1]]); "
+        "sys.exit(', '.join({'torch', 'transformers', 'lm_eval', 'matplotlib'} & set(sys.modules)) or 0)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code, str(mini)], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds < 2  # of this process; a busy machine takes longer
+
+
+@pytest.mark.slow
+def test_a_hundred_cells_to_all_formats_in_ten_seconds(tmp_path: Path) -> None:
+    """100 cells × 2,000 documents × 5 tasks, with intervals, in seconds of one core."""
+    base, draw = make_samples(2000), np.random.default_rng(0)
+    labels = ["none-16", *(f"hqq-{b}-g{g}" for b in (1, 2, 3, 4, 8) for g in (8, 16, 32, 64, 128))]
+    labels += [f"gptq-{b}-g{g}" for b in (2, 3, 4, 8) for g in (32, 64, 128, 256, 512)]
+    labels += ["bnb-4-nf4", "bnb-4-fp4", "bnb-4-nf4-dq", "bnb-8"]
+    planned = []
+    for attention, label in ((attention, label) for attention in ("softmax", "softpick") for label in labels):
+        samples = base.copy()
+        for metric in ("acc", "acc_norm"):
+            samples[metric] = np.where(draw.random(len(samples)) < 0.1, 1 - samples[metric], samples[metric])
+        for metric in ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"):
+            samples[metric] *= 1 + 0.05 * draw.random(len(samples))
+        planned.append(write_cell(tmp_path / "run", cell(attention, label), samples))
+    write_plan_of(tmp_path / "run", planned)
+    assert len(planned) == 100
+    code = (
+        "import argparse, sys; from qbench.report import commands; from qbench.report.delta import read_report; "
+        "report = read_report(sys.argv[1]); "
+        "[commands._rendered(report, argparse.Namespace(format=form, kind=None, standalone=False, source='')) "
+        "for form in commands.FORMATS]"
+    )
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - started
+    assert min(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) < 10

@@ -1,0 +1,243 @@
+"""Rows: joins, differences on unrounded values, damage, flips, and why a number is not there."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from qbench.errors import InputError
+from qbench.report.delta import DeltaRow, Difference, Report, read_report
+from qbench.report.metrics import Measure
+from qbench.report.outcomes import Gap, Score
+from qbench.store import CellRef, Failure
+
+from ..records import make_samples
+from .examples import LABELS, PAPER, audit_of, cell, samples_of, write_cell, write_mini
+
+ACC = Measure("arc_easy", "acc", "higher")
+
+
+def row(report: Report, label: str, task: str, metric: str, family: str = "mini") -> DeltaRow:
+    key = (family, label, task, metric)
+    (found,) = (
+        r for r in report.deltas if (r.quantized.family, r.quantized.label, r.measure.task, r.measure.metric) == key
+    )
+    return found
+
+
+def gap(score: Score | Gap) -> str:
+    assert isinstance(score, Gap)
+    return score.text
+
+
+def test_the_papers_delta_is_the_papers_for_all_rows(paper: Report) -> None:
+    published = {}
+    for file in PAPER.glob("*.csv"):
+        for line in csv.DictReader(file.open()):
+            key = (line["size"], f"{line['method']}-{line['bits']}", line["task"], line["metric"])
+            published[key] = float(line["delta"])
+    assert len(published) == len(paper.deltas) == 162
+    for r in paper.deltas:
+        expected = published[r.quantized.family, r.quantized.label, r.measure.task, r.measure.metric]
+        assert r.delta is not None
+        assert r.delta.value == pytest.approx(expected, abs=1e-9)
+        assert isinstance(r.softmax, Score)
+        assert isinstance(r.softpick, Score)
+        assert r.softpick.value - r.softmax.value == pytest.approx(expected, abs=0.0101)
+        assert r.delta.interval is None
+
+
+def test_accuracies_are_percent_and_perplexities_are_not(mini_report: Report) -> None:
+    record = mini_report.outcomes.get("mini", "softmax", "hqq-3-g64")
+    assert record
+    assert record.stored
+    values = {(m.task, m.metric): m.value for m in record.stored.record.metrics}
+    accuracy = row(mini_report, "hqq-3-g64", "arc_easy", "acc").softmax
+    perplexity = row(mini_report, "hqq-3-g64", "wikitext", "word_perplexity").softmax
+    assert isinstance(accuracy, Score)
+    assert isinstance(perplexity, Score)
+    assert accuracy.value == pytest.approx(100 * values["arc_easy", "acc"])
+    assert accuracy.stderr == pytest.approx(1.0)
+    assert perplexity.value == values["wikitext", "word_perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("value", "better", "tone"),
+    [
+        *[(0.3, "higher", "better"), (-0.3, "higher", "worse"), (0.3, "lower", "worse"), (-0.3, "lower", "better")],
+        *[(0.004, "higher", "same"), (-0.004, "lower", "same"), (0.3, None, None), (0.0, None, "same")],
+    ],
+)
+def test_tone_follows_the_metrics_direction(value: float, better: str | None, tone: str | None) -> None:
+    assert Difference(value).tone(Measure("t", "m", better)) == tone  # type: ignore[arg-type]
+
+
+def test_two_settings_of_one_width_never_meet(tmp_path: Path) -> None:
+    for attention, label in (("softmax", "hqq-3-g64"), ("softpick", "hqq-3-g128")):
+        write_cell(tmp_path, cell(attention, label), make_samples(10))
+    report = read_report(tmp_path)
+    first, second = row(report, "hqq-3-g64", "arc_easy", "acc"), row(report, "hqq-3-g128", "arc_easy", "acc")
+    assert first.delta is None
+    assert second.delta is None
+    assert gap(first.softpick) == "missing"
+    assert gap(second.softmax) == "missing"
+
+
+def test_what_has_no_number_says_why(troubled_report: Report) -> None:
+    at_2_bits = row(troubled_report, "hqq-2-g64", "arc_easy", "acc")
+    at_3_bits = row(troubled_report, "hqq-3-g64", "arc_easy", "acc")
+    assert at_2_bits.softmax == Gap("failed", "mini-softmax-hqq-2-g64 failed in quantize (error): It broke.")
+    assert at_2_bits.softpick == Gap(
+        "audit failed",
+        "mini-softpick-hqq-2-g64 did not pass its audit: model.layers.0.mlp.up_proj was not quantized.",
+    )
+    assert gap(at_3_bits.softpick) == "missing"
+    assert row(troubled_report, "bnb-3", "arc_easy", "acc").softmax == Gap("n/a", "3 bits are not offered by bnb.")
+    assert at_2_bits.delta is at_3_bits.delta is None
+
+
+def test_a_failed_audit_of_a_failed_cell_is_called_so(tmp_path: Path) -> None:
+    failure = Failure(kind="audit", reason="The audit of hqq-3-g64 failed.\n- nothing was quantized")
+    write_cell(tmp_path, cell("softmax", "hqq-3-g64"), None, failure=failure)
+    (only,) = read_report(tmp_path).deltas
+    reason = "mini-softmax-hqq-3-g64 failed (audit): The audit of hqq-3-g64 failed."
+    assert only.softmax == Gap("audit failed", reason)
+    assert only.softpick == Gap("–", "There is no softpick model of mini here.")
+
+
+def test_a_number_without_an_audit_says_so(tmp_path: Path) -> None:
+    write_cell(tmp_path, cell("softmax", "hqq-3-g64"), make_samples(10), audit=None)
+    score = row(read_report(tmp_path), "hqq-3-g64", "arc_easy", "acc").softmax
+    assert isinstance(score, Score)
+    assert "mini-softmax-hqq-3-g64 has no audit: that it was quantized is not proved." in score.notes
+
+
+def test_other_documents_mean_no_interval_and_a_note(troubled_report: Report) -> None:
+    delta = row(troubled_report, "bnb-4-nf4", "arc_easy", "acc").delta
+    assert delta
+    assert delta.interval is None
+    (note,) = delta.notes
+    assert note == (
+        "No interval: mini-softpick-bnb-4-nf4 and mini-softmax-bnb-4-nf4 did not see the same documents of this task."
+    )
+
+
+def test_chance_is_noted_where_a_score_is_not_above_it(paper: Report) -> None:
+    below = row(paper, "gptq-2", "piqa", "acc_norm", "340M")
+    assert isinstance(below.softmax, Score)
+    assert isinstance(below.softpick, Score)
+    assert below.softmax.notes == ("Not above chance, which is 50.00.",)
+    assert below.softpick.notes == ()
+
+
+def test_chance_follows_from_the_documents(tmp_path: Path) -> None:
+    samples = make_samples(10, tasks=["piqa", "arc_easy"])
+    samples["acc"] = [1.0, 0.0] * 10
+    write_cell(tmp_path, cell("softmax", "none-16"), samples)
+    report = read_report(tmp_path)
+    guessed, known = (row(report, "none-16", task, "acc").softmax for task in ("piqa", "arc_easy"))
+    assert isinstance(guessed, Score)
+    assert isinstance(known, Score)
+    assert (guessed.value, guessed.notes) == (50.0, ("Not above chance, which is 50.00.",))
+    assert (known.value, known.notes) == (50.0, ())
+
+
+def test_damage_is_quantized_minus_its_own_baseline(paper: Report) -> None:
+    found = {(r.quantized.family, r.quantized.label, r.measure.task, r.measure.metric): r for r in paper.damages}
+    assert len(found) == 144
+    r = found["340M", "hqq-3", "sciq", "acc_norm"]
+    assert isinstance(r.softmax.score, Difference)
+    assert isinstance(r.softpick.score, Difference)
+    assert r.difference
+    assert r.softmax.score.value == pytest.approx(71.60 - 74.90)
+    assert r.softpick.score.value == pytest.approx(72.10 - 77.30)
+    # Softpick is ahead by 0.50 here, and yet it lost more.
+    assert r.difference.value == pytest.approx(-1.90)
+    assert r.difference.tone(r.measure) == "worse"
+
+
+def test_damage_without_a_baseline_says_so(tmp_path: Path) -> None:
+    write_mini(tmp_path, labels=("hqq-3-g64",))
+    damage = read_report(tmp_path).damages[0]
+    assert damage.softmax.score == Gap("–", "There is no unquantized mini-softmax to compare with.")
+    assert damage.difference is None
+
+
+def test_flips_are_seen_where_accuracy_is_equal(tmp_path: Path) -> None:
+    before, after = make_samples(20, tasks=["arc_easy"]), make_samples(20, tasks=["arc_easy"])
+    before["acc"], after["acc"] = [1.0, 0.0] * 10, [0.0, 1.0, *[1.0, 0.0] * 9]
+    write_cell(tmp_path, cell("softmax", "none-16"), before)
+    write_cell(tmp_path, cell("softmax", "hqq-3-g64"), after)
+    (damage,) = (r.softmax for r in read_report(tmp_path).damages if r.measure == ACC)
+    assert isinstance(damage.score, Difference)
+    assert damage.score.value == 0
+    assert damage.flips
+    assert (damage.flips.right_to_wrong, damage.flips.wrong_to_right) == (5.0, 5.0)
+
+
+def test_a_metric_of_no_known_direction_has_no_tone_but_a_note(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\nS,none,16,t,odd,1,2\n")
+    (only,) = read_report(tmp_path).deltas
+    assert only.delta
+    assert only.delta.tone(only.measure) is None
+    assert only.delta.notes == ("Whether higher or lower odd is better is not known.",)
+
+
+def test_other_kinds_of_attention_are_in_no_delta(tmp_path: Path) -> None:
+    write_mini(tmp_path, labels=("none-16",))
+    write_cell(tmp_path, cell("rectified", "none-16"), samples_of("softmax", "none-16"))
+    (tmp_path / "run.json").unlink()
+    report = read_report(tmp_path)
+    assert len(report.deltas) == len({(r.measure.task, r.measure.metric) for r in report.deltas})
+    assert report.outcomes.other_attentions() == ["rectified"]
+
+
+def test_bad_input_is_a_sentence(tmp_path: Path, mini: Path) -> None:
+    with pytest.raises(InputError, match=r"holds neither records .* nor CSV files"):
+        read_report(tmp_path)
+    with pytest.raises(InputError, match=r"none is not there; it must be a folder of records"):
+        read_report(tmp_path / "none")
+    twice = tmp_path / "twice"
+    write_cell(twice, cell("softmax", "none-16"), make_samples(5))
+    write_cell(twice, cell("softmax", "none-16"), make_samples(5), key="e" * 64)
+    with pytest.raises(InputError, match="holds two records of mini-softmax-none-16"):
+        read_report(twice)
+    old = tmp_path / "old"
+    write_cell(old, cell("softmax", "none-16"), make_samples(5))
+    (file,) = old.glob("*/record.json")
+    file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 0'))
+    with pytest.raises(InputError, match="has the schema version 0; this qbench reads version 1"):
+        read_report(old)
+
+
+def test_samples_that_are_not_the_records_are_refused(tmp_path: Path) -> None:
+    write_cell(tmp_path, cell("softmax", "none-16"), make_samples(5))
+    (file,) = tmp_path.glob("*/samples.parquet")
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(InputError, match=r"samples\.parquet is not what record\.json beside it was written with"):
+        read_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("method,bits\n", "has no column family, task, metric, softmax, softpick"),
+        ("size,method,bits,task,metric,softmax,softpick\nS,hqq,two,t,acc,1,2\n", "line 2: bits is 'two'"),
+        ("size,method,bits,task,metric,softmax,softpick\nS,hqq,2,t,acc,nan,2\n", "line 2: softmax is 'nan'"),
+        ("size,method,bits,task,metric,softmax,softpick\nS,hqq,2,t,acc,1\n", "line 2 has not as many fields"),
+        ("size,method,bits,task,metric,softmax,softpick\n" + 2 * "S,hqq,2,t,acc,1,2\n", "line 3 is about S, hqq-2, t"),
+        ("size,method,bits,task,metric,better,softmax,softpick\nS,hqq,2,t,acc,up,1,2\n", "line 2: better is 'up'"),
+        ("size,method,bits,task,metric,softmax,softpick\n", "has no rows of numbers"),
+    ],
+)
+def test_a_bad_csv_file_is_a_sentence_with_its_line(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_report(tmp_path)
+
+
+def test_all_planned_cells_have_rows(mini_report: Report) -> None:
+    assert {r.quantized.label for r in mini_report.deltas} == set(LABELS)
+    cells: list[CellRef] = [outcome.cell for outcome in mini_report.outcomes.cells]
+    assert len(cells) == 2 * len(LABELS)
+    assert all(audit_of(c).label == c.label for c in cells if c.method != "none")

@@ -1,0 +1,172 @@
+"""Every format against a golden file, LaTeX in a real compiler, and numbers that survive the way out and in again."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from qbench.report import tidy
+from qbench.report.delta import Report, read_report
+from qbench.report.html import page
+from qbench.report.latex import latex
+from qbench.report.markdown import markdown
+from qbench.report.tables import Kind, remarks, signed, tables
+from qbench.store import Failure
+
+from ..records import make_samples
+from .examples import cell, write_cell, write_mini, write_troubled
+from .golden import check
+
+COLUMNS = ["family", "method", "bits", "label", "task", "metric", "better", "softmax", "softpick", "delta"]
+TASKS = ("arc_easy", "wikitext")
+KINDS: tuple[Kind, ...] = ("delta", "damage", "baseline")
+# Another label than method and bits, a direction that must be looked up, one that is not known, and a number missing.
+PUBLISHED = """\
+size,method,bits,label,task,metric,better,softmax,softpick,delta
+340M,none,16,,arc_easy,acc_norm,higher,56.61,56.73,+0.12
+340M,none,16,,wikitext,word_perplexity,,23.85,24.32,+0.47
+340M,hqq,3,hqq-3-g64,arc_easy,acc_norm,higher,48.65,52.57,+3.91
+340M,hqq,3,hqq-3-g64,wikitext,word_perplexity,,35.52,30.24,-5.29
+340M,hqq,2,,arc_easy,acc_norm,higher,,24.99,
+340M,hqq,2,,odd,oddity,,1,2,
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A run with two tasks."""
+    return read_report(
+        write_mini(tmp_path_factory.mktemp("runs") / "small", labels=("none-16", "hqq-2-g64"), tasks=TASKS)
+    )
+
+
+@pytest.fixture(scope="module")
+def small_troubled(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """All that can go wrong with two tasks."""
+    return read_report(write_troubled(tmp_path_factory.mktemp("runs") / "troubled", tasks=TASKS))
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Report:
+    """Published numbers."""
+    (tmp_path / "published.csv").write_text(PUBLISHED)
+    return read_report(tmp_path / "published.csv")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_markdown(kind: Kind, small: Report) -> None:
+    check(f"{kind}.md", markdown(tables(small, kind), remarks(small)))
+
+
+def test_a_family_without_a_task_says_so_in_the_baseline_table(tmp_path: Path) -> None:
+    rows = "A,none,16,piqa,acc,70,71\nA,none,16,sciq,acc,80,81\nB,none,16,sciq,acc,90,91\n"
+    (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\n" + rows)
+    text = markdown(tables(read_report(tmp_path), "baseline"))
+    assert "| Piqa | Acc ↑ | 70.00 | 71.00 | +1.00 ▲ | –<sup>a</sup> | –<sup>a</sup> | – |" in text
+    assert "<sup>a</sup> B has no acc of piqa." in text
+
+
+def test_markdown_of_what_went_wrong(small_troubled: Report) -> None:
+    check("troubled.md", markdown(tables(small_troubled, "delta"), remarks(small_troubled)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_latex(kind: Kind, small: Report) -> None:
+    check(f"{kind}.tex", latex(tables(small, kind), remarks(small)))
+
+
+def test_latex_of_what_went_wrong(small_troubled: Report) -> None:
+    check("troubled.tex", latex(tables(small_troubled, "delta"), standalone=True))
+
+
+def test_csv_and_json(published: Report) -> None:
+    rows = tidy.rows(published, "delta")
+    check("published.csv", tidy.to_csv(rows))
+    check("published.json", tidy.to_json(rows))
+    check("published-damage.csv", tidy.to_csv(tidy.rows(published, "damage")))
+
+
+def test_html(small_troubled: Report) -> None:
+    """All but the plots, and without what every page has."""
+    text = page(small_troubled)
+    main = text[text.index("<main>") : text.index("</main>")]
+    main = re.sub(r'<section id="plots">.*?</section>\n', "", main, flags=re.S)
+    check("troubled.html", main)
+
+
+def test_the_tidy_columns_begin_as_agreed_and_are_unrounded(mini_report: Report) -> None:
+    rows = tidy.rows(mini_report, "delta")
+    assert list(rows[0])[:10] == COLUMNS
+    frame = pd.DataFrame(rows)
+    assert set(frame[frame.method == "none"].bits) == {16}
+    assert (frame.softpick - frame.softmax - frame.delta).abs().max() == 0
+    assert set(frame.metric) >= {"byte_perplexity", "bits_per_byte"}
+    assert (frame.low <= frame.delta).all()
+    assert (frame.delta <= frame.high).all()
+    accuracy = frame[(frame.label == "hqq-3-g64") & (frame.task == "arc_easy") & (frame.metric == "acc")].iloc[0]
+    assert accuracy.softmax == pytest.approx(100 * round(accuracy.softmax * 0.4) / 40, abs=1e-9)
+
+
+def test_csv_and_json_say_the_same_and_csv_is_read_again(mini_report: Report, tmp_path: Path) -> None:
+    rows = tidy.rows(mini_report, "delta")
+    file = tmp_path / "mini.csv"
+    file.write_text(tidy.to_csv(rows))
+    assert json.loads(tidy.to_json(rows)) == [dict(row) for row in rows]
+    again = tidy.rows(read_report(file), "delta")
+    assert [{name: row[name] for name in COLUMNS} for row in again] == [
+        {name: row[name] for name in COLUMNS} for row in rows
+    ]
+
+
+@pytest.mark.parametrize(("value", "text"), [(-0.001, "+0.00"), (0.0, "+0.00"), (2.675, "+2.67"), (-5.17, "-5.17")])
+def test_differences_are_rounded_once_and_zero_has_no_minus(value: float, text: str) -> None:
+    assert signed(value) == text
+
+
+def test_labels_and_captions_differ(paper: Report) -> None:
+    text = latex([table for kind in KINDS for table in tables(paper, kind)])
+    labels, captions = (re.findall(rf"\\{name}{{(.*)}}", text) for name in ("label", "caption"))
+    assert len(labels) == len(set(labels)) == len(set(captions)) == 15
+
+
+def test_long_tables_are_cut_where_a_task_begins(tmp_path: Path) -> None:
+    samples = make_samples(5)
+    for label in (f"hqq-{bits}-g{group}" for bits in (2, 3, 4) for group in (8, 16, 32, 64)):
+        write_cell(tmp_path, cell("softmax", label), samples)
+    text = latex(tables(read_report(tmp_path), "delta"))
+    parts = text.split("\\begin{table}")[1:]
+    assert [part.count("-bit g") for part in parts] == [24, 24, 24, 36]
+    assert all(f"(part {i} of 4)" in part for i, part in enumerate(parts, 1))
+    assert all("\\midrule\n\\multirow{24}" in part for part in parts)
+
+
+needs_pdflatex = pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex, which is not here")
+
+
+def compiled(text: str, folder: Path) -> str:
+    """The log of pdflatex; an error where it fails."""
+    (folder / "t.tex").write_text(text, encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout
+
+
+@needs_pdflatex
+def test_the_papers_tables_compile_and_none_is_too_wide_or_too_long(paper: Report, tmp_path: Path) -> None:
+    log = compiled(latex([t for kind in KINDS for t in tables(paper, kind)], standalone=True), tmp_path)
+    assert "Overfull" not in log
+    assert "Float too large" not in log
+
+
+@needs_pdflatex
+def test_no_name_breaks_latex(tmp_path: Path) -> None:
+    failure = Failure(kind="error", reason=r"C:\temp\new #1 {50%} of $x_i^2$ & ~ \undefined ‖ŵ − w‖ < ε, 模型 🙂")
+    write_cell(tmp_path / "run", cell("softmax", "hqq-3-g64", "a_b & 50% Ünï"), None, failure=failure)
+    report = read_report(tmp_path / "run")
+    log = compiled(latex(tables(report, "delta"), standalone=True), tmp_path)
+    assert "Overfull" not in log

@@ -1,0 +1,90 @@
+"""Plots: what they draw, and that they are files."""
+
+import builtins
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qbench.errors import InputError
+from qbench.report.delta import Report, read_report
+from qbench.report.html import page
+from qbench.report.plots import damage_panels, figures, inline_svg, score_panels, storage_panels, write_plots
+
+from .examples import write_mini
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A run with one task: figures of a few panels."""
+    return read_report(write_mini(tmp_path_factory.mktemp("runs") / "small", tasks=("arc_easy",)))
+
+
+def test_scores_with_error_bars_and_the_unquantized_level(mini_report: Report) -> None:
+    panels = score_panels(mini_report.deltas)
+    panel = next(panel for (m, method), panel in panels.items() if (m.metric, method) == ("acc", "hqq"))
+    assert [point.quantized.bits for point in panel.points["softpick"]] == [2, 3]
+    point = panel.points["softmax"][0]
+    assert point.high - point.value == pytest.approx(1.96)  # a standard error of 0.01
+    assert set(panel.levels) == {"softmax", "softpick"}
+    assert {method for _, method in panels} == {"bnb", "hqq"}
+
+
+def test_damages_have_their_own_intervals(mini_report: Report) -> None:
+    for panel in damage_panels(mini_report.damages).values():
+        for point in (point for points in panel.points.values() for point in points):
+            assert point.low <= point.value <= point.high
+
+
+def test_bits_per_weight_are_the_audits(mini_report: Report) -> None:
+    cells = next(iter(storage_panels(mini_report, mini_report.deltas).values()))
+    assert {(method, bits) for _, method, bits, _ in cells} == {("bnb", 4.5), ("hqq", 2.5), ("hqq", 3.5)}
+
+
+def test_every_figure_is_a_file_in_each_format(small: Report, tmp_path: Path) -> None:
+    files = write_plots(small, tmp_path / "plots")
+    names = ["mini-score", "mini-damage", "mini-bits-per-weight"]
+    assert [file.name for file in files] == [f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
+    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    assert all(file.read_bytes().startswith(starts[file.suffix[1:]]) for file in files)
+
+
+def test_the_same_results_make_the_same_svg_in_the_pages_colours(small: Report) -> None:
+    first, again = (inline_svg(next(figures(small))[1]) for _ in range(2))
+    assert first == again
+    assert first.startswith("<svg")
+    assert "var(--softmax)" in first
+    assert "currentColor" in first
+    assert "http" not in first.replace("http://www.w3.org", "")
+
+
+def test_a_name_is_not_taken_for_math(tmp_path: Path) -> None:
+    rows = "a$_b$$,none,16,sciq,acc,80,81\na$_b$$,hqq,3,sciq,acc,70,71\n"
+    (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\n" + rows)
+    drawn = [inline_svg(figure) for _, figure in figures(read_report(tmp_path))]
+    assert "a$_b$$: score against bits (dashed: unquantized)" in drawn[0]
+
+
+def test_without_matplotlib_a_sentence_and_a_report(
+    small: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = builtins.__import__
+
+    def without(
+        name: str, names: Mapping[str, Any] | None = None, own: Any = None, listed: Sequence[str] = (), level: int = 0
+    ) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return original(name, names, own, listed, level)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=r"pip install 'qbench\[plot\]'"):
+        write_plots(small, tmp_path)
+    assert "pip install &#39;qbench[plot]&#39;" in page(small)
+
+
+def test_a_folder_that_cannot_be_is_a_sentence(mini_report: Report, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="plots cannot be written there"):
+        write_plots(mini_report, tmp_path / "file")
