@@ -8,6 +8,7 @@ DIR/<cell>/log.txt             what the cell's process printed
 
 import functools
 import hashlib
+import io
 import json
 import os
 import tempfile
@@ -168,6 +169,10 @@ class StoredRecord:
         """The results of every document; an error if the file is not the one that the record was written with."""
         from qbench.evaluate.samples import read_samples
 
+        return read_samples(io.BytesIO(self.samples_content()))
+
+    def samples_content(self) -> bytes:
+        """The bytes of samples.parquet, for who needs less than a frame; the same error."""
         file = self.folder / SAMPLES
         try:
             content = file.read_bytes()
@@ -175,7 +180,7 @@ class StoredRecord:
             raise StoreError(f"{file}: the samples of {self.record.cell.name} cannot be read ({error}).") from None
         if hashlib.sha256(content).hexdigest() != self.record.samples_sha256:
             raise StoreError(f"{file} is not what {RECORD} beside it was written with; run the cell again.")
-        return read_samples(file)
+        return content
 
 
 @dataclass(frozen=True)

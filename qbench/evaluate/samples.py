@@ -4,17 +4,20 @@ One row a document, in the order of tasks and documents. A metric's column holds
 acc, the log-likelihood for perplexities; `<metric>.weight` holds what it is divided by, the words or bytes of a page.
 """
 
+import io
 import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WEIGHT = ".weight"
 FIELDS = pa.schema(
@@ -42,12 +45,12 @@ AGGREGATIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 
 
-def to_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def to_frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     """Rows with the fields above and any metrics as a frame, of the same types as a file that is read."""
     return _table(rows).to_pandas()
 
 
-def write_samples(samples: pd.DataFrame, file: str | os.PathLike[str]) -> None:
+def write_samples(samples: "pd.DataFrame", file: str | os.PathLike[str]) -> None:
     """Write a frame of samples as parquet: whole or not at all, and the same bytes for the same samples."""
     file = Path(file)
     table = pa.Table.from_pandas(samples, schema=_schema(samples.columns), preserve_index=False)
@@ -63,12 +66,12 @@ def write_samples(samples: pd.DataFrame, file: str | os.PathLike[str]) -> None:
         raise
 
 
-def read_samples(file: str | os.PathLike[str]) -> pd.DataFrame:
+def read_samples(file: str | os.PathLike[str] | io.BytesIO) -> "pd.DataFrame":
     """Read what write_samples wrote."""
     return pq.read_table(file).to_pandas()
 
 
-def aggregate(samples: pd.DataFrame, metric: str, aggregation: str) -> float:
+def aggregate(samples: "pd.DataFrame", metric: str, aggregation: str) -> float:
     """Recompute a metric from the samples of one task; aggregation is lm-eval's name, such as 'mean'."""
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation is {aggregation!r}; it must be one of {', '.join(AGGREGATIONS)}.")
@@ -79,7 +82,7 @@ def aggregate(samples: pd.DataFrame, metric: str, aggregation: str) -> float:
     return AGGREGATIONS[aggregation](rows[metric].to_numpy(), np.asarray(weights))
 
 
-def _schema(columns: Sequence[str] | pd.Index) -> pa.Schema:
+def _schema(columns: "Sequence[str] | pd.Index") -> pa.Schema:
     metrics = [column for column in columns if column not in FIELDS.names]
     return pa.schema([*FIELDS, *((metric, pa.float64()) for metric in metrics)])
 
