@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from qbench.check.commands import add_accept, add_check, add_power
+from qbench.command import add_command as _command
 from qbench.errors import InputError
 
 DONE, FAILED, WRONG = 0, 1, 2
@@ -15,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; each has its arguments and its function in one place below."""
     parser = argparse.ArgumentParser(prog="qbench", description="What quantization costs a model, measured and proved.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_fetch,):
+    for add in (_add_fetch, add_check, add_accept, add_power):
         add(commands)
     options = parser.parse_args(arguments)
     # lm-eval tells of every default it takes.
@@ -48,18 +50,6 @@ def _fetch(options: argparse.Namespace) -> int:
     if missing:
         print(f"qbench: {missing} of what {options.recipe} needs is not here.", file=sys.stderr)
     return FAILED if missing else DONE
-
-
-def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, purpose: str, example: str
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        help=purpose,
-        description=f"{purpose[0].upper()}{purpose[1:]}.",
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 if __name__ == "__main__":

@@ -48,14 +48,15 @@ def pair_documents(before: StoredRecord, after: StoredRecord) -> Iterator[Paired
         if task not in rows[1]:
             continue
         order = [own[task][np.argsort(code[own[task]], kind="stable")] for own, code in zip(rows, codes, strict=True)]
-        same = [code[own] for own, code in zip(order, codes, strict=True)]
-        if not np.array_equal(*same):
-            yield OtherDocuments(task, len(same[0]), len(same[1]), len(np.intersect1d(*same)))
+        before_codes, after_codes = (code[own] for own, code in zip(order, codes, strict=True))
+        if not np.array_equal(before_codes, after_codes):
+            common = len(np.intersect1d(before_codes, after_codes))
+            yield OtherDocuments(task, len(before_codes), len(after_codes), common)
             continue
         ids = _numbers(_array(tables[1]["doc_id"])).astype(np.int64)[order[1]]
         columns = [name for name in values[0] if name in values[1]]
         found = {name: (values[0][name][order[0]], values[1][name][order[1]]) for name in columns}
-        yield PairedDocuments(task, ids, np.cumsum(np.diff(same[0], prepend=same[0][:1]) != 0), found)
+        yield PairedDocuments(task, ids, np.cumsum(np.diff(before_codes, prepend=before_codes[:1]) != 0), found)
 
 
 def gold_logprobs(table: pa.Table) -> Floats:
@@ -109,10 +110,13 @@ def _codes(tables: list[pa.Table]) -> list[Ints]:
     """For each table, a number a row that stands for the document's content."""
     hashes = [table["doc_hash"] for table in tables]
     if hashes[0].equals(hashes[1]):
-        codes = np.from_dlpack(_array(hashes[0]).dictionary_encode().indices)
-        return [codes, codes]
+        return [_encoded(_array(hashes[0]))] * 2
     both = pa.concat_arrays([_array(column) for column in hashes])
-    return np.split(np.from_dlpack(both.dictionary_encode().indices), [len(tables[0])])
+    return np.split(_encoded(both), [len(tables[0])])
+
+
+def _encoded(strings: pa.Array) -> Ints:
+    return np.asarray(np.from_dlpack(strings.dictionary_encode().indices), dtype=np.int64)
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

@@ -71,6 +71,13 @@ def in_unit(kind: Kind, mean_loss: float) -> float:
     return 100 * mean_loss if kind == "accuracy" else mean_loss
 
 
+def mean_loss(kind: Kind, amount: float) -> float:
+    """The other way round: what an amount in the unit of its kind is as a mean loss of documents."""
+    if kind == "perplexity":
+        return math.log1p(amount / 100)
+    return amount / 100 if kind == "accuracy" else amount
+
+
 def hypotheses(
     cell: CellRef, paired: PairedDocuments, metrics: tuple[MetricValue, ...], settings: GateSettings
 ) -> Iterator[Hypothesis]:
@@ -107,7 +114,6 @@ def _hypothesis(
     # A perplexity's values are log-likelihoods, of which more is better.
     losses = after - before if lower_is_better and kind != "perplexity" else before - after
     group = np.unique(paired.group[both], return_inverse=True)[1]
-    repeated = len(group) > 0 and group[-1] + 1 < len(group)
     return Hypothesis(
         cell=cell,
         task=paired.task,
@@ -117,8 +123,8 @@ def _hypothesis(
         alpha=settings.level(paired.task, metric),
         before=_value(kind, before, weights),
         after=_value(kind, after, weights),
-        losses=np.bincount(group, weights=losses) if repeated else losses,
-        weights=np.bincount(group, weights=weights) if repeated else weights,
+        losses=np.bincount(group, losses).astype(np.float64),
+        weights=np.bincount(group, weights).astype(np.float64),
         documents=Documents(paired.ids[both], before, after, losses),
     )
 

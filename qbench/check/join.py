@@ -38,8 +38,8 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     extra = [key for key in before if key not in planned]
     if extra and run.plan is not None and not settings.baseline_may_hold_more:
         raise CheckError(
-            f"{baseline.folder} is a baseline of another recipe: it has {_some(extra)}, which is no part of the plan of "
-            f"{run.folder}. If that is meant, set gate.baseline_may_hold_more in the recipe."
+            f"{baseline.folder} is a baseline of another recipe: it has {_some(extra)}, which is no part of the plan "
+            f"of {run.folder}. If that is meant, set gate.baseline_may_hold_more in the recipe."
         )
     absent = [key for key in before if key not in after and (key in planned or not settings.baseline_may_hold_more)]
     pairs = [(before[key], stored) for key, stored in after.items() if stored.record.state == "done"]

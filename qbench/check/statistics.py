@@ -97,7 +97,7 @@ def resampled_sign_flip(losses: Floats, draws: int = DRAWS, seed: int = SEED) ->
 
 
 def holm(p: Floats) -> Floats:
-    """Holm's adjusted p-values: those at most alpha hold a false alarm of the whole table at alpha, however dependent."""
+    """Holm's adjusted p-values: of a table in which all is chance, with probability alpha one is at most alpha."""
     order = np.argsort(p, kind="stable")
     adjusted = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
     return np.minimum(adjusted, 1.0)[np.argsort(order, kind="stable")]

@@ -1,5 +1,6 @@
 """What may not change between a baseline and a run, whatever the scores: the audit, and numbers that are numbers."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -75,10 +76,14 @@ def _drift(before: LayerAudit, after: LayerAudit, settings: GateSettings) -> str
         return "Weights are NaN or infinite"
     if not abs(after.slope - before.slope) <= settings.slope_drift * abs(before.slope):  # NaN is a drift
         return f"Weights are on the whole of another size than they were (more than {settings.slope_drift:.1%} off)"
-    then, now = before.relative_error or 0.0, after.relative_error or 0.0
+    then, now = _relative_error(before), _relative_error(after)
     if not abs(now - then) <= settings.error_drift * then:
         return f"The relative weight error is not what it was (more than {settings.error_drift:.0%} off)"
     return None
+
+
+def _relative_error(layer: LayerAudit) -> float:
+    return math.sqrt(layer.error_energy / layer.source_energy) if layer.source_energy else 0.0
 
 
 def _shown(value: object) -> str:

@@ -43,7 +43,8 @@ class Population:
         draw = np.random.default_rng([seed, 1, *task.encode()])
         scores = own["scores"] + noise * draw.standard_t(4, size=(n, choices)) * np.sqrt(own["words"])[:, None]
         scores[np.arange(n), own["gold"]] -= loss * own["words"] / 3
-        scores = scores.astype(np.float32).astype(np.float64)  # a model's scores are
+        # A model's scores are sums of the tokens' float32.
+        scores = sum((share * scores).astype(np.float32).astype(np.float64) for share in (0.61, 0.27, 0.12))
         columns: dict[str, Any] = {"task": task, "doc_id": np.arange(n, dtype=np.int32)}
         columns["doc_hash"] = [hashlib.sha256(f"{task} {i}".encode()).hexdigest()[:16] for i in range(n)]
         columns |= {"gold": None, "target": None, "response": None, "loglikelihoods": list(scores), "is_greedy": None}
