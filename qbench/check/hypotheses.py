@@ -57,6 +57,7 @@ class Documents:
     before: Floats
     after: Floats
     losses: Floats
+    weights: Floats
 
     def most_changed(self, count: int = 10) -> list[tuple[int, float, float]]:
         """Id, value before and value after of the documents that lost most."""
@@ -85,7 +86,7 @@ def hypotheses(
     seen: list[Floats] = []
     for metric in metrics:
         kind = kind_of(metric)
-        if kind is None or metric.metric not in paired.values:
+        if kind is None or not _in_both(paired, metric.metric):
             continue
         after = paired.values[metric.metric][1]
         if kind == "perplexity" and any(np.array_equal(after, other, equal_nan=True) for other in seen):
@@ -93,7 +94,7 @@ def hypotheses(
         if kind == "perplexity":
             seen.append(after)
         yield _hypothesis(cell, paired, metric.metric, kind, metric.better == "lower", settings)
-    if np.isfinite(paired.values[GOLD_LOGPROB]).any():
+    if _in_both(paired, GOLD_LOGPROB):
         yield _hypothesis(cell, paired, GOLD_LOGPROB, "gold_logprob", False, settings)
 
 
@@ -102,6 +103,11 @@ def kind_of(metric: MetricValue) -> Kind | None:
     if metric.aggregation in PERPLEXITIES:
         return "perplexity"
     return "accuracy" if metric.aggregation == "mean" and metric.better else None
+
+
+def _in_both(paired: PairedDocuments, metric: str) -> bool:
+    before, after = paired.values.get(metric, (np.empty(0), np.empty(0)))
+    return bool((np.isfinite(before) & np.isfinite(after)).any())
 
 
 def _hypothesis(
@@ -121,15 +127,16 @@ def _hypothesis(
         kind=kind,
         tolerance=settings.tolerance(kind, paired.task, metric),
         alpha=settings.level(paired.task, metric),
-        before=_value(kind, before, weights),
-        after=_value(kind, after, weights),
+        before=metric_value(kind, before, weights),
+        after=metric_value(kind, after, weights),
         losses=np.bincount(group, losses).astype(np.float64),
         weights=np.bincount(group, weights).astype(np.float64),
-        documents=Documents(paired.ids[both], before, after, losses),
+        documents=Documents(paired.ids[both], before, after, losses, weights),
     )
 
 
-def _value(kind: Kind, values: Floats, weights: Floats) -> float:
+def metric_value(kind: Kind, values: Floats, weights: Floats) -> float:
+    """The metric that documents' values amount to."""
     if kind == "perplexity":
         return math.exp(min(-ratio(values, weights), 700.0))
     return ratio(values, weights)

@@ -61,11 +61,11 @@ def is_whole(losses: Floats) -> bool:
 def exact_sign_flip(losses: Floats) -> float:
     """P(total ≥ the observed one) over all signs of whole numbers; McNemar's exact test if they are -1, 0 and 1."""
     sizes, counts = np.unique(np.abs(losses[losses != 0]).astype(np.int64), return_counts=True)
-    distribution = np.ones(1)  # of the sum of those losses whose coin shows plus
+    distribution: Floats = np.ones(1)  # of the sum of those losses whose coin shows plus
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         own = np.zeros(size * count + 1)
         own[::size] = _binomial(count)
-        distribution = np.convolve(distribution, own)
+        distribution = np.convolve(distribution, own).astype(np.float64)
     observed = round(float(losses[losses > 0].sum()))
     return min(1.0, float(distribution[observed:].sum()))
 
