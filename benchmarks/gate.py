@@ -7,7 +7,7 @@ Runs are folders of records. --rename says which cells to hold against each othe
 hqq-3-g128=hqq-3-g64: cells of OTHER with the first label are held against those of BASE with the second.
 
 Beside the gate are two that other projects use: a relative tolerance of 5% on every metric, and a fixed floor for
-accuracies, the baseline's score rounded down to 5 points.
+accuracies, three points below the baseline's score and rounded down to a whole point.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from qbench.check.settings import GateSettings, Tolerances
 from qbench.store import StoredRecord, read_results
 
 RELATIVE = 0.05
-FLOOR_STEP = 0.05
+FLOOR = 3  # points
 JUDGES = ("gate", "relative", "floor")
 STRICT = GateSettings(tolerances=Tolerances(accuracy=0, perplexity=0, gold_logprob=0))
 
@@ -174,7 +174,7 @@ def _relative(h: Hypothesis) -> bool:
 
 
 def _below_floor(h: Hypothesis) -> bool:
-    return h.kind == "accuracy" and h.after < FLOOR_STEP * np.floor(h.before / FLOOR_STEP)
+    return h.kind == "accuracy" and 100 * h.after < np.floor(100 * h.before - FLOOR)
 
 
 def _key(stored: StoredRecord, rename: Mapping[str, str]) -> tuple[str, str, str]:
