@@ -336,9 +336,17 @@ def _read_plan(file: Path) -> RunPlan | None:
 
 def _read_json(file: Path, kind: type[Model]) -> Model:
     try:
-        content = json.loads(file.read_bytes())
+        text = file.read_bytes()
     except OSError as error:
         raise StoreError(f"{file} cannot be read ({error.strerror}).") from None
+    try:
+        read = kind.model_validate_json(text)  # three times as fast as the way that tells what is wrong
+        if "schema_version" in read.model_fields_set:
+            return read
+    except ValidationError:
+        pass
+    try:
+        content = json.loads(text)
     except ValueError as error:
         raise StoreError(f"{file} is not JSON ({error}); remove its folder and run the cell again.") from None
     version = content.get("schema_version") if isinstance(content, dict) else None

@@ -119,7 +119,7 @@ def _hypothesis(
     weights = paired.values[metric + WEIGHT][1][both] if metric + WEIGHT in paired.values else np.ones(len(after))
     # A perplexity's values are log-likelihoods, of which more is better.
     losses = after - before if lower_is_better and kind != "perplexity" else before - after
-    group = np.unique(paired.group[both], return_inverse=True)[1]
+    group = paired.group if both.all() else np.unique(paired.group[both], return_inverse=True)[1]
     return Hypothesis(
         cell=cell,
         task=paired.task,
