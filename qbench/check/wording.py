@@ -39,7 +39,7 @@ def explanation(report: Report) -> str:
     alphas = {outcome.hypothesis.alpha for outcome in report.outcomes} or {report.settings.alpha}
     return (
         f"A score fails if its loss is above its tolerance and beyond chance: where nothing got worse, at most "
-        f"{max(alphas):.2g} of whole tables fail (paired sign flips, Holm over {len(report.outcomes)} hypotheses)."
+        f"{100 * max(alphas):g}% of whole tables fail (paired sign flips, Holm over {len(report.outcomes)} hypotheses)."
     )
 
 
