@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from qbench.check.commands import add_accept, add_check, add_power
 from qbench.command import Commands, add_command
 from qbench.doctor import add_doctor
 from qbench.errors import InputError
@@ -19,7 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; each has its arguments and its function in one place below."""
     parser = argparse.ArgumentParser(prog="qbench", description="What quantization costs a model, measured and proved.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (add_plan, add_run, _add_fetch, add_table, add_compare, add_audit, add_doctor):
+    table, gate = (add_table, add_compare, add_audit), (add_check, add_accept, add_power)
+    for add in (add_plan, add_run, _add_fetch, *table, *gate, add_doctor):
         add(commands)
     options = parser.parse_args(arguments)
     # lm-eval tells of every default it takes.

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from qbench.check.settings import GateSettings
 from qbench.machine import has_cuda
 from qbench.quantize.calibration import NAMED, Calibration
 from qbench.recipe_errors import must
@@ -94,7 +95,7 @@ class Recipe(_Part):
     threads: int | None = Field(None, ge=1)  # of each worker on the CPU; by default the cores shared out
     timeout_minutes: float = Field(720, gt=0)  # a cell that takes longer has hung
     output: str | None = None  # by default results/runs/<recipe>
-    gate: dict[str, Any] = {}
+    gate: GateSettings = GateSettings()  # when `qbench check` fails
 
     _file: RecipeFile = PrivateAttr()
 

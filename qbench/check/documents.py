@@ -1,0 +1,141 @@
+"""The per-document values of a record, paired with those of another. Arrow and numpy only: a table has millions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from qbench.evaluate.samples import FIELDS
+from qbench.store import SAMPLES, StoredRecord, StoreError
+
+GOLD_LOGPROB = "gold_logprob"
+UNUSED = {"target", "response", "is_greedy", "bytes", "tokens"}
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PairedDocuments:
+    """The documents of one task in two records, in one order."""
+
+    task: str
+    ids: Ints  # [documents] as the second record counts them
+    group: Ints  # [documents] which are the same document, where one occurs more than once
+    values: dict[str, tuple[Floats, Floats]]  # by column: before and after
+
+
+@dataclass(frozen=True)
+class OtherDocuments:
+    """A task whose documents are not the same in two records."""
+
+    task: str
+    before: int
+    after: int
+    common: int
+
+
+def pair_documents(before: StoredRecord, after: StoredRecord) -> Iterator[PairedDocuments | OtherDocuments]:
+    """The documents of each task that both records have, paired by content."""
+    tables = [_read(before), _read(after)]
+    codes = _codes(tables)
+    values = [_values(table) for table in tables]
+    rows = [_rows_of_tasks(table) for table in tables]
+    for task in rows[0]:
+        if task not in rows[1]:
+            continue
+        order = [own[task][np.argsort(code[own[task]], kind="stable")] for own, code in zip(rows, codes, strict=True)]
+        before_codes, after_codes = (code[own] for own, code in zip(order, codes, strict=True))
+        if not np.array_equal(before_codes, after_codes):
+            common = len(np.intersect1d(before_codes, after_codes))
+            yield OtherDocuments(task, len(before_codes), len(after_codes), common)
+            continue
+        ids = _numbers(_array(tables[1]["doc_id"])).astype(np.int64)[order[1]]
+        columns = [name for name in values[0] if name in values[1]]
+        found = {name: (values[0][name][order[0]], values[1][name][order[1]]) for name in columns}
+        yield PairedDocuments(task, ids, np.cumsum(np.diff(before_codes, prepend=before_codes[:1]) != 0), found)
+
+
+def gold_logprobs(table: pa.Table) -> Floats:
+    """The log-softmax of the right answer over the choices, the mean of them if several are right; NaN without choices.
+
+    Of the log-likelihoods, those beyond the choices (acc_mutual_info's unconditional ones) do not count.
+    """
+    rows = np.arange(len(table))
+    scores, lengths = _lists(table["loglikelihoods"])
+    gold, golds = _lists(table["gold"])
+    choices = _lists(table["characters"])[1]
+    has_choices = (choices >= 2) & (golds > 0) & (lengths >= choices)
+    starts = np.cumsum(lengths) - lengths
+    row_of = np.repeat(rows, lengths)
+    counted = has_choices[row_of] & (np.arange(len(scores)) - starts[row_of] < choices[row_of])
+    totals = np.full(len(rows), np.nan)
+    if counted.any():
+        kept_rows = row_of[counted]
+        firsts = np.flatnonzero(np.diff(kept_rows, prepend=-1))
+        totals[kept_rows[firsts]] = np.logaddexp.reduceat(scores[counted], firsts)
+    gold_rows, gold = np.repeat(rows, golds), gold.astype(np.int64)
+    right = has_choices[gold_rows] & (gold >= 0) & (gold < choices[gold_rows])
+    gold_rows, gold = gold_rows[right], gold[right]
+    logprobs = scores[starts[gold_rows] + gold] - totals[gold_rows]
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: a document without choices
+        sums = np.bincount(gold_rows, weights=logprobs, minlength=len(rows))
+        return sums / np.bincount(gold_rows, minlength=len(rows))
+
+
+def _read(stored: StoredRecord) -> pa.Table:
+    file = pq.ParquetFile(pa.BufferReader(stored.samples_content()))
+    columns = file.schema_arrow.names
+    if absent := set(FIELDS.names) - set(columns):
+        raise StoreError(f"{stored.folder / SAMPLES} lacks the column {sorted(absent)[0]}; run the cell again.")
+    return file.read([name for name in columns if name not in UNUSED], use_threads=False).combine_chunks()
+
+
+def _values(table: pa.Table) -> dict[str, Floats]:
+    """The columns of metrics and weights, with the log-softmax of the right answer beside them."""
+    metrics = [name for name in table.column_names if name not in FIELDS.names]
+    return {name: _numbers(_array(table[name])) for name in metrics} | {GOLD_LOGPROB: gold_logprobs(table)}
+
+
+def _rows_of_tasks(table: pa.Table) -> dict[str, Ints]:
+    encoded = _array(table["task"]).dictionary_encode()
+    codes = np.from_dlpack(encoded.indices)
+    return {name: np.flatnonzero(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
+
+
+def _codes(tables: list[pa.Table]) -> list[Ints]:
+    """For each table, a number a row that stands for the document's content."""
+    hashes = [table["doc_hash"] for table in tables]
+    if hashes[0].equals(hashes[1]):
+        return [_encoded(_array(hashes[0]))] * 2
+    both = pa.concat_arrays([_array(column) for column in hashes])
+    return np.split(_encoded(both), [len(tables[0])])
+
+
+def _encoded(strings: pa.Array) -> Ints:
+    return np.asarray(np.from_dlpack(strings.dictionary_encode().indices), dtype=np.int64)
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _lists(column: pa.ChunkedArray) -> tuple[Floats, Ints]:
+    """The values of a column of lists, one after the other, and how many there are in each row."""
+    array = _array(column)
+    return _numbers(array.flatten()), np.diff(np.from_dlpack(array.offsets)).astype(np.int64)
+
+
+def _numbers(array: pa.Array) -> Floats:
+    """A column as floats, NaN for null. From its buffers: pyarrow's own conversions import pandas, which takes longer
+    than many a check."""
+    valid, content = array.buffers()
+    numbers = np.frombuffer(content, array.type.to_pandas_dtype())[array.offset : array.offset + len(array)]
+    numbers = numbers.astype(np.float64)
+    if valid is not None and array.null_count:
+        bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")
+        numbers[bits[array.offset : array.offset + len(array)] == 0] = np.nan
+    return numbers

@@ -1,0 +1,52 @@
+"""benchmarks/gate.py runs on recorded runs, and its false alarms are within what is promised."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .made_up import Population, make_cells, write_cells
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gate.py"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("benchmark")
+    population, cells = Population(80), make_cells(2)
+    base = write_cells(root / "base", {cell: population.samples(0.05, seed=i) for i, cell in enumerate(cells)})
+    worse = write_cells(
+        root / "worse", {cell: population.samples(0.05, 0.2, seed=9 + i) for i, cell in enumerate(cells)}
+    )
+    return base, worse
+
+
+def benchmark(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARK), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def test_swapped_sides_are_no_loss(folders: tuple[Path, Path]) -> None:
+    done = benchmark("null", *folders, "--tables", 60)
+    assert done.returncode == 0, done.stderr
+    assert "PASS: at most 1 may" in done.stdout
+
+
+def test_a_loss_is_found_and_chance_is_not(folders: tuple[Path, Path]) -> None:
+    base, worse = folders
+    done = benchmark("power", base, f"all of it={worse}", "--documents", 40, "--subsets", 10)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("| all of it ")
+    assert "100% (0%)" in last
+
+
+def test_cells_of_other_labels_are_paired_by_renaming(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    base, _ = folders
+    renamed = {cell.model_copy(update={"label": "another"}): Population(80).samples(0.05) for cell in make_cells(2)}
+    other = write_cells(tmp_path / "other", renamed)
+    assert "have no cell and task in common" in benchmark("null", base, other).stderr
+    done = benchmark("null", base, other, "--rename", "another=hqq-3-g0", "--tables", 2)
+    assert done.stdout.startswith("24 hypotheses")
