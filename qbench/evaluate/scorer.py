@@ -144,6 +144,8 @@ class Scorer(HFLM):
         context, continuation = request
         if not continuation:
             raise ScoringError(f"{name}: the continuation is empty; it must have a token to score.")
+        if not context:  # lm-eval moves the white space at its end to the continuation
+            raise ScoringError(f"{name}: the context is white space, so no token comes before what is scored.")
         if len(continuation) > self.max_length:
             raise ScoringError(
                 f"{name}: the continuation has {len(continuation)} tokens and max_length is {self.max_length}; "

@@ -320,6 +320,8 @@ def test_generation_halves_its_budget_too(softmax_model, tokenizer) -> None:
     [
         (("A question", ""), r"arc, document 1: the continuation is empty"),
         (("", ""), r"arc, document 1: the continuation is empty"),
+        ((" \n", "a word"), r"arc, document 1: the context is white space"),
+        ((" ", "a"), r"arc, document 1: the context is white space"),
         (("A question", " word" * 300), r"arc, document 1: the continuation has \d+ tokens and max_length is 256"),
     ],
 )
