@@ -1,13 +1,16 @@
 """A task's documents as lm-eval's requests, checked before any model runs."""
 
+import random
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
-from lm_eval.defaults import DEFAULT_OTHER_SEED
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 
 from qbench.evaluate.data import TaskError
 
@@ -23,13 +26,27 @@ class Document:
     gold: list[int] | None = None  # the choices that are right
 
 
+@contextmanager
+def seeded() -> Iterator[None]:
+    """lm-eval's seeds while a task's functions run: gpqa's and others shuffle their choices when they are asked."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
 def build_documents(task: Task, limit: int | None = None, seed: int = DEFAULT_OTHER_SEED) -> list[Document]:
     """The first `limit` documents of a task with their requests; seed decides the few-shot examples."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise TaskError(f"limit of {task.task_name} is {limit!r}; it must be a positive whole number of documents.")
     task.set_fewshot_seed(seed)
     try:
-        task.build_all_requests(limit=limit)
+        with seeded():
+            task.build_all_requests(limit=limit)
     except Exception as error:  # whatever a task's functions and templates raise, without the document's number
         raise _blame(task, limit, error) from error
     requests = defaultdict(list)

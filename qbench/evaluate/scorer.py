@@ -5,9 +5,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lm_eval.api.instance import Instance
@@ -68,11 +68,16 @@ class Scorer(HFLM):
                 "The model quantizes its activations batch by batch, so its scores depend on the batches; give "
                 "batch_tokens, the same to all models that are to be compared."
             )
+        self._last_encoded = lru_cache(maxsize=4)(super().tok_encode)  # a question's choices all ask for its context
         with _without_warnings(HFLM.__module__):  # of a model that is no name: ours never is
             super().__init__(pretrained=model, tokenizer=tokenizer, max_length=max_length, softmax_dtype=torch.float32)
         self.batch_tokens = batch_tokens or free_tokens(model)
         self.token_cache = token_cache
         self._scored: dict[tuple[str, ...], int] = {}
+
+    def tok_encode(self, *args: Any, **options: Any) -> list[int]:
+        """Token ids of a text, as HFLM's."""
+        return list(self._last_encoded(*args, **options))
 
     def count_tokens(self, requests: list[Instance]) -> list[int]:
         """How many tokens of each request were scored."""
@@ -144,6 +149,8 @@ class Scorer(HFLM):
         context, continuation = request
         if not continuation:
             raise ScoringError(f"{name}: the continuation is empty; it must have a token to score.")
+        if not context:  # lm-eval moves the white space at its end to the continuation
+            raise ScoringError(f"{name}: the context is white space, so no token comes before what is scored.")
         if len(continuation) > self.max_length:
             raise ScoringError(
                 f"{name}: the continuation has {len(continuation)} tokens and max_length is {self.max_length}; "

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from qbench.errors import did_you_mean
 from qbench.evaluate.data import TaskError, read_dataset
+from qbench.evaluate.documents import seeded
 
 PathLike = str | os.PathLike[str]
 
@@ -56,6 +57,7 @@ class LocalTask(ConfigurableTask):
         """Nothing: the documents are here."""
 
 
+@seeded()
 def load_tasks(
     names: Sequence[str],
     data: Mapping[str, DataFiles] | None = None,
@@ -91,6 +93,7 @@ def load_tasks(
     return tasks
 
 
+@seeded()
 def task_fingerprint(task: Task, limit: int | None = None) -> str:
     """A hash of all that decides a task's numbers: version, config with its code, and the documents' content.
 
@@ -111,11 +114,17 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, default=_code).encode() + b"\n"
 
 
-def _code(value: Any) -> str:
+def _code(value: Any) -> Any:
     """A function as its name and the file it is from, which has the functions that it calls too; else its text."""
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
     if not callable(value):
         return str(value)
-    file = inspect.getsourcefile(inspect.unwrap(value))
+    named = inspect.unwrap(value) if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+    try:
+        file = inspect.getsourcefile(named)
+    except TypeError:  # a function that is not written in Python
+        file = None
     source = Path(file).read_bytes() if file else b""
     return f"{getattr(value, '__qualname__', type(value).__name__)} {hashlib.sha256(source).hexdigest()}"
 

@@ -220,6 +220,14 @@ def test_shared_contexts_run_once(shared, softmax_model, tokenizer) -> None:
     assert ours * 2.3 < forwarded(softmax_model, hflm(softmax_model, tokenizer), requests)
 
 
+def test_a_context_is_tokenized_once_for_all_of_its_choices(softmax_model, tokenizer, monkeypatch) -> None:
+    asked: list[str] = []
+    encode = tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text, **options: asked.append(text) or encode(text, **options))
+    Scorer(softmax_model, tokenizer).loglikelihood(instances([(s, f" {n}") for s in SENTENCES for n in range(4)]))
+    assert sorted(asked) == sorted([*SENTENCES, *(f"{s} {n}" for s in SENTENCES for n in range(4))])
+
+
 def test_logits_are_made_only_where_a_token_is_scored_and_a_few_at_a_time(
     softmax_model, tokenizer, monkeypatch
 ) -> None:
@@ -320,6 +328,8 @@ def test_generation_halves_its_budget_too(softmax_model, tokenizer) -> None:
     [
         (("A question", ""), r"arc, document 1: the continuation is empty"),
         (("", ""), r"arc, document 1: the continuation is empty"),
+        ((" \n", "a word"), r"arc, document 1: the context is white space"),
+        ((" ", "a"), r"arc, document 1: the context is white space"),
         (("A question", " word" * 300), r"arc, document 1: the continuation has \d+ tokens and max_length is 256"),
     ],
 )

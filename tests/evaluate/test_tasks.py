@@ -1,6 +1,7 @@
 """Tasks: lm-eval's own with local data, found quickly; everything wrong with a task or its data is one sentence."""
 
 import json
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -260,3 +261,41 @@ def test_a_fingerprint_is_of_code_prompt_and_examples(tmp_path: Path, write: Wri
     assert one != fingerprint(code, task + "target_delimiter: ''\n")
     assert one != fingerprint(code, task + "metadata: {version: 2.0}\n")
     assert one != fingerprint(code, shots=1)
+
+
+def test_a_fingerprint_is_of_a_partial_functions_arguments(tmp_path: Path, write: Write) -> None:
+    def fingerprint(number: int, function: str) -> str:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "code.py").write_text(
+            "from functools import partial\n\n\ndef text(doc, end):\n    return doc['goal'] + end\n\n\n"
+            "asked = partial(text, end='?')\ntold = partial(text, end='.')\n"
+        )
+        (folder / "mine.yaml").write_text(
+            "task: mine\nvalidation_split: validation\noutput_type: multiple_choice\ndoc_to_target: label\n"
+            f"doc_to_text: !function code.{function}\ndoc_to_choice: '{{{{[sol1, sol2]}}}}'\n"
+        )
+        return task_fingerprint(load_tasks(["mine"], {"mine": write(PIQA)}, folders=[folder])["mine"])
+
+    assert fingerprint(1, "asked") == fingerprint(2, "asked") != fingerprint(3, "told")
+
+
+def test_choices_that_a_task_shuffles_are_the_same_each_time(tmp_path: Path, write: Write) -> None:
+    (tmp_path / "code.py").write_text(
+        "import random\n\nimport numpy\n\n\ndef shuffled(dataset):\n    return dataset.map(one)\n\n\ndef one(doc):\n"
+        "    choices = [doc['sol1'], doc['sol2'], *'abcdefgh']\n    random.shuffle(choices)\n"
+        "    return {'choices': choices, 'gold': int(numpy.random.randint(10))}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "task: mine\ntest_split: test\noutput_type: multiple_choice\nprocess_docs: !function code.shuffled\n"
+        "doc_to_text: goal\ndoc_to_choice: choices\ndoc_to_target: gold\n"
+    )
+    file = write(*[PIQA] * 5)
+    found = []
+    for seed in range(2):
+        random.seed(seed)
+        task = load_tasks(["mine"], {"mine": file}, folders=[tmp_path])["mine"]
+        documents = [[(d.choices, d.gold) for d in build_documents(task)] for _ in range(2)]
+        found += [(task_fingerprint(task), one) for one in documents]
+    assert found == [found[0]] * 4
+    assert len({tuple(choices) for choices, _ in found[0][1]}) == 5
