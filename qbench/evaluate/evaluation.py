@@ -118,11 +118,11 @@ def _metric(name: str, task: Task, metric: str, aggregate: Any, values: Sequence
     items = [own[metric] for own in values if metric in own]
     try:
         value = float(aggregate(items))
-        stderr = standard_error(aggregate, items)
     except OverflowError:
         raise EvaluationError(
             f"{name}: {metric} is larger than any number; the model is broken beyond measure."
         ) from None
+    stderr = standard_error(aggregate, items)
     higher = task.higher_is_better().get(metric.partition(",")[0])
     better: Literal["higher", "lower"] | None = None if higher is None else "higher" if higher else "lower"
     return Metric(name, metric, value, stderr, better, _name(aggregate), len(items))

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
@@ -266,10 +267,12 @@ def _without_warnings(logger: str) -> Iterator[None]:
 
 def free_tokens(model: LlamaForCausalLM) -> int:
     """The token budget that a device's free memory allows."""
-    if model.device.type != "cuda":
-        return CPU_BATCH_TOKENS
-    free, _ = torch.cuda.mem_get_info(model.device)
-    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+        enough = CUDA_BATCH_TOKENS
+    else:
+        free, enough = psutil.virtual_memory().available, CPU_BATCH_TOKENS
     config = model.config
     width = model.model.layers[0].self_attn.k_proj.out_features
     kept = 2 * config.num_hidden_layers * width
@@ -277,7 +280,7 @@ def free_tokens(model: LlamaForCausalLM) -> int:
     # contexts' keys and values that continuations read, as they are and repeated for all heads.
     passing = 12 * config.hidden_size + 4 * config.intermediate_size + 2 * KEYS * (width + config.hidden_size)
     bytes_per_token = model.dtype.itemsize * (KEPT * kept + passing)
-    return max(1, min(CUDA_BATCH_TOKENS, int(FREE_SHARE * free - 3 * LOGITS_BYTES) // bytes_per_token))
+    return max(1, min(enough, int(FREE_SHARE * free - 3 * LOGITS_BYTES) // bytes_per_token))
 
 
 def _name(request: Instance) -> str:

@@ -16,11 +16,15 @@ SEED = 0
 
 
 def standard_error(aggregate: Callable[..., Any], items: Sequence[Any]) -> float | None:
-    """The standard error of `aggregate(items)`, one item a document; None where there is no definition for it."""
+    """The standard error of `aggregate(items)`, one item a document; None where it has no definition, or no float."""
     if len(items) < 2:
         return None
     if aggregate in ESTIMATES:
-        return float(ESTIMATES[aggregate](items))
+        try:
+            with np.errstate(over="raise"):
+                return float(ESTIMATES[aggregate](items))
+        except (OverflowError, FloatingPointError):
+            return None  # the spread of a model that is broken beyond measure
     # Where lm-eval knows of no standard error, neither do we; it says so without computing anything.
     if metrics.stderr_for_metric(aggregate, bootstrap_iters=1) is None:
         return None

@@ -170,5 +170,14 @@ def test_a_perplexity_beyond_numbers(tasks: dict[str, Task]) -> None:
         evaluate(Opinionated(bad=("", -1e6)), {"lambada_openai": tasks["lambada_openai"]}, limit=5)
 
 
+def test_a_perplexity_whose_spread_is_beyond_numbers_is_still_a_number(tasks: dict[str, Task]) -> None:
+    lambada = tasks["lambada_openai"]
+    text = lambada.eval_docs[3]["text"].rsplit(" ", 1)[0]
+    metrics = evaluate(Opinionated(bad=(text, -3000.0)), {"lambada_openai": lambada}, limit=5).metrics
+    (perplexity,) = (metric for metric in metrics if metric.name == "perplexity")
+    assert 1e200 < perplexity.value < math.inf
+    assert perplexity.stderr is None
+
+
 def test_a_single_document_has_no_standard_error(tasks: dict[str, Task]) -> None:
     assert [metric.stderr for metric in evaluate(Opinionated(), tasks, limit=1).metrics] == [None] * 7
