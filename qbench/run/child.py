@@ -49,7 +49,7 @@ class Work(Protocol):
 
 def fork_server(methods: set[str]) -> ForkServerContext:
     """A context whose processes have the packages of these methods imported already."""
-    # The quantizers' libraries look at the GPU when they are imported, and bitsandbytes initialises CUDA.
+    # The quantizers' libraries choose their kernels by the GPU when they are imported, and bitsandbytes starts CUDA.
     own = [] if has_cuda() else [OF_METHODS[method] for method in sorted(methods) if method in OF_METHODS]
     os.environ[PRELOAD] = ",".join([*HEAVY, *own])
     os.environ[PARENT] = str(os.getpid())
@@ -156,15 +156,33 @@ def preload() -> None:
     """In the fork server: import what QBENCH_PRELOAD names, and make sure that the GPU was left alone."""
     die_with_parent()
     os.environ[PARENT] = str(os.getpid())  # for the children
-    with _quiet():
+    with _quiet(), _hidden_gpus():
         for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
             importlib.import_module(name)
         if "qbench.quantize.gptq" in sys.modules:
             sys.modules["qbench.quantize.gptq"].solver()
         import torch
+        from torch.utils._triton import has_triton
 
         if torch.cuda.is_initialized():
             raise RuntimeError("A preloaded module has initialised CUDA, which cannot be forked.")
+        has_triton.cache_clear()  # what it said while the GPUs were hidden
+
+
+@contextlib.contextmanager
+def _hidden_gpus() -> Iterator[None]:
+    """No GPU to be seen meanwhile: transformers imports torchao, whose import starts CUDA where there is one.
+
+    torch counts devices anew until CUDA is started, so a child sees those that it is given.
+    """
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        yield
+    finally:
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Real runs through real processes."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from qbench.cli import main
