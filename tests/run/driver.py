@@ -1,7 +1,10 @@
 """A real `qbench run` in a process of its own: start it, read what it says, see what it leaves."""
 
+import contextlib
+import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -11,16 +14,23 @@ from typing import Any
 
 import psutil
 
+from qbench.cli import main
 from qbench.store import read_results
 
 
 class Driver:
-    """A running `qbench run --json`, in a session of its own."""
+    """A running `qbench run --json`, in a session of its own; memory: bytes that each of its processes may have."""
 
-    def __init__(self, recipe: Path, out: Path, *options: str) -> None:
+    def __init__(self, recipe: Path, out: Path, *options: str, memory: int = resource.RLIM_INFINITY) -> None:
         command = [sys.executable, "-m", "qbench.cli", "run", str(recipe), "--out", str(out), "--json", *options]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory)),
+        )
         self.events: list[dict[str, Any]] = []
 
     def __enter__(self) -> "Driver":
@@ -82,6 +92,14 @@ def run(recipe: Path, out: Path, *options: str) -> tuple[int, list[dict[str, Any
     with Driver(recipe, out, *options) as driver:
         code, errors = driver.end()
         return code, driver.events, errors
+
+
+def run_here(recipe: Path, out: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    """A whole run in this process, whose fork server the tests share: its exit code and its events."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = main(["run", str(recipe), "--out", str(out), "--json", *options])
+    return code, [json.loads(line) for line in printed.getvalue().splitlines()]
 
 
 def events_of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
