@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,6 +141,7 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
     import torch
 
     cell, recipe = job.cell, job.cell.recipe
+    job = replace(job, machine=job.machine | {"threads": torch.get_num_threads()})
     if recipe.resolved_device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with phases.phase("load"):

@@ -17,12 +17,9 @@ from qbench.run.cell import Job
 from qbench.run.estimate import estimate
 from qbench.run.local import Slot, run_local
 from qbench.run.lock import RunError, holding
+from qbench.run.preflight import PREFLIGHT, is_short, preflight
 from qbench.run.view import PlainView, duration, view_for
 from qbench.store import remove_unfinished, write_plan
-
-# Floating-point operations a second, for the one decision that needs a time: whether a run is short.
-CPU_RATE, GPU_RATE = 3e10, 5e13
-SHORT_RUN = 10 * 60
 
 
 @dataclass(frozen=True)
@@ -64,28 +61,25 @@ def make_jobs(entries: Sequence[PlanEntry]) -> list[Job]:
     return [Job(entry.cell, entry.identity, commit, here) for entry in todo if entry.identity]
 
 
-def make_slots(planned: Plan, jobs: Sequence[Job]) -> list[Slot]:
-    """Places for cells: the GPUs, or shares of the cores, no more than fit into the memory that is free."""
+def make_slots(planned: Plan) -> list[Slot]:
+    """Places for cells: the GPUs, or shares of the cores, no more than fit into memory.
+
+    They follow from the recipe and the machine, not from what is left to do: sums depend on the number of threads.
+    """
     recipe = planned.recipe
     if recipe.resolved_device == "cuda":
         count = visible_gpus()
         if not count:
             raise RunError("device is cuda, and there is no GPU here; `qbench doctor` tells what there is.")
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = named.split(",") if named else [str(index) for index in range(count)]
+        gpus = [part.strip() for part in named.split(",")] if named else [str(index) for index in range(count)]
         return [Slot(gpu=gpu) for gpu in gpus[: recipe.workers or count]]
-    cores = jobs[0].machine["cores"]
-    estimates = [found.memory for job in jobs if (found := estimate(job.cell, planned))]
-    fitting = max(1, psutil.virtual_memory().available // max(estimates, default=1))
-    workers = recipe.workers or max(1, min(len(jobs), cores // (recipe.threads or 1), fitting))
+    cores = machine()["cores"]
+    cells = [entry.cell for entry in planned.entries if entry.identity]
+    largest = max((found.memory for cell in cells if (found := estimate(cell, planned))), default=1)
+    fitting = psutil.virtual_memory().total // largest
+    workers = recipe.workers or max(1, min(len(cells), cores // (recipe.threads or 1), fitting))
     return [Slot(threads=recipe.threads or max(1, cores // workers))] * workers
-
-
-def is_short(planned: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
-    """Whether all of it takes a few minutes; unknown checkpoints make it long."""
-    work = [found.work if (found := estimate(job.cell, planned)) else float("inf") for job in jobs]
-    rate = GPU_RATE if slots[0].gpu is not None else CPU_RATE * (slots[0].threads or 1)
-    return sum(work) / (rate * len(slots)) < SHORT_RUN
 
 
 def _execute(planned: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
@@ -93,16 +87,12 @@ def _execute(planned: Plan, jobs: list[Job], options: RunOptions, view: PlainVie
     if options.executor == "ray":
         from qbench.run.ray import run_ray
 
-        with view:
-            run_ray(jobs, planned, view, timeout)
+        run_ray(jobs, planned, view, timeout, options.preflight)
         return
-    slots = make_slots(planned, jobs)
+    slots = make_slots(planned)
     view.slots = len(slots)
-    wanted = options.preflight
-    if wanted or (wanted is None and not is_short(planned, jobs, slots)):
-        from qbench.run.preflight import preflight
-
-        view.say("preflight: each checkpoint on a few documents, and one layer by each method")
+    if options.preflight or (options.preflight is None and not is_short(planned, jobs, slots)):
+        view.say(PREFLIGHT)
         preflight(jobs, planned.out, slots[0], timeout)
     with view:
         run_local(jobs, planned.out, slots, view, timeout)

@@ -9,12 +9,18 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from qbench.recipe import Plan
 from qbench.run.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantize_model
 from qbench.run.child import Child, fork_server, how_it_died
+from qbench.run.estimate import estimate
 from qbench.run.local import Slot
 from qbench.run.lock import RunError
 
+PREFLIGHT = "preflight: each checkpoint on a few documents, and one layer by each method"
 DOCUMENTS = 8  # of each task
+# Floating-point operations a second, for the one decision that needs a time: whether a run is short.
+CPU_RATE, GPU_RATE = 3e10, 5e13
+SHORT_RUN = 10 * 60
 
 
 @dataclass(frozen=True)
@@ -43,21 +49,22 @@ class PreflightWork:
 
 def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> None:
     """Try each checkpoint in a process of its own; an error tells all that will not work."""
-    server = fork_server({job.cell.ref.method for job in jobs})
     problems = []
     for name, group in by_checkpoint(jobs).items():
         log = out / f"preflight-{name}.log"
-        child = Child(server, PreflightWork(group), log=log, threads=slot.threads, gpu=slot.gpu)
-        try:
-            found = _outcome(child, timeout)
-        finally:
-            child.end()
-        problems += [f"{problem} (log: {log})" for problem in found]
-        if not found:
+        if found := try_checkpoint(group, log, slot, timeout):
+            problems += [f"{problem} (log: {log})" for problem in found]
+        else:
             log.unlink(missing_ok=True)
     if problems:
-        lines = "\n- ".join(problems)
-        raise RunError(f"The preflight found what would fail later (--no-preflight goes on anyway):\n- {lines}")
+        raise failed_preflight(problems)
+
+
+def is_short(planned: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
+    """Whether all of it takes a few minutes, so that a preflight is not worth it; unknown checkpoints make it long."""
+    work = [found.work if (found := estimate(job.cell, planned)) else float("inf") for job in jobs]
+    rate = GPU_RATE if slots[0].gpu is not None else CPU_RATE * (slots[0].threads or 1)
+    return sum(work) / (rate * len(slots)) < SHORT_RUN
 
 
 def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
@@ -68,13 +75,25 @@ def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
     return groups
 
 
-def _outcome(child: Child, timeout: float) -> list[str]:
-    """The problems that a child found, and how it died, if it did."""
-    child.start()
-    if not wait([child.process.sentinel], timeout):
-        return [f"The preflight of a checkpoint took longer than timeout_minutes ({timeout / 60:g})."]
-    problems = child.messages()
-    return problems + ([how_it_died(child.process.exitcode)] if child.process.exitcode else [])
+def try_checkpoint(jobs: Sequence[Job], log: Path, slot: Slot, timeout: float) -> list[str]:
+    """What will not work of one checkpoint's jobs, found out in a process of its own."""
+    server = fork_server({job.cell.ref.method for job in jobs})
+    child = Child(server, PreflightWork(jobs), log=log, threads=slot.threads, gpu=slot.gpu)
+    name = jobs[0].cell.ref.checkpoint
+    try:
+        child.start()
+        if not wait([child.process.sentinel], timeout):
+            return [f"{name}: the preflight took longer than timeout_minutes ({timeout / 60:g})."]
+        problems: list[str] = child.messages()
+        return problems + ([f"{name}: {how_it_died(code)}"] if (code := child.process.exitcode) else [])
+    finally:
+        child.end()
+
+
+def failed_preflight(problems: Sequence[str]) -> RunError:
+    """All problems as one error."""
+    lines = "\n- ".join(problems)
+    return RunError(f"The preflight found what would fail later (--no-preflight goes on anyway):\n- {lines}")
 
 
 def _one_of_each_kind(jobs: Sequence[Job]) -> list[Job]:

@@ -20,6 +20,7 @@ from qbench.run.cell import Job, failure_of, now
 from qbench.run.estimate import estimate
 from qbench.run.local import Slot, run_local
 from qbench.run.lock import RunError
+from qbench.run.preflight import PREFLIGHT, by_checkpoint, failed_preflight, is_short, try_checkpoint
 from qbench.run.view import PlainView
 from qbench.store import LOG, RECORD, Failure, Record, StoredRecord, cell_folder, read_record, write_record
 
@@ -31,31 +32,55 @@ if TYPE_CHECKING:
 RETRIES = 2  # of a cell whose node died
 
 
-def run_ray(jobs: Sequence[Job], planned: Plan, view: PlainView, timeout: float) -> None:
-    """Run all jobs on the cluster; each leaves a record, finished or failed. timeout: seconds a cell may take."""
+def run_ray(jobs: Sequence[Job], planned: Plan, view: PlainView, timeout: float, wanted: bool | None) -> None:
+    """Run all jobs on the cluster; each leaves a record, finished or failed.
+
+    timeout: seconds a cell may take. wanted: whether there is a preflight; None: unless the run is short.
+    """
     with _cluster() as ray:
         demand = _demand(ray, jobs, planned)
         view.slots = _slots(ray, demand)
         threads = int(demand["num_cpus"]) if "num_gpus" not in demand else None
-        task = ray.remote(max_retries=RETRIES, **demand)(run_remotely)
+        options = ray.remote(max_retries=RETRIES, **demand)
+        place = Slot(threads=threads) if threads else Slot(gpu="the task's")
+        if wanted or (wanted is None and not is_short(planned, jobs, [place] * view.slots)):
+            view.say(PREFLIGHT)
+            tried = options(try_remotely)
+            groups = by_checkpoint(jobs).values()
+            found = ray.get([tried.remote(group, os.getcwd(), threads, timeout) for group in groups])
+            if problems := [problem for own in found for problem in own]:
+                raise failed_preflight(problems)
+        task = options(run_remotely)
         cells = {task.remote(job, os.getcwd(), threads, timeout): (job, now()) for job in jobs}
-        while cells:
-            ready, _ = ray.wait(list(cells), num_returns=1)
-            job, submitted = cells.pop(ready[0])
-            view.finished(job.name, _keep(ray, ready[0], job, submitted, planned.out))
+        with view:
+            while cells:
+                ready, _ = ray.wait(list(cells), num_returns=1)
+                job, submitted = cells.pop(ready[0])
+                view.finished(job.name, _keep(ray, ready[0], job, submitted, planned.out))
 
 
 def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> "Result":
     """On a node: run a cell in a process of its own, as on one box; its record, its samples and its log."""
     os.chdir(folder)  # relative paths are the driver's
-    # Ray names the GPU that is the task's.
-    slot = Slot(threads=threads) if threads else Slot(gpu=os.environ["CUDA_VISIBLE_DEVICES"])
     with tempfile.TemporaryDirectory() as temporary:
-        run_local([replace(job, machine=machine())], Path(temporary), [slot], Unwatched(), timeout)
-        place = cell_folder(Path(temporary), job.cell.ref, job.identity.key)
+        out = Path(temporary)
+        run_local([replace(job, machine=machine())], out, [_slot(threads)], Unwatched(), timeout)
+        place = cell_folder(out, job.cell.ref, job.identity.key)
         stored = StoredRecord(read_record(place / RECORD), place)
         samples = stored.samples() if stored.has_samples else None
         return stored.record, samples, (place / LOG).read_bytes()
+
+
+def try_remotely(jobs: Sequence[Job], folder: str, threads: int | None, timeout: float) -> list[str]:
+    """On a node: the preflight of one checkpoint."""
+    os.chdir(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        return try_checkpoint(jobs, Path(temporary, LOG), _slot(threads), timeout)
+
+
+def _slot(threads: int | None) -> Slot:
+    """The cores, or the GPU that Ray has given to this task."""
+    return Slot(threads=threads) if threads else Slot(gpu=os.environ["CUDA_VISIBLE_DEVICES"])
 
 
 class Unwatched:

@@ -10,8 +10,8 @@ import pytest
 from qbench.cli import main
 from qbench.recipe import load_recipe, plan
 from qbench.run.local import Slot
-from qbench.run.matrix import is_short, make_jobs
-from qbench.run.preflight import preflight
+from qbench.run.matrix import make_jobs
+from qbench.run.preflight import is_short, preflight
 
 from .driver import events_of, left_behind, run_here
 

@@ -46,7 +46,7 @@ def test_a_node_that_dies_costs_only_its_cells(
         return record
 
     monkeypatch.setattr(executor, "_keep", keep_and_kill)
-    assert run_matrix(load_recipe(small), tmp_path / "out", RunOptions(executor="ray"))
+    assert run_matrix(load_recipe(small), tmp_path / "out", RunOptions(executor="ray", preflight=True))
     assert killed
     assert results(tmp_path / "out") == results(undisturbed[0])
     assert not left_behind(tmp_path / "out")
