@@ -5,6 +5,7 @@ import io
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -23,13 +24,18 @@ class Driver:
 
     def __init__(self, recipe: Path, out: Path, *options: str, memory: int = resource.RLIM_INFINITY) -> None:
         command = [sys.executable, "-m", "qbench.cli", "run", str(recipe), "--out", str(out), "--json", *options]
+
+        def limits() -> None:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the tests run in the background
+
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory)),
+            preexec_fn=limits,
         )
         self.events: list[dict[str, Any]] = []
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,6 @@ def test_beyond_its_work_a_cell_costs_less_than_a_second(matrix: Path, tmp_path:
         assert stored.record.cost is not None
         seconds[stored.record.cell.name] = sum(stored.record.cost.seconds.values())
     names = [event["cell"] for event in events_of(driver.events, "finished")]
-    beyond = [b - a - seconds[name] for name, a, b in zip(names[1:], ends, ends[1:], strict=True)]
+    beyond = [b - a - seconds[name] for name, (a, b) in zip(names[1:], pairwise(ends), strict=True)]
     print(f"beyond its work a cell took {sum(beyond) / len(beyond):.2f} s, at most {max(beyond):.2f} s")
     assert sum(beyond) / len(beyond) < 1
