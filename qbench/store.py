@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 SCHEMA = Path(__file__).with_name("record.schema.json")
 RECORD, SAMPLES, LOG, RUN = "record.json", "samples.parquet", "log.txt", "run.json"
+KEY_LETTERS = 10  # of a key, in the name of its folder
+CELL_FOLDER = re.compile(rf"-[0-9a-f]{{{KEY_LETTERS}}}$")
 
 FailureKind = Literal["error", "audit", "out-of-memory", "killed", "crashed", "timeout"]
 
@@ -59,9 +62,8 @@ class CellRef(_Part):
 class Identity(_Part):
     """All that can change a cell's numbers. The key is a hash of it; `code` and `packages` alone make it stale."""
 
-    what: dict[
-        str, Any
-    ]  # checkpoint content, quantization, calibration, tasks, dtype, execution, device, lengths, seeds
+    # checkpoint content, quantization, calibration, tasks, dtype, execution, device, lengths, seeds
+    what: dict[str, Any]
     code: str  # a hash of our own code that computes
     packages: dict[str, str]  # versions of the packages that compute
 
@@ -248,7 +250,7 @@ def read_record(file: Path) -> Record:
 def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
     """Where a cell's record is: named for people, and by its key."""
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in cell.name)
-    return folder / f"{safe}-{key[:10]}"
+    return folder / f"{safe}-{key[:KEY_LETTERS]}"
 
 
 def write_record(folder: Path, record: Record, samples: "pd.DataFrame | None" = None) -> None:
@@ -301,11 +303,12 @@ def remove_unfinished(folder: Path) -> None:
 
     Only for who holds the folder's lock.
     """
-    for file in [*folder.glob(".*.*"), *folder.glob("*/.*.*")]:
+    cells = [found for found in folder.iterdir() if found.is_dir() and CELL_FOLDER.search(found.name)]
+    for file in [path for place in (folder, *cells) for path in place.glob(".*.*")]:
         if file.name.startswith((f".{RECORD}.", f".{SAMPLES}.", f".{RUN}.")):
             file.unlink(missing_ok=True)
-    for cell in folder.iterdir():
-        if cell.is_dir() and (cell / LOG).exists() and not (cell / RECORD).exists():
+    for cell in cells:
+        if not (cell / RECORD).exists():
             for name in (LOG, SAMPLES):
                 (cell / name).unlink(missing_ok=True)
             if not any(cell.iterdir()):

@@ -106,13 +106,19 @@ def test_what_killed_writers_left_is_removed_and_finished_cells_stay(tmp_path: P
     write_run(tmp_path, {cell_ref("softmax"): make_samples(3)})
     (done,) = (file.parent for file in tmp_path.glob("*/record.json"))
     (done / ".record.json.abc").write_text("{")
-    half = tmp_path / "half"
-    half.mkdir()
+    half = cell_folder(tmp_path, cell_ref("softpick"), "0" * 64)
+    empty = cell_folder(tmp_path, cell_ref("softpick"), "1" * 64)
+    others = tmp_path / "notes"  # not ours, whatever it holds
+    for folder in (half, empty, others):
+        folder.mkdir()
     for name in ("log.txt", "samples.parquet", ".samples.parquet.xyz"):
         (half / name).write_text("")
+    (others / "log.txt").write_text("")
     remove_unfinished(tmp_path)
     assert sorted(p.name for p in done.iterdir()) == ["record.json", "samples.parquet"]
     assert not half.exists()
+    assert not empty.exists()
+    assert (others / "log.txt").exists()
 
 
 def test_a_record_cannot_be_written_says_where(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qbench.errors import InputError
@@ -19,6 +20,9 @@ from qbench.store import Cost, Failure, FailureKind, Identity, MetricValue, Prov
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 # phase, and how much of it is done, from 0 to 1
 Report = Callable[[str, float], None]
@@ -107,14 +111,25 @@ def run_cell(job: Job, report: Report = lambda phase, share: None) -> "tuple[Rec
 def failure_of(error: Exception, phase: str | None) -> Failure:
     """An exception as the reason of a failed record."""
     kind: FailureKind = "error"
-    chain = [error, *(e for e in (error.__cause__, error.__context__) if e)]
     if isinstance(error, AuditError):
         kind = "audit"
-    elif any(_out_of_memory(link) for link in chain):
+    elif any(map(_out_of_memory, _causes(error))):
         kind = "out-of-memory"
     text = str(error).strip()
     reason = text if isinstance(error, InputError | AuditError) else f"{type(error).__name__}: {text}"
     return Failure(kind=kind, reason=reason, phase=phase)
+
+
+def with_log_tail(record: Record, log: Path) -> Record:
+    """A failed record with the end of its log, a finished one as it is."""
+    if record.failure is None or not log.exists():
+        return record
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - 8 * LOG_TAIL))  # bars may have filled it
+        text = stream.read().decode(errors="replace")
+    lines = [line.rpartition("\r")[2] for line in text.split("\n")]  # of a bar, what one would see
+    failure = record.failure.model_copy(update={"log_tail": "\n".join(lines)[-LOG_TAIL:]})
+    return record.model_copy(update={"failure": failure})
 
 
 def now() -> str:
@@ -126,6 +141,7 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
     import torch
 
     cell, recipe = job.cell, job.cell.recipe
+    job = replace(job, machine=job.machine | {"threads": torch.get_num_threads()})
     if recipe.resolved_device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with phases.phase("load"):
@@ -227,6 +243,15 @@ def _peak_host_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, and so on."""
+    link: BaseException | None = error
+    while link:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
 def _out_of_memory(error: BaseException) -> bool:
+    """Whether it is Python's, CUDA's, torch's or the kernel's way to say so; torch has no type for it on the CPU."""
     text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY)

@@ -1,7 +1,7 @@
 """A process for one piece of work: forked from a server that has imported the heavy packages once.
 
 The fork server must not have touched CUDA, which cannot be forked: what it imports is chosen for the machine, and
-asserted. Children die with the server, and the server with the driver.
+asserted. Children die with the server, and the server with the driver, however it ends.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -23,13 +23,19 @@ from qbench.recipe import has_cuda
 
 PR_SET_PDEATHSIG = 1
 PRELOAD = "QBENCH_PRELOAD"  # the modules that the fork server imports, separated by commas
+PARENT = "QBENCH_PARENT"  # the process that this one must not outlive
 HEAVY = (
+    "jsonschema",
+    "pyarrow.parquet",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto",
     "qbench.checkpoint",
     "qbench.quantize.model",
     "qbench.evaluate.scorer",
     "qbench.evaluate.evaluation",
     "qbench.evaluate.tasks",
     "qbench.evaluate.tokens",
+    "qbench.run.preflight",
 )
 OF_METHODS = {"hqq": "hqq.core.quantize", "gptq": "qbench.quantize.gptq", "bnb": "qbench.quantize.bnb"}
 
@@ -43,54 +49,78 @@ class Work(Protocol):
 
 def fork_server(methods: set[str]) -> ForkServerContext:
     """A context whose processes have the packages of these methods imported already."""
-    # The quantizers' libraries look at the GPU when they are imported, and bitsandbytes initialises CUDA.
+    # The quantizers' libraries choose their kernels by the GPU when they are imported, and bitsandbytes starts CUDA.
     own = [] if has_cuda() else [OF_METHODS[method] for method in sorted(methods) if method in OF_METHODS]
     os.environ[PRELOAD] = ",".join([*HEAVY, *own])
+    os.environ[PARENT] = str(os.getpid())
+    # Else torch.cuda.is_available(), which many packages ask when they are imported, starts the driver.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["qbench.run.preload"])
+    # Ctrl-C reaches every process of a terminal, and only the driver shall act on it. The resource tracker comes
+    # first: starting it lifts the block.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return context
 
 
 class Child:
-    """A running process, and the end of the pipe that it reports to."""
+    """A process, and the end of the pipe that it reports to. Once it is started, `end` must be called."""
 
     def __init__(
         self, context: ForkServerContext, work: Work, *, log: Path, threads: int | None = None, gpu: str | None = None
     ) -> None:
-        self.connection, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=_main, args=(work, theirs, str(log), threads, gpu), daemon=True)
+        self.connection, self._theirs = context.Pipe(duplex=False)
+        # Not a daemon: those may have no processes of their own, and some of lm-eval's metrics start one.
+        self.process = context.Process(target=_main, args=(work, self._theirs, str(log), threads, gpu))
+
+    def start(self) -> None:
+        """Fork it; the first one waits until the server has imported its packages."""
         self.process.start()
-        theirs.close()
+        self._theirs.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended; what it sent can still be read."""
+        return self.process.exitcode is not None
 
     def messages(self) -> list[Any]:
         """What it has sent since the last call."""
         found = []
-        try:
+        with contextlib.suppress(EOFError, OSError):  # the pipe is closed once it has ended
             while self.connection.poll():
                 found.append(self.connection.recv())
-        except (EOFError, OSError):
-            pass  # it has ended; the sentinel tells
         return found
 
     def kill(self) -> None:
-        """End it now."""
-        self.process.kill()
-        self.process.join()
+        """Kill it if it still runs; returns when it is gone."""
+        if self.process.pid is not None:
+            self.process.kill()
+            self.process.join()
 
-    def how_it_died(self) -> str:
-        """The exit code as a sentence."""
-        code = self.process.exitcode
-        if code is None or code >= 0:
-            return f"The process ended with exit code {code} and no result."
-        name = signal.Signals(-code).name
-        often = " (often the kernel's answer to a machine out of memory)" if -code == signal.SIGKILL else ""
-        return f"The process was killed by {name}{often}."
+    def end(self) -> None:
+        """Kill it if it still runs, and let go of it."""
+        self.kill()
+        self.process.close()
+        self.connection.close()
+
+
+def how_it_died(code: int | None) -> str:
+    """An exit code as a sentence."""
+    if code is None or code >= 0:
+        return f"The process ended with exit code {code} and no result."
+    often = " (often the kernel's answer to a machine out of memory)" if -code == signal.SIGKILL else ""
+    return f"The process was killed by signal {-code}, {signal.strsignal(-code)}{often}."
 
 
 def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu: str | None) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which ends its children
-    _redirect(log)
+    redirect(Path(log))
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     import torch
@@ -99,48 +129,60 @@ def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu
         raise RuntimeError("CUDA was initialised before the fork: a preloaded module touches the GPU.")
     if threads:
         torch.set_num_threads(threads)
-    try:
-        work(connection.send)
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    work(connection.send)
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, however that ends (Linux)."""
     if sys.platform != "linux":
         return
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended just now
+    if os.getppid() != int(os.environ[PARENT]):  # it has ended already
         os._exit(1)
 
 
-def _redirect(log: str) -> None:
-    """Everything that is printed from here on, by libraries in C too, goes into the log."""
-    Path(log).parent.mkdir(parents=True, exist_ok=True)
+def redirect(log: Path) -> None:
+    """Everything that this process prints from here on, by libraries in C too, goes into the log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def preload() -> None:
     """In the fork server: import what QBENCH_PRELOAD names, and make sure that the GPU was left alone."""
-    with _quiet():
+    die_with_parent()
+    os.environ[PARENT] = str(os.getpid())  # for the children
+    with _quiet(), _hidden_gpus():
         for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
             importlib.import_module(name)
         if "qbench.quantize.gptq" in sys.modules:
             sys.modules["qbench.quantize.gptq"].solver()
         import torch
+        from torch.utils._triton import has_triton
 
         if torch.cuda.is_initialized():
             raise RuntimeError("A preloaded module has initialised CUDA, which cannot be forked.")
+        has_triton.cache_clear()  # what it said while the GPUs were hidden
+
+
+@contextlib.contextmanager
+def _hidden_gpus() -> Iterator[None]:
+    """No GPU to be seen meanwhile: transformers imports torchao, whose import starts CUDA where there is one.
+
+    torch counts devices anew until CUDA is started, so a child sees those that it is given.
+    """
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        yield
+    finally:
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 @contextlib.contextmanager

@@ -1,7 +1,11 @@
 """A whole run: plan, fetch, preflight, execute what is missing, and say how it went."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +15,11 @@ from qbench.machine import git_commit, machine, visible_gpus
 from qbench.recipe import Plan, PlanEntry, Recipe, choose, plan
 from qbench.run.cell import Job
 from qbench.run.estimate import estimate
-from qbench.run.local import RunError, Slot, holding, run_local
+from qbench.run.local import Slot, run_local
+from qbench.run.lock import RunError, holding
+from qbench.run.preflight import PREFLIGHT, is_short, preflight
 from qbench.run.view import PlainView, duration, view_for
 from qbench.store import remove_unfinished, write_plan
-
-# Floating-point operations a second, for the one decision that needs a time: whether a run is short.
-CPU_RATE, GPU_RATE = 3e10, 5e13
-SHORT_RUN = 10 * 60
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class RunOptions:
 
 def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
     """Run every cell that has no finished record; whether all chosen cells have one now."""
-    with holding(out):
+    with _terminable(), holding(out):
         remove_unfinished(out)
         planned = plan(recipe, out, reuse_stale=options.reuse_stale)
         if any(entry.state == "not fetched" for entry in planned.entries):
@@ -43,8 +45,11 @@ def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
         jobs = make_jobs(chosen)
         view = view_for([job.name for job in jobs], as_json=options.as_json)
         view.say(_opening(planned, chosen, jobs))
-        if jobs:
-            _execute(planned, jobs, options, view)
+        try:
+            if jobs:
+                _execute(planned, jobs, options, view)
+        finally:
+            remove_unfinished(out)
         _close(view, out, jobs)
     return not view.failed
 
@@ -56,46 +61,41 @@ def make_jobs(entries: Sequence[PlanEntry]) -> list[Job]:
     return [Job(entry.cell, entry.identity, commit, here) for entry in todo if entry.identity]
 
 
-def make_slots(planned: Plan, jobs: Sequence[Job]) -> list[Slot]:
-    """Places for cells: the GPUs, or shares of the cores, no more than fit into the memory that is free."""
+def make_slots(planned: Plan) -> list[Slot]:
+    """Places for cells: the GPUs, or shares of the cores, no more than fit into memory.
+
+    They follow from the recipe and the machine, not from what is left to do: sums depend on the number of threads.
+    """
     recipe = planned.recipe
     if recipe.resolved_device == "cuda":
         count = visible_gpus()
         if not count:
             raise RunError("device is cuda, and there is no GPU here; `qbench doctor` tells what there is.")
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = named.split(",") if named else [str(index) for index in range(count)]
+        gpus = [part.strip() for part in named.split(",")] if named else [str(index) for index in range(count)]
         return [Slot(gpu=gpu) for gpu in gpus[: recipe.workers or count]]
-    cores = len(os.sched_getaffinity(0))
-    estimates = [found.memory for job in jobs if (found := estimate(job.cell, planned))]
-    fitting = max(1, psutil.virtual_memory().available // max(estimates, default=1))
-    workers = recipe.workers or max(1, min(len(jobs), cores // (recipe.threads or 1), fitting))
+    cores = machine()["cores"]
+    cells = [entry.cell for entry in planned.entries if entry.identity]
+    largest = max((found.memory for cell in cells if (found := estimate(cell, planned))), default=1)
+    fitting = psutil.virtual_memory().total // largest
+    workers = recipe.workers or max(1, min(len(cells), cores // (recipe.threads or 1), fitting))
     return [Slot(threads=recipe.threads or max(1, cores // workers))] * workers
 
 
-def is_short(planned: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
-    """Whether all of it takes a few minutes; unknown checkpoints make it long."""
-    work = [found.work if (found := estimate(job.cell, planned)) else float("inf") for job in jobs]
-    rate = GPU_RATE if slots[0].gpu is not None else CPU_RATE * (slots[0].threads or 1)
-    return sum(work) / (rate * len(slots)) < SHORT_RUN
-
-
 def _execute(planned: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
+    timeout = 60 * planned.recipe.timeout_minutes
     if options.executor == "ray":
         from qbench.run.ray import run_ray
 
-        with view:
-            run_ray(jobs, planned.out, view)
+        run_ray(jobs, planned, view, timeout, options.preflight)
         return
-    slots = make_slots(planned, jobs)
-    wanted = options.preflight
-    if wanted or (wanted is None and not is_short(planned, jobs, slots)):
-        from qbench.run.preflight import preflight
-
-        view.say("preflight: each checkpoint on a few documents, and one layer by each method")
-        preflight(jobs, planned.out, slots[0])
+    slots = make_slots(planned)
+    view.slots = len(slots)
+    if options.preflight or (options.preflight is None and not is_short(planned, jobs, slots)):
+        view.say(PREFLIGHT)
+        preflight(jobs, planned.out, slots[0], timeout)
     with view:
-        run_local(jobs, planned.out, slots, view, 60 * planned.recipe.timeout_minutes)
+        run_local(jobs, planned.out, slots, view, timeout)
 
 
 def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
@@ -104,7 +104,23 @@ def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
     missing = [line for here, line in fetch(recipe) if not here]
     if missing:
         raise RunError("Not all that the recipe needs is on this machine:\n- " + "\n- ".join(missing))
-    return plan(recipe, out, reuse_stale=options.reuse_stale)
+    planned = plan(recipe, out, reuse_stale=options.reuse_stale)
+    if missing := [entry.note for entry in planned.entries if entry.state == "not fetched"]:
+        raise RunError(f"Not all that the recipe needs is on this machine: {missing[0]}")
+    return planned
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM, which is how schedulers and service managers stop a run, stop it as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _opening(planned: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> str:
@@ -119,8 +135,6 @@ def _opening(planned: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) ->
 
 
 def _close(view: PlainView, out: Path, jobs: Sequence[Job]) -> None:
-    import time
-
     if not jobs:
         view.say("nothing to do")
         return

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -17,8 +18,9 @@ class PlainView:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.total, self.done, self.failed = len(names), 0, 0
+        self.slots = 1  # cells at once
+        self.seconds = 0.0  # of all cells that have ended, one after another
         self.begun = time.monotonic()
-        self.starts: dict[str, float] = {}
 
     def __enter__(self) -> "PlainView":
         return self
@@ -28,25 +30,29 @@ class PlainView:
 
     def started(self, name: str) -> None:
         """A cell has begun."""
-        self.starts[name] = time.monotonic()
 
     def progress(self, name: str, phase: str, share: float) -> None:
         """A cell is at this share of a phase."""
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has its record."""
-        self.done += 1
-        self.failed += record.state == "failed"
+        self.count(record)
         self.say(f"[{self.done}/{self.total}] {name}: {outcome(record)}{self.left()}")
 
     def say(self, line: str) -> None:
         """Show a line."""
         print(line, flush=True)
 
+    def count(self, record: Record) -> None:
+        """One more cell has ended."""
+        self.done += 1
+        self.failed += record.state == "failed"
+        self.seconds += own_seconds(record)
+
     def left(self) -> str:
         """The time left, as the cells so far took it."""
         left = self.total - self.done
-        return f"; about {duration((time.monotonic() - self.begun) / self.done * left)} left" if left else ""
+        return f"; about {duration(self.seconds / self.done * left / self.slots)} left" if left else ""
 
 
 class LiveView(PlainView):
@@ -55,8 +61,8 @@ class LiveView(PlainView):
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(names)
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
-        self.bars = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
-        self.whole = self.bars.add_task("all cells", total=len(names), note=f"0/{len(names)}")
+        self.bars = Progress(*columns, TimeElapsedColumn(), console=Console())
+        self.whole = self.bars.add_task("all cells", total=len(names), note=f"0/{len(names)}, importing packages")
         self.tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> "LiveView":
@@ -68,7 +74,6 @@ class LiveView(PlainView):
 
     def started(self, name: str) -> None:
         """A cell has begun."""
-        super().started(name)
         self.tasks[name] = self.bars.add_task(name, total=1.0, note="starting")
 
     def progress(self, name: str, phase: str, share: float) -> None:
@@ -77,7 +82,8 @@ class LiveView(PlainView):
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has its record."""
-        self.bars.remove_task(self.tasks.pop(name))
+        if name in self.tasks:
+            self.bars.remove_task(self.tasks.pop(name))
         super().finished(name, record)
         note = f"{self.done}/{self.total}" + (f", {self.failed} failed" if self.failed else "") + self.left()
         self.bars.update(self.whole, completed=self.done, note=note)
@@ -100,7 +106,7 @@ class JsonView(PlainView):
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has its record."""
-        self.failed += record.state == "failed"
+        self.count(record)
         reason = record.failure.reason if record.failure else None
         self._tell(event="finished", cell=name, state=record.state, reason=reason, key=record.key)
 
@@ -116,7 +122,7 @@ def view_for(names: Sequence[str], *, as_json: bool) -> PlainView:
     """The view that fits where the output goes."""
     if as_json:
         return JsonView(names)
-    return LiveView(names) if sys.stderr.isatty() else PlainView(names)
+    return LiveView(names) if sys.stdout.isatty() else PlainView(names)
 
 
 def outcome(record: Record) -> str:
@@ -125,9 +131,16 @@ def outcome(record: Record) -> str:
         first = record.failure.reason.splitlines()[0]
         where = f" in {record.failure.phase}" if record.failure.phase else ""
         return f"FAILED{where} ({record.failure.kind}): {first}"
-    seconds = sum(record.cost.seconds.values()) if record.cost else 0.0
     kl = f", KL {record.audit.kl:.3g}" if record.audit and record.audit.layers and record.audit.kl is not None else ""
-    return f"done in {duration(seconds)}{kl}"
+    return f"done in {duration(own_seconds(record))}{kl}"
+
+
+def own_seconds(record: Record) -> float:
+    """What a cell took, whichever way it ended."""
+    if record.cost:
+        return sum(record.cost.seconds.values())
+    began, ended = (datetime.fromisoformat(t) for t in (record.provenance.started, record.provenance.finished))
+    return (ended - began).total_seconds()
 
 
 def duration(seconds: float) -> str:

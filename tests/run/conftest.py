@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from ..evaluate.conftest import SENTENCES, checkpoints, tokenizer
+from .driver import run
 
 __all__ = ["checkpoints", "tokenizer"]
 
@@ -67,6 +68,34 @@ def matrix(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of the tests' own, for this process and all that it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def small(matrix: Path) -> Path:
+    """A recipe of six cells, two at once."""
+    quantizations = [{"method": "none"}, {"method": "hqq", "bits": [3, 4], "options": {"group_size": 32}}]
+    recipe = yaml.safe_load((matrix / "recipe.yaml").read_text())
+    changed = recipe | {"quantizations": quantizations, "tasks": ["arc_easy", "wikitext"], "workers": 2}
+    changed["data"] = {task: recipe["data"][task] for task in changed["tasks"]}
+    (matrix / "small.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
+    return matrix / "small.yaml"
+
+
+@pytest.fixture(scope="session")
+def undisturbed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The records of the small recipe's run that nothing happened to, and its events."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    code, events, errors = run(small, out)
+    assert code == 0, errors
+    return out, events
 
 
 @pytest.fixture

@@ -1,0 +1,80 @@
+"""kill -9 at random moments: the next run goes on as if nothing had happened."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .driver import Driver, finished, left_behind, results, run_here
+
+Undisturbed = tuple[Path, list[dict[str, Any]]]
+MOMENTS = 20
+WHO = ("driver", "worker", "both")
+QUICK = (11,)  # both, in the middle of the run; the others are slow together
+
+
+def strike(driver: Driver, who: str) -> None:
+    workers = driver.workers() if who in ("worker", "both") else []
+    for worker in workers[:1]:
+        worker.kill()
+    if who in ("driver", "both"):
+        driver.process.kill()
+
+
+def wait_for(driver: Driver, moment: int, events: int) -> None:
+    """Wait for a random moment in this twentieth of the run: during the imports, or a little after some event."""
+    draw = random.Random(moment)
+    if moment < 2:
+        time.sleep(draw.uniform(0.1, 3.0))
+        return
+    wanted = int((moment - 2 + draw.random()) / (MOMENTS - 2) * events)
+    for _, _event in zip(range(wanted), driver.follow(), strict=False):
+        pass
+    time.sleep(draw.uniform(0, 0.2))
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(i, marks=() if i in QUICK else pytest.mark.slow) for i in range(MOMENTS)]
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    moment: int, small: Path, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    reference, events = undisturbed
+    who = WHO[moment % len(WHO)]
+    with Driver(small, tmp_path / "out") as driver:
+        wait_for(driver, moment, len(events))
+        strike(driver, who)
+        code, errors = driver.end()
+        assert driver.gone(), [process.cmdline() for process in driver.processes()]
+    if who == "worker":
+        assert code in (0, 1), errors  # 0 where no cell ran at that moment
+    else:
+        assert code == -signal.SIGKILL
+    before = finished(tmp_path / "out") if (tmp_path / "out").exists() else {}
+    assert run_here(small, tmp_path / "out")[0] == 0
+    assert before.items() <= finished(tmp_path / "out").items()
+    assert results(tmp_path / "out") == results(reference)
+    assert not left_behind(tmp_path / "out")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_stop_cleanly(sent: signal.Signals, small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Driver(small, out) as driver:
+        # A terminal sends Ctrl-C to every process; during the imports all of them are there, and none is ready.
+        driver.until("message" if sent == signal.SIGINT else "progress")
+        time.sleep(1)
+        if sent == signal.SIGINT:
+            os.killpg(driver.process.pid, sent)
+        else:
+            driver.process.send_signal(sent)
+        lines = driver.process.communicate()
+        assert driver.process.returncode == 130
+        assert driver.gone()
+    assert f"Finished cells are kept in {out}; the same command goes on from there." in lines[0]
+    assert "Traceback" not in lines[1]
+    assert not left_behind(out)
