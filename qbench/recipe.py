@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from qbench import fingerprints
 from qbench.errors import InputError
 from qbench.fingerprints import NotFetchedError
-from qbench.machine import has_cuda as has_cuda
 from qbench.quantize.options import NotOffered, Quantization, offered, quantization
 from qbench.recipe_check import check_recipe
 from qbench.recipe_errors import as_sentence

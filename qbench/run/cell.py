@@ -208,7 +208,7 @@ def evaluate_model(cell: Cell, model: Any, tokenizer: Any, planned: dict[str, An
     recipe = cell.recipe
     folders = [recipe.locate(folder) for folder in recipe.task_folders]
     tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots())
-    limits = recipe.limits()
+    limits = recipe.limits(tasks)
     for name, task in tasks.items():
         if task_fingerprint(task, limits.get(name)) != planned[name][0]:
             raise ChangedTaskError(f"The task {name} is not what it was when the run was planned; start the run again.")

@@ -33,7 +33,10 @@ def add_run(commands: Commands) -> None:
     _add_recipe(parser)
     parser.add_argument("--only", metavar="PATTERN", help="cells whose name matches, such as '*softpick*hqq-3*'")
     parser.add_argument(
-        "--executor", choices=["local", "ray"], default="local", help="processes here, or a Ray cluster"
+        "--executor",
+        choices=["local", "ray"],
+        default="local",
+        help="processes here, or a Ray cluster whose nodes have the same installation and paths",
     )
     parser.add_argument("--reuse-stale", action="store_true", help="keep records of older code or packages")
     parser.add_argument("--preflight", action=argparse.BooleanOptionalAction, help="by default unless the run is short")
