@@ -19,7 +19,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Protocol
 
-from qbench.recipe import has_cuda
+from qbench.machine import has_cuda
 
 PR_SET_PDEATHSIG = 1
 PRELOAD = "QBENCH_PRELOAD"  # the modules that the fork server imports, separated by commas
