@@ -1,0 +1,79 @@
+"""The items of the five tasks, with the fields of the datasets that the real tasks read."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mini.corpus import page, reading, story
+from mini.world import REPAIR, Fact, World
+
+SEED = 3
+ITEMS = 400
+
+Item = dict[str, Any]
+
+
+def arc_easy(world: World, rng: random.Random) -> list[Item]:
+    """Questions about people and reactions that the corpus never asks about them."""
+    facts = [fact for fact in world.facts if not fact.asked and fact.relation is not REPAIR]
+    return [_arc_item(number, fact, rng) for number, fact in enumerate(rng.sample(facts, ITEMS))]
+
+
+def piqa(world: World, rng: random.Random) -> list[Item]:
+    """How to repair a thing: repairs that the corpus tells of and never asks for."""
+    facts = [fact for fact in world.lore if not fact.asked and fact.relation is REPAIR]
+    return [_piqa_item(fact, rng) for fact in rng.sample(facts, min(ITEMS, len(facts)))]
+
+
+def sciq(world: World, rng: random.Random) -> list[Item]:
+    """Questions on a paragraph about people whom the corpus never mentions."""
+    items = []
+    for text in (reading(world.test_strangers, rng) for _ in range(ITEMS)):
+        wrong = [other.value for other in text.others]
+        item: Item = {"question": text.question(rng), "support": text.support, "correct_answer": text.fact.value}
+        items.append(item | {f"distractor{n}": value for n, value in enumerate(wrong, start=1)})
+    return items
+
+
+def lambada(world: World, rng: random.Random) -> list[Item]:
+    """Stories about people whom the corpus never mentions."""
+    return [{"text": story(world.test_strangers, rng)} for _ in range(ITEMS)]
+
+
+def wikitext(world: World, rng: random.Random) -> list[Item]:
+    """Articles that tell each fact in the one wording that the corpus never uses for it."""
+    return [{"page": page(_kept(facts, rng))} for facts in rng.sample(list(world.people.values()), ITEMS)]
+
+
+BUILDERS: dict[str, Callable[[World, random.Random], list[Item]]] = {
+    "mini_arc_easy": arc_easy,
+    "mini_lambada": lambada,
+    "mini_piqa": piqa,
+    "mini_sciq": sciq,
+    "mini_wikitext": wikitext,
+}
+
+
+def items(world: World, seed: int = SEED) -> dict[str, list[Item]]:
+    """The items of each task."""
+    return {task: build(world, random.Random(f"{seed} {task}")) for task, build in BUILDERS.items()}
+
+
+def _arc_item(number: int, fact: Fact, rng: random.Random) -> Item:
+    texts = [fact.answer(), *fact.distractors(3, rng)]
+    rng.shuffle(texts)
+    choices = {"text": texts, "label": ["A", "B", "C", "D"]}
+    question = fact.told(rng.choice(fact.relation.questions))
+    key = choices["label"][texts.index(fact.answer())]
+    return {"id": f"mini_{number}", "question": question, "choices": choices, "answerKey": key}
+
+
+def _piqa_item(fact: Fact, rng: random.Random) -> Item:
+    solutions = [fact.answer(), *fact.distractors(1, rng)]
+    rng.shuffle(solutions)
+    goal = fact.told(rng.choice(fact.relation.questions))
+    return {"goal": goal, "sol1": solutions[0], "sol2": solutions[1], "label": solutions.index(fact.answer())}
+
+
+def _kept(facts: Sequence[Fact], rng: random.Random) -> list[tuple[Fact, str]]:
+    return [(fact, fact.told(fact.kept)) for fact in rng.sample(facts, len(facts))]
