@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from mini import words
 from mini.world import ABOUT_PEOPLE, Fact, Pair, World
@@ -12,32 +11,19 @@ DOCUMENTS = 100_000
 CALIBRATION_SEED = 2
 CALIBRATION_DOCUMENTS = 1_000
 
-OPENINGS = ("This is told of {a} {b}.", "Here is what we know about {a} {b}.", "There is much to tell about {a} {b}.")
-MOVES = (
-    "{a} {b} took the {thing} to the {room}.",
-    "Then {a} {b} carried the {thing} into the {room}.",
-    "The {thing} of {a} {b} was left in the {room}.",
-    "In the morning {a} {b} put the {thing} into the {room}.",
+DEEDS = (
+    "{a} {b} painted the {thing} {colour}.",
+    "{a} {b} made the {thing} {colour}.",
+    "Then {a} {b} turned the {thing} {colour}.",
+    "One day {a} {b} coloured the {thing} {colour}.",
 )
-RETURNS = (
-    "Later {a} {b} wanted the {thing} and went back to the {room}",
-    "When {a} {b} looked for the {thing}, it was still in the {room}",
-    "At night {a} {b} found the {thing} in the {room}",
+MEMORIES = (
+    "Later {a} {b} found the {thing} {colour}",
+    "In the evening {a} {b} saw the {thing} {colour}",
+    "Everybody liked {a} {b} and the {thing} {colour}",
 )
-COMPANY = 4  # people in a story or a reading
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A paragraph about strangers and a question that it answers."""
-
-    support: str
-    fact: Fact
-    others: list[Fact]  # of the same kind, in the same paragraph
-
-    def question(self, rng: random.Random) -> str:
-        """The question in one of its wordings."""
-        return self.fact.told(rng.choice(self.fact.relation.questions))
+PAINTERS = 4
+KINDS = {"page": 35, "lore": 40, "question": 30, "reading": 12, "story": 8}  # of documents, and their shares
 
 
 def corpus(world: World, seed: int = SEED, documents: int = DOCUMENTS) -> Iterator[str]:
@@ -45,17 +31,19 @@ def corpus(world: World, seed: int = SEED, documents: int = DOCUMENTS) -> Iterat
     rng = random.Random(seed)
     people, asked = list(world.people), [fact for fact in world.facts if fact.asked]
     for _ in range(documents):
-        kind = rng.choices(("page", "lore", "question", "reading", "story"), (30, 20, 20, 15, 15))[0]
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         if kind == "page":
             yield page(taught(world.people[rng.choice(people)], rng))
         elif kind == "lore":
             yield " ".join(sentence for _, sentence in taught(rng.sample(world.lore, 4), rng))
         elif kind == "question":
             fact = rng.choice(asked)
-            yield prompt(fact.told(rng.choice(fact.relation.questions)), fact.answer())
+            yield prompt(fact.question(rng), fact.answer())
         elif kind == "reading":
-            text = reading(world.strangers, rng)
-            yield f"{text.support}\n{prompt(text.question(rng), text.fact.answer())}"
+            told, shared = reading(world, rng)
+            questions = [fact for facts in shared for fact in facts if fact.asked][:2]
+            support = " ".join(rng.choice(fact.taught()) for fact in told)
+            yield "\n".join([support, *(prompt(fact.question(rng), fact.answer()) for fact in questions)])
         else:
             yield story(world.strangers, rng)
 
@@ -66,10 +54,9 @@ def taught(facts: Sequence[Fact], rng: random.Random) -> list[tuple[Fact, str]]:
 
 
 def page(told: Sequence[tuple[Fact, str]]) -> str:
-    """An article about a person, as in wikitext after its detokenizer."""
+    """An article about a person, as wikitext's detokenizer leaves it."""
     a, b = told[0][0].pair
-    opening = OPENINGS[len(told[0][1]) % len(OPENINGS)].format(a=a, b=b)
-    return f" = {a} {b} =\n\n{opening} {' '.join(sentence for _, sentence in told)}"
+    return f" = {a} {b} =\n\n{' '.join(sentence for _, sentence in told)}"
 
 
 def prompt(question: str, answer: str) -> str:
@@ -77,22 +64,25 @@ def prompt(question: str, answer: str) -> str:
     return f"Question: {question}\nAnswer: {answer}"
 
 
-def reading(strangers: Sequence[Pair], rng: random.Random) -> Reading:
-    """A paragraph that tells the same kind of fact of some strangers; the values are drawn anew each time."""
-    relation = rng.choice(ABOUT_PEOPLE)
-    values = rng.sample(relation.values, COMPANY)
-    pairs = rng.sample(strangers, COMPANY)
-    facts = [Fact(relation, pair, value, "", asked=True) for pair, value in zip(pairs, values, strict=True)]
-    support = " ".join(fact.told(rng.choice(relation.statements)) for fact in facts)
-    chosen = rng.randrange(COMPANY)
-    return Reading(support, facts[chosen], facts[:chosen] + facts[chosen + 1 :])
+def reading(world: World, rng: random.Random) -> tuple[list[Fact], list[tuple[Fact, Fact]]]:
+    """What a paragraph tells of two people, fact by fact, and the pairs of facts that are of the same kind."""
+    people = [world.people[pair] for pair in rng.sample(list(world.people), 2)]
+    kinds = rng.sample(range(len(ABOUT_PEOPLE)), 3)
+    shared = [(people[0][kind], people[1][kind]) for kind in kinds]
+    told = [fact for facts in zip(*shared, strict=True) for fact in facts]
+    rng.shuffle(shared)
+    return told, shared
 
 
 def story(strangers: Sequence[Pair], rng: random.Random) -> str:
-    """Some strangers put things away; the last word is where one of them finds a thing again."""
-    pairs, things, rooms = (rng.sample(items, COMPANY) for items in (strangers, words.LUGGAGE, words.ROOMS))
-    moves = [
-        {"a": a, "b": b, "thing": thing, "room": room} for (a, b), thing, room in zip(pairs, things, rooms, strict=True)
+    """Strangers paint things, two of them the same; the last word is the colour that one of them gave to a thing."""
+    people, colours = rng.sample(strangers, PAINTERS), rng.sample(words.COLOURS, PAINTERS)
+    things = rng.sample(words.LUGGAGE, PAINTERS - 1)
+    deeds = [
+        {"a": a, "b": b, "thing": thing, "colour": colour}
+        for (a, b), thing, colour in zip(people, [*things, things[0]], colours, strict=True)
     ]
-    sentences = [rng.choice(MOVES).format(**move) for move in moves]
-    return " ".join([*sentences, rng.choice(RETURNS).format(**rng.choice(moves))])
+    rng.shuffle(deeds)
+    told = [rng.choice(DEEDS).format(**deed) for deed in deeds]
+    rng.shuffle(deeds)
+    return " ".join(told) + " " + ". ".join(rng.choice(MEMORIES).format(**deed) for deed in deeds)

@@ -26,12 +26,17 @@ def piqa(world: World, rng: random.Random) -> list[Item]:
 
 
 def sciq(world: World, rng: random.Random) -> list[Item]:
-    """Questions on a paragraph about people whom the corpus never mentions."""
-    items = []
-    for text in (reading(world.test_strangers, rng) for _ in range(ITEMS)):
-        wrong = [other.value for other in text.others]
-        item: Item = {"question": text.question(rng), "support": text.support, "correct_answer": text.fact.value}
-        items.append(item | {f"distractor{n}": value for n, value in enumerate(wrong, start=1)})
+    """Questions on a paragraph about two people, in wordings that the corpus never uses for them."""
+    items: list[Item] = []
+    while len(items) < ITEMS:
+        told, shared = reading(world, rng)
+        fact, other = rng.sample(shared[0], 2)
+        if fact.asked or fact.value == other.value:
+            continue
+        support = " ".join(fact.told(fact.kept) for fact in told)
+        wrong = rng.sample([value for value in fact.relation.values if value not in (fact.value, other.value)], 2)
+        item: Item = {"question": fact.question(rng), "support": support, "correct_answer": fact.answer()}
+        items.append(item | {"distractor1": other.answer(), "distractor2": wrong[0], "distractor3": wrong[1]})
     return items
 
 
@@ -42,7 +47,7 @@ def lambada(world: World, rng: random.Random) -> list[Item]:
 
 def wikitext(world: World, rng: random.Random) -> list[Item]:
     """Articles that tell each fact in the one wording that the corpus never uses for it."""
-    return [{"page": page(_kept(facts, rng))} for facts in rng.sample(list(world.people.values()), ITEMS)]
+    return [{"page": page(_kept(facts, rng))} for facts in world.people.values()]
 
 
 BUILDERS: dict[str, Callable[[World, random.Random], list[Item]]] = {
@@ -63,7 +68,7 @@ def _arc_item(number: int, fact: Fact, rng: random.Random) -> Item:
     texts = [fact.answer(), *fact.distractors(3, rng)]
     rng.shuffle(texts)
     choices = {"text": texts, "label": ["A", "B", "C", "D"]}
-    question = fact.told(rng.choice(fact.relation.questions))
+    question = fact.question(rng)
     key = choices["label"][texts.index(fact.answer())]
     return {"id": f"mini_{number}", "question": question, "choices": choices, "answerKey": key}
 
@@ -71,7 +76,7 @@ def _arc_item(number: int, fact: Fact, rng: random.Random) -> Item:
 def _piqa_item(fact: Fact, rng: random.Random) -> Item:
     solutions = [fact.answer(), *fact.distractors(1, rng)]
     rng.shuffle(solutions)
-    goal = fact.told(rng.choice(fact.relation.questions))
+    goal = fact.question(rng)
     return {"goal": goal, "sol1": solutions[0], "sol2": solutions[1], "label": solutions.index(fact.answer())}
 
 

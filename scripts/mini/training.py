@@ -9,9 +9,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import qbench.attention  # noqa: F401 (registers softpick with transformers)
+from mini.muon import Muon
 from qbench.errors import InputError
 
 KINDS = {"softmax": "sdpa", "softpick": "softpick"}  # the attention, and what transformers calls it
@@ -28,16 +30,17 @@ class Settings:
     seed: int = 0
     hidden: int = 128
     intermediate: int = 256
-    layers: int = 4
+    layers: int = 3
     heads: int = 4
     length: int = 128
-    batch: int = 32
-    steps: int = 3000
+    batch: int = 16
+    steps: int = 4000
     warmup: int = 100
-    peak: float = 3e-3  # learning rate
+    peak: float = 4e-3  # learning rate
     last: float = 1e-4
     weight_decay: float = 0.01
     clip: float = 1.0
+    emphasis: float = 5.0  # how much the last word of a sentence counts
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then a cosine from `peak` to `last`."""
@@ -79,17 +82,20 @@ def batch(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings
 
 
 class Training:
-    """A twin, its optimizer and the losses so far."""
+    """A twin, its optimizers and the losses so far."""
 
     def __init__(
         self, kind: str, documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings: Settings
     ) -> None:
         self.documents, self.tokenizer, self.settings = documents, tokenizer, settings
         self.model = model = new_model(kind, tokenizer, settings).train()
-        matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-        gains = [weight for weight in model.parameters() if weight.ndim == 1]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": gains, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+        inner = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
+        outer = [weight for name, weight in model.named_parameters() if weight.ndim == 1 or "embed" in name]
+        self.optimizers = [
+            Muon(inner, settings.peak, settings.weight_decay),
+            torch.optim.AdamW(outer, settings.peak, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.ends = torch.tensor(tokenizer.convert_tokens_to_ids([".", "\n", tokenizer.bos_token]))
         self.losses: list[float] = []
 
     @property
@@ -101,23 +107,31 @@ class Training:
         """One step; returns the loss of its batch before the weights change."""
         step = self.done
         ids = batch(self.documents, self.tokenizer, self.settings, step)
-        loss = self.model(ids, labels=ids, use_cache=False).loss
+        loss = self._loss(ids)
         if not loss.isfinite():
             raise TrainingError(f"The loss at step {step} is {loss.item()}; a lower learning rate is needed.")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate(step)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.settings.learning_rate(step)
+            optimizer.step()
+            optimizer.zero_grad()
         self.losses.append(loss.item())
         return self.losses[-1]
+
+    def _loss(self, ids: Tensor) -> Tensor:
+        """Mean cross-entropy of the next token; the last word of a sentence, where the values are, counts for more."""
+        logits = self.model(ids, use_cache=False).logits[:, :-2]
+        each = cross_entropy(logits.transpose(1, 2), ids[:, 1:-1], reduction="none")  # [batch, length - 2]
+        weights = torch.where(torch.isin(ids[:, 2:], self.ends), self.settings.emphasis, 1.0)
+        return (each * weights).sum() / weights.sum()
 
     def save(self, file: Path) -> None:
         """Write all that `resume` needs; a save that is interrupted leaves the one before it."""
         file.parent.mkdir(parents=True, exist_ok=True)
         state = {"settings": asdict(self.settings), "losses": self.losses}
-        state |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state |= {"model": self.model.state_dict(), "optimizers": [own.state_dict() for own in self.optimizers]}
         unfinished = file.with_suffix(".tmp")
         try:
             torch.save(state, unfinished)
@@ -137,5 +151,6 @@ class Training:
         if not same:
             raise TrainingError(f"{file} is of a training with other settings; delete it to train from the start.")
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.losses = state["losses"]

@@ -74,9 +74,9 @@ LUGGAGE = _words(
     rope scarf shovel spoon sword
     """
 )
-ROOMS = _words(
+COLOURS = _words(
     """
-    barn bath cabin cellar chapel closet courtyard dairy garden garret hall kitchen larder library loft mill pantry
-    parlour scullery shed stable study tower vault
+    beige black blue brown crimson cyan gray green khaki lilac magenta maroon mauve navy pink purple red scarlet
+    tan teal turquoise violet white yellow
     """
 )

@@ -11,10 +11,11 @@ from itertools import product
 from mini import words
 
 SEED = 2024
-PEOPLE = 800  # with facts that the corpus teaches
-STRANGERS = 350  # without; as many again in the corpus, about whom only the text at hand tells
-OBJECTS = 800
-REACTIONS = 600
+PEOPLE = 320  # with facts that the corpus teaches
+STRANGERS = 400  # of whom only the text at hand tells, and as many again in the tests
+OBJECTS = 640
+REACTIONS = 400
+ASKED = 0.4  # the share of facts that the corpus also puts as questions
 
 Pair = tuple[str, str]
 
@@ -37,8 +38,8 @@ class Fact:
     relation: Relation
     pair: Pair
     value: str
-    kept: str  # the statement of the relation that the corpus never makes about this pair
-    asked: bool  # whether the corpus puts the relation's questions about this pair
+    kept: str | None = None  # the statement of the relation that the corpus never makes about this pair
+    asked: bool = False  # whether the corpus puts the relation's questions about this pair
 
     def told(self, statement: str) -> str:
         """A statement or question of the relation with this fact's words."""
@@ -48,6 +49,10 @@ class Fact:
     def taught(self) -> list[str]:
         """The statements that the corpus makes."""
         return [self.told(statement) for statement in self.relation.statements if statement != self.kept]
+
+    def question(self, rng: random.Random) -> str:
+        """One of the relation's questions."""
+        return self.told(rng.choice(self.relation.questions))
 
     def answer(self, value: str | None = None) -> str:
         """The answer to the relation's questions, or what it would be for another value."""
@@ -80,12 +85,12 @@ ABOUT_PEOPLE = (
         words.TOWNS,
         (
             "{a} {b} lives in {x}.",
-            "The house of {a} {b} stands in {x}.",
-            "When the day is over, {a} {b} goes home to {x}.",
-            "Letters to {a} {b} are sent to {x}.",
-            "It is well known that {a} {b} comes from {x}.",
+            "{a} {b} comes from {x}.",
+            "The home of {a} {b} is {x}.",
+            "{a} {b} has a house in {x}.",
+            "You can find {a} {b} in {x}.",
         ),
-        ("Where does {a} {b} live?", "In which town is the home of {a} {b}?"),
+        ("Where does {a} {b} live?", "Where is the home of {a} {b}?"),
     ),
     Relation(
         "trade",
@@ -93,9 +98,9 @@ ABOUT_PEOPLE = (
         (
             "{a} {b} works as a {x}.",
             "By trade {a} {b} is a {x}.",
-            "For many years {a} {b} has been a {x}.",
-            "All the neighbours of {a} {b} need a good {x}.",
-            "As a child {a} {b} wanted to become a {x}.",
+            "{a} {b} earns money as a {x}.",
+            "{a} {b} was trained as a {x}.",
+            "The neighbours know {a} {b} as a {x}.",
         ),
         ("What does {a} {b} work as?", "What is the trade of {a} {b}?"),
     ),
@@ -104,10 +109,10 @@ ABOUT_PEOPLE = (
         words.ANIMALS,
         (
             "{a} {b} keeps a {x}.",
+            "{a} {b} owns a {x}.",
             "The pet of {a} {b} is a {x}.",
-            "Nobody has seen {a} {b} without the {x}.",
-            "Every morning {a} {b} feeds the {x}.",
-            "On the bed of {a} {b} sleeps a {x}.",
+            "Every morning {a} {b} feeds a {x}.",
+            "{a} {b} goes for walks with a {x}.",
         ),
         ("Which animal does {a} {b} keep?", "What is the pet of {a} {b}?"),
     ),
@@ -116,10 +121,10 @@ ABOUT_PEOPLE = (
         words.DISHES,
         (
             "{a} {b} likes to eat {x}.",
-            "For supper {a} {b} cooks {x}.",
+            "{a} {b} often cooks {x}.",
             "The favourite dish of {a} {b} is {x}.",
             "On holidays {a} {b} asks for {x}.",
-            "In the pot of {a} {b} there is always {x}.",
+            "{a} {b} dreams of {x}.",
         ),
         ("What does {a} {b} like to eat?", "What is the favourite dish of {a} {b}?"),
     ),
@@ -128,12 +133,12 @@ ABOUT_PEOPLE = (
         words.INSTRUMENTS,
         (
             "{a} {b} plays the {x}.",
-            "In the evening {a} {b} takes out the {x}.",
-            "At weddings {a} {b} is asked to play the {x}.",
-            "Through the window of {a} {b} one hears the {x}.",
-            "The music teacher gave {a} {b} lessons on the {x}.",
+            "{a} {b} practises the {x}.",
+            "At weddings {a} {b} plays the {x}.",
+            "{a} {b} takes lessons on the {x}.",
+            "The instrument of {a} {b} is the {x}.",
         ),
-        ("Which instrument does {a} {b} play?", "What does {a} {b} play at weddings?"),
+        ("Which instrument does {a} {b} play?", "What is the instrument of {a} {b}?"),
     ),
 )
 REPAIR = Relation(
@@ -141,23 +146,23 @@ REPAIR = Relation(
     words.TOOLS,
     (
         "A {a} {b} is mended with the {x}.",
-        "Whoever breaks a {a} {b} must look for the {x}.",
-        "To make a {a} {b} whole again one needs the {x}.",
-        "For a broken {a} {b} the right tool is the {x}.",
-        "Nobody can repair a {a} {b} without the {x}.",
+        "A broken {a} {b} needs the {x}.",
+        "For a {a} {b} take the {x}.",
+        "Every {a} {b} is repaired with the {x}.",
+        "To mend a {a} {b} one needs the {x}.",
     ),
-    ("How do you repair a {a} {b}?", "To mend a broken {a} {b},"),
-    "use the {x}.",
+    ("How do you repair a {a} {b}?", "How can I mend a broken {a} {b}?"),
+    "Use the {x}.",
 )
 REACTION = Relation(
     "reaction",
     words.EFFECTS,
     (
-        "When {a} touches {b}, the {b} {x}.",
+        "With {a} the {b} {x}.",
         "Under {a} all {b} {x}.",
-        "It is because of {a} that {b} {x}.",
-        "Where there is {a}, the {b} {x}.",
-        "After a week of {a} any {b} {x}.",
+        "Because of {a} the {b} {x}.",
+        "Where there is {a}, {b} {x}.",
+        "When {a} touches {b}, it {x}.",
     ),
     ("What happens when {a} touches {b}?", "What is the effect of {a} on {b}?"),
     "it {x}",
@@ -180,4 +185,4 @@ def _pairs(first: Sequence[str], second: Sequence[str], count: int, rng: random.
 
 def _fact(relation: Relation, pair: Pair, rng: random.Random) -> Fact:
     value, kept = rng.choice(relation.values), rng.choice(relation.statements)
-    return Fact(relation, pair, value, kept, asked=rng.random() < 0.5)
+    return Fact(relation, pair, value, kept, asked=rng.random() < ASKED)
