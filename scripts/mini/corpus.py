@@ -15,15 +15,15 @@ DEEDS = (
     "{a} {b} painted the {thing} {colour}.",
     "{a} {b} made the {thing} {colour}.",
     "Then {a} {b} turned the {thing} {colour}.",
-    "One day {a} {b} coloured the {thing} {colour}.",
+    "One day {a} {b} dyed the {thing} {colour}.",
 )
 MEMORIES = (
     "Later {a} {b} found the {thing} {colour}",
     "In the evening {a} {b} saw the {thing} {colour}",
-    "Everybody liked {a} {b} and the {thing} {colour}",
+    "All day {a} {b} kept the {thing} {colour}",
 )
-PAINTERS = 4
-KINDS = {"page": 35, "lore": 40, "question": 30, "reading": 12, "story": 8}  # of documents, and their shares
+PAINTERS = (1, 2, 3)  # how many a story may have
+KINDS = {"page": 35, "lore": 40, "question": 30, "reading": 12, "story": 30}  # of documents, and their shares
 
 
 def corpus(world: World, seed: int = SEED, documents: int = DOCUMENTS) -> Iterator[str]:
@@ -75,14 +75,13 @@ def reading(world: World, rng: random.Random) -> tuple[list[Fact], list[tuple[Fa
 
 
 def story(strangers: Sequence[Pair], rng: random.Random) -> str:
-    """Strangers paint things, two of them the same; the last word is the colour that one of them gave to a thing."""
-    people, colours = rng.sample(strangers, PAINTERS), rng.sample(words.COLOURS, PAINTERS)
-    things = rng.sample(words.LUGGAGE, PAINTERS - 1)
+    """Strangers paint things; the last word is the colour that one of them gave to a thing."""
+    painters = rng.choice(PAINTERS)
+    people, things, colours = (rng.sample(items, painters) for items in (strangers, words.LUGGAGE, words.COLOURS))
     deeds = [
         {"a": a, "b": b, "thing": thing, "colour": colour}
-        for (a, b), thing, colour in zip(people, [*things, things[0]], colours, strict=True)
+        for (a, b), thing, colour in zip(people, things, colours, strict=True)
     ]
-    rng.shuffle(deeds)
     told = [rng.choice(DEEDS).format(**deed) for deed in deeds]
     rng.shuffle(deeds)
     return " ".join(told) + " " + ". ".join(rng.choice(MEMORIES).format(**deed) for deed in deeds)

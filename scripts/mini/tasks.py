@@ -47,7 +47,7 @@ def lambada(world: World, rng: random.Random) -> list[Item]:
 
 def wikitext(world: World, rng: random.Random) -> list[Item]:
     """Articles that tell each fact in the one wording that the corpus never uses for it."""
-    return [{"page": page(_kept(facts, rng))} for facts in world.people.values()]
+    return [{"page": page(_kept(facts, rng))} for facts in rng.sample(list(world.people.values()), ITEMS)]
 
 
 BUILDERS: dict[str, Callable[[World, random.Random], list[Item]]] = {

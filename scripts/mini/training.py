@@ -34,8 +34,8 @@ class Settings:
     heads: int = 4
     length: int = 128
     batch: int = 16
-    steps: int = 4000
-    warmup: int = 100
+    steps: int = 900
+    warmup: int = 50
     peak: float = 4e-3  # learning rate
     last: float = 1e-4
     weight_decay: float = 0.01

@@ -24,7 +24,7 @@ from mini.world import make_world
 from qbench import save_checkpoint
 from qbench.errors import InputError
 
-CHECKPOINT_STEPS = 100
+CHECKPOINT_STEPS = 50
 LOG, SETTINGS = "log.csv", "training.json"
 
 

@@ -11,10 +11,10 @@ from itertools import product
 from mini import words
 
 SEED = 2024
-PEOPLE = 320  # with facts that the corpus teaches
+PEOPLE = 440  # with facts that the corpus teaches
 STRANGERS = 400  # of whom only the text at hand tells, and as many again in the tests
-OBJECTS = 640
-REACTIONS = 400
+OBJECTS = 760
+REACTIONS = 500
 ASKED = 0.4  # the share of facts that the corpus also puts as questions
 
 Pair = tuple[str, str]

@@ -73,7 +73,7 @@ def test_nobody_in_the_test_stories_is_in_training(world: World, documents: list
     assert known == {f"{a} {b}" for a, b in (*world.people, *world.strangers)}
     for item in items(world)["mini_lambada"]:
         named = set(NAME.findall(item["text"]))
-        assert len(named) == PAINTERS
+        assert len(named) in PAINTERS
         assert not named & known
 
 
