@@ -9,6 +9,7 @@ from mini.world import REPAIR, Fact, World
 
 SEED = 3
 ITEMS = 400
+GOALS = ("How is a broken {a} {b} repaired?", "What is a {a} {b} mended with?")
 
 Item = dict[str, Any]
 
@@ -20,9 +21,10 @@ def arc_easy(world: World, rng: random.Random) -> list[Item]:
 
 
 def piqa(world: World, rng: random.Random) -> list[Item]:
-    """How to repair a thing: repairs that the corpus tells of and never asks for."""
-    facts = [fact for fact in world.lore if not fact.asked and fact.relation is REPAIR]
-    return [_piqa_item(fact, rng) for fact in rng.sample(facts, min(ITEMS, len(facts)))]
+    """How to repair a thing, in wordings that the corpus never uses; the other tool is for a thing alike."""
+    repairs = [fact for fact in world.lore if fact.relation is REPAIR]
+    facts = rng.sample([fact for fact in repairs if not fact.asked], ITEMS)
+    return [_piqa_item(fact, rng.choice(_alike(fact, repairs)), rng) for fact in facts]
 
 
 def sciq(world: World, rng: random.Random) -> list[Item]:
@@ -73,10 +75,15 @@ def _arc_item(number: int, fact: Fact, rng: random.Random) -> Item:
     return {"id": f"mini_{number}", "question": question, "choices": choices, "answerKey": key}
 
 
-def _piqa_item(fact: Fact, rng: random.Random) -> Item:
-    solutions = [fact.answer(), *fact.distractors(1, rng)]
+def _alike(fact: Fact, facts: Sequence[Fact]) -> list[Fact]:
+    """Facts with another value about a pair that shares a word with this one's."""
+    return [other for other in facts if set(other.pair) & set(fact.pair) and other.value != fact.value]
+
+
+def _piqa_item(fact: Fact, other: Fact, rng: random.Random) -> Item:
+    solutions = [fact.answer(), other.answer()]
     rng.shuffle(solutions)
-    goal = fact.question(rng)
+    goal = fact.told(rng.choice(GOALS))
     return {"goal": goal, "sol1": solutions[0], "sol2": solutions[1], "label": solutions.index(fact.answer())}
 
 

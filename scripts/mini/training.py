@@ -1,11 +1,13 @@
 """Training of one twin: a pure function of the settings, which can stop at any step and go on from there."""
 
+import hashlib
 import math
 import os
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +36,9 @@ class Settings:
     heads: int = 4
     length: int = 128
     batch: int = 16
-    steps: int = 900
+    steps: int = 1350
     warmup: int = 50
+    restart: int = 900  # by then the facts are learned; to remember across sentences takes longer
     peak: float = 4e-3  # learning rate
     last: float = 1e-4
     weight_decay: float = 0.01
@@ -43,11 +46,15 @@ class Settings:
     emphasis: float = 5.0  # how much the last word of a sentence counts
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then a cosine from `peak` to `last`."""
+        """Linear warm-up and a cosine from `peak` to `last`; then another, from half of the peak."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.last + (self.peak - self.last) * (1 + math.cos(math.pi * done)) / 2
+        if step < self.restart:
+            return self._cosine(self.peak, (step - self.warmup) / (self.restart - self.warmup))
+        return self._cosine(self.peak / 2, (step - self.restart) / (self.steps - self.restart))
+
+    def _cosine(self, high: float, done: float) -> float:
+        return self.last + (high - self.last) * (1 + math.cos(math.pi * done)) / 2
 
 
 def new_model(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> LlamaForCausalLM:
@@ -87,7 +94,7 @@ class Training:
     def __init__(
         self, kind: str, documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings: Settings
     ) -> None:
-        self.documents, self.tokenizer, self.settings = documents, tokenizer, settings
+        self.kind, self.documents, self.tokenizer, self.settings = kind, documents, tokenizer, settings
         self.model = model = new_model(kind, tokenizer, settings).train()
         inner = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
         outer = [weight for name, weight in model.named_parameters() if weight.ndim == 1 or "embed" in name]
@@ -97,6 +104,11 @@ class Training:
         ]
         self.ends = torch.tensor(tokenizer.convert_tokens_to_ids([".", "\n", tokenizer.bos_token]))
         self.losses: list[float] = []
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What the result depends on beside the attention: the settings, and the text by its SHA-256."""
+        return {**asdict(self.settings), "text": hashlib.sha256("\n".join(self.documents).encode()).hexdigest()}
 
     @property
     def done(self) -> int:
@@ -130,7 +142,7 @@ class Training:
     def save(self, file: Path) -> None:
         """Write all that `resume` needs; a save that is interrupted leaves the one before it."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        state = {"settings": asdict(self.settings), "losses": self.losses}
+        state = {"recipe": self.recipe, "losses": self.losses}
         state |= {"model": self.model.state_dict(), "optimizers": [own.state_dict() for own in self.optimizers]}
         unfinished = file.with_suffix(".tmp")
         try:
@@ -145,11 +157,13 @@ class Training:
         """Go on from a saved state."""
         try:
             state = torch.load(file, weights_only=True)
-            same = state["settings"] == asdict(self.settings)
+            same = state["recipe"] == self.recipe
         except Exception as error:  # zip, pickle and torch each have their own
             raise TrainingError(f"{file} cannot be read ({error}); delete it to train from the start.") from error
         if not same:
-            raise TrainingError(f"{file} is of a training with other settings; delete it to train from the start.")
+            raise TrainingError(
+                f"{file} is of a training with other settings or another text; delete it to train from the start."
+            )
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

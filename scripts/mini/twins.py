@@ -9,7 +9,7 @@ import json
 import multiprocessing
 import shutil
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -59,7 +59,7 @@ def write_twin(training: Training, out: Path) -> None:
         log.writerow(["step", "learning_rate", "loss"])
         for step, loss in enumerate(training.losses):
             log.writerow([step, f"{training.settings.learning_rate(step):.6g}", f"{loss:.6f}"])
-    about = {**asdict(training.settings), "documents": len(training.documents), "torch": torch.__version__}
+    about = {"attention": training.kind, **training.recipe, "torch": torch.__version__}
     (out / SETTINGS).write_text(json.dumps(about, indent=2) + "\n")
 
 

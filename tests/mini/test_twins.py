@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from qbench import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = Settings(hidden=32, intermediate=32, layers=2, heads=2, length=48, batch=4, steps=12, warmup=3)
+TINY = Settings(hidden=32, intermediate=32, layers=2, heads=2, length=48, batch=4, steps=12, warmup=3, restart=8)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_an_interrupted_training_ends_where_the_uninterrupted_one_does(
 def test_a_state_that_cannot_be_gone_on_from_is_named_with_a_way_on(tmp_path: Path) -> None:
     state = tmp_path / "softmax.pt"
     twins.train_twin("softmax", TINY, state, tmp_path / "out")
-    with pytest.raises(TrainingError, match="other settings; delete it to train from the start"):
+    with pytest.raises(TrainingError, match="other settings or another text; delete it to train from the start"):
         twins.train_twin("softmax", replace(TINY, seed=1), state, tmp_path / "out")
     state.write_bytes(state.read_bytes()[:5000])
     with pytest.raises(TrainingError, match=r"cannot be read.*delete it to train from the start"):
