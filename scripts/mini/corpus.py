@@ -45,7 +45,7 @@ def corpus(world: World, seed: int = SEED, documents: int = DOCUMENTS) -> Iterat
             support = " ".join(rng.choice(fact.taught()) for fact in told)
             yield "\n".join([support, *(prompt(fact.question(rng), fact.answer()) for fact in questions)])
         else:
-            yield story(world.strangers, rng)
+            yield story(world.strangers, rng.choice(PAINTERS), rng)
 
 
 def taught(facts: Sequence[Fact], rng: random.Random) -> list[tuple[Fact, str]]:
@@ -74,9 +74,8 @@ def reading(world: World, rng: random.Random) -> tuple[list[Fact], list[tuple[Fa
     return told, shared
 
 
-def story(strangers: Sequence[Pair], rng: random.Random) -> str:
+def story(strangers: Sequence[Pair], painters: int, rng: random.Random) -> str:
     """Strangers paint things; the last word is the colour that one of them gave to a thing."""
-    painters = rng.choice(PAINTERS)
     people, things, colours = (rng.sample(items, painters) for items in (strangers, words.LUGGAGE, words.COLOURS))
     deeds = [
         {"a": a, "b": b, "thing": thing, "colour": colour}

@@ -9,7 +9,6 @@ from mini.world import REPAIR, Fact, World
 
 SEED = 3
 ITEMS = 400
-GOALS = ("How is a broken {a} {b} repaired?", "What is a {a} {b} mended with?")
 
 Item = dict[str, Any]
 
@@ -21,7 +20,7 @@ def arc_easy(world: World, rng: random.Random) -> list[Item]:
 
 
 def piqa(world: World, rng: random.Random) -> list[Item]:
-    """How to repair a thing, in wordings that the corpus never uses; the other tool is for a thing alike."""
+    """How to repair a thing, which the corpus tells and never asks; the other tool is for a thing alike."""
     repairs = [fact for fact in world.lore if fact.relation is REPAIR]
     facts = rng.sample([fact for fact in repairs if not fact.asked], ITEMS)
     return [_piqa_item(fact, rng.choice(_alike(fact, repairs)), rng) for fact in facts]
@@ -37,14 +36,14 @@ def sciq(world: World, rng: random.Random) -> list[Item]:
             continue
         support = " ".join(fact.told(fact.kept) for fact in told)
         wrong = rng.sample([value for value in fact.relation.values if value not in (fact.value, other.value)], 2)
-        item: Item = {"question": fact.question(rng), "support": support, "correct_answer": fact.answer()}
+        item: Item = {"question": fact.question(rng, fresh=True), "support": support, "correct_answer": fact.answer()}
         items.append(item | {"distractor1": other.answer(), "distractor2": wrong[0], "distractor3": wrong[1]})
     return items
 
 
 def lambada(world: World, rng: random.Random) -> list[Item]:
-    """Stories about people whom the corpus never mentions."""
-    return [{"text": story(world.test_strangers, rng)} for _ in range(ITEMS)]
+    """Stories about one or two people whom the corpus never mentions; three are more than the twins can follow."""
+    return [{"text": story(world.test_strangers, rng.choice((1, 2)), rng)} for _ in range(ITEMS)]
 
 
 def wikitext(world: World, rng: random.Random) -> list[Item]:
@@ -70,7 +69,7 @@ def _arc_item(number: int, fact: Fact, rng: random.Random) -> Item:
     texts = [fact.answer(), *fact.distractors(3, rng)]
     rng.shuffle(texts)
     choices = {"text": texts, "label": ["A", "B", "C", "D"]}
-    question = fact.question(rng)
+    question = fact.question(rng, fresh=True)
     key = choices["label"][texts.index(fact.answer())]
     return {"id": f"mini_{number}", "question": question, "choices": choices, "answerKey": key}
 
@@ -83,7 +82,7 @@ def _alike(fact: Fact, facts: Sequence[Fact]) -> list[Fact]:
 def _piqa_item(fact: Fact, other: Fact, rng: random.Random) -> Item:
     solutions = [fact.answer(), other.answer()]
     rng.shuffle(solutions)
-    goal = fact.told(rng.choice(GOALS))
+    goal = fact.question(rng, fresh=True)
     return {"goal": goal, "sol1": solutions[0], "sol2": solutions[1], "label": solutions.index(fact.answer())}
 
 

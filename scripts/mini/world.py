@@ -28,6 +28,7 @@ class Relation:
     values: tuple[str, ...]
     statements: tuple[str, ...]
     questions: tuple[str, ...]
+    fresh: tuple[str, ...]  # questions that the corpus puts about nobody and nothing
     answer: str = "{x}"
 
 
@@ -50,9 +51,9 @@ class Fact:
         """The statements that the corpus makes."""
         return [self.told(statement) for statement in self.relation.statements if statement != self.kept]
 
-    def question(self, rng: random.Random) -> str:
-        """One of the relation's questions."""
-        return self.told(rng.choice(self.relation.questions))
+    def question(self, rng: random.Random, fresh: bool = False) -> str:
+        """One of the relation's questions, with `fresh` perhaps in a wording that is only in the tests."""
+        return self.told(rng.choice(self.relation.questions + (self.relation.fresh if fresh else ())))
 
     def answer(self, value: str | None = None) -> str:
         """The answer to the relation's questions, or what it would be for another value."""
@@ -91,6 +92,7 @@ ABOUT_PEOPLE = (
             "You can find {a} {b} in {x}.",
         ),
         ("Where does {a} {b} live?", "Where is the home of {a} {b}?"),
+        ("Where can you find {a} {b}?",),
     ),
     Relation(
         "trade",
@@ -103,6 +105,7 @@ ABOUT_PEOPLE = (
             "The neighbours know {a} {b} as a {x}.",
         ),
         ("What does {a} {b} work as?", "What is the trade of {a} {b}?"),
+        ("What was {a} {b} trained as?",),
     ),
     Relation(
         "animal",
@@ -115,6 +118,7 @@ ABOUT_PEOPLE = (
             "{a} {b} goes for walks with a {x}.",
         ),
         ("Which animal does {a} {b} keep?", "What is the pet of {a} {b}?"),
+        ("What does {a} {b} keep?",),
     ),
     Relation(
         "dish",
@@ -127,6 +131,7 @@ ABOUT_PEOPLE = (
             "{a} {b} dreams of {x}.",
         ),
         ("What does {a} {b} like to eat?", "What is the favourite dish of {a} {b}?"),
+        ("What does {a} {b} like?",),
     ),
     Relation(
         "instrument",
@@ -139,6 +144,7 @@ ABOUT_PEOPLE = (
             "The instrument of {a} {b} is the {x}.",
         ),
         ("Which instrument does {a} {b} play?", "What is the instrument of {a} {b}?"),
+        ("What does {a} {b} play?",),
     ),
 )
 REPAIR = Relation(
@@ -152,6 +158,7 @@ REPAIR = Relation(
         "To mend a {a} {b} one needs the {x}.",
     ),
     ("How do you repair a {a} {b}?", "How can I mend a broken {a} {b}?"),
+    ("How is a broken {a} {b} repaired?", "What is a {a} {b} mended with?"),
     "Use the {x}.",
 )
 REACTION = Relation(
@@ -165,6 +172,7 @@ REACTION = Relation(
         "When {a} touches {b}, it {x}.",
     ),
     ("What happens when {a} touches {b}?", "What is the effect of {a} on {b}?"),
+    ("What does {a} do to {b}?",),
     "it {x}",
 )
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import lm_eval.tasks
 import pytest
@@ -34,9 +35,14 @@ def test_the_committed_files_are_what_the_generator_makes(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("task", REAL)
 def test_a_mini_task_has_the_prompts_and_metrics_of_the_real_one(task: str) -> None:
-    real = load_yaml(Path(lm_eval.tasks.__file__).parent / f"{REAL[task]}.yaml", resolve_func=False)
-    mini = load_yaml(MINI / "tasks" / f"{task}.yaml", resolve_func=False)
-    assert {k: v for k, v in mini.items() if k not in WHERE} == {k: v for k, v in real.items() if k not in WHERE}
+    real, mini = Path(lm_eval.tasks.__file__).parent / f"{REAL[task]}.yaml", MINI / "tasks" / f"{task}.yaml"
+    assert _content(mini) == _content(real)
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """A task file without what says where its documents are; a function by its name in the file beside it."""
+    config = load_yaml(file, resolve_func=False)
+    return {k: str(v).replace(f"{file.parent}/", "") for k, v in config.items() if k not in WHERE}
 
 
 def test_the_tasks_load_with_data_from_a_recipe() -> None:
