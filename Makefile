@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint kernels bench-attention bench-quantize bench-scorer clean
+.PHONY: help setup test test-all lint kernels bench-attention bench-quantize bench-scorer twins mini-tasks clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,12 @@ bench-quantize: setup ## our GPTQ pass beside gptqmodel's own: time and memory
 bench-scorer: setup ## our scorer beside lm-eval's own: time, tokens forwarded and memory
 	$(BIN)/python benchmarks/scorer.py
 	$(BIN)/python benchmarks/cell.py
+
+twins: setup ## train the mini twins again from nothing, or go on where it was stopped: an hour at most on 2 cores
+	PYTHONPATH=scripts $(BIN)/python -m mini.twins
+
+mini-tasks: setup ## write the items of the mini tasks and the calibration text again
+	PYTHONPATH=scripts $(BIN)/python -m mini.files
 
 clean: ## remove .venv and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,86 @@
+"""Text about the world: what the twins learn from, and the kinds of documents that the test items are made of."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from mini import words
+from mini.world import ABOUT_PEOPLE, Fact, Pair, World
+
+SEED = 1
+DOCUMENTS = 100_000
+CALIBRATION_SEED = 2
+CALIBRATION_DOCUMENTS = 1_000
+
+DEEDS = (
+    "{a} {b} painted the {thing} {colour}.",
+    "{a} {b} made the {thing} {colour}.",
+    "Then {a} {b} turned the {thing} {colour}.",
+    "One day {a} {b} dyed the {thing} {colour}.",
+)
+MEMORIES = (
+    "Later {a} {b} found the {thing} {colour}",
+    "In the evening {a} {b} saw the {thing} {colour}",
+    "All day {a} {b} kept the {thing} {colour}",
+)
+PAINTERS = (1, 2, 3)  # how many a story may have
+KINDS = {"page": 35, "lore": 40, "question": 30, "reading": 12, "story": 30}  # of documents, and their shares
+
+
+def corpus(world: World, seed: int = SEED, documents: int = DOCUMENTS) -> Iterator[str]:
+    """The training text, document by document."""
+    rng = random.Random(seed)
+    people, asked = list(world.people), [fact for fact in world.facts if fact.asked]
+    for _ in range(documents):
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        if kind == "page":
+            yield page(taught(world.people[rng.choice(people)], rng))
+        elif kind == "lore":
+            yield " ".join(sentence for _, sentence in taught(rng.sample(world.lore, 4), rng))
+        elif kind == "question":
+            fact = rng.choice(asked)
+            yield prompt(fact.question(rng), fact.answer())
+        elif kind == "reading":
+            told, shared = reading(world, rng)
+            questions = [fact for facts in shared for fact in facts if fact.asked][:2]
+            support = " ".join(rng.choice(fact.taught()) for fact in told)
+            yield "\n".join([support, *(prompt(fact.question(rng), fact.answer()) for fact in questions)])
+        else:
+            yield story(world.strangers, rng.choice(PAINTERS), rng)
+
+
+def taught(facts: Sequence[Fact], rng: random.Random) -> list[tuple[Fact, str]]:
+    """The facts in some order, each in one of the wordings that the corpus may use."""
+    return [(fact, rng.choice(fact.taught())) for fact in rng.sample(facts, len(facts))]
+
+
+def page(told: Sequence[tuple[Fact, str]]) -> str:
+    """An article about a person, as wikitext's detokenizer leaves it."""
+    a, b = told[0][0].pair
+    return f" = {a} {b} =\n\n{' '.join(sentence for _, sentence in told)}"
+
+
+def prompt(question: str, answer: str) -> str:
+    """A question with its answer, as lm-eval's arc_easy, piqa and sciq put it."""
+    return f"Question: {question}\nAnswer: {answer}"
+
+
+def reading(world: World, rng: random.Random) -> tuple[list[Fact], list[tuple[Fact, Fact]]]:
+    """What a paragraph tells of two people, fact by fact, and the pairs of facts that are of the same kind."""
+    people = [world.people[pair] for pair in rng.sample(list(world.people), 2)]
+    kinds = rng.sample(range(len(ABOUT_PEOPLE)), 3)
+    shared = [(people[0][kind], people[1][kind]) for kind in kinds]
+    told = [fact for facts in zip(*shared, strict=True) for fact in facts]
+    rng.shuffle(shared)
+    return told, shared
+
+
+def story(strangers: Sequence[Pair], painters: int, rng: random.Random) -> str:
+    """Strangers paint things; the last word is the colour that one of them gave to a thing."""
+    people, things, colours = (rng.sample(items, painters) for items in (strangers, words.LUGGAGE, words.COLOURS))
+    deeds = [
+        {"a": a, "b": b, "thing": thing, "colour": colour}
+        for (a, b), thing, colour in zip(people, things, colours, strict=True)
+    ]
+    told = [rng.choice(DEEDS).format(**deed) for deed in deeds]
+    rng.shuffle(deeds)
+    return " ".join(told) + " " + ". ".join(rng.choice(MEMORIES).format(**deed) for deed in deeds)

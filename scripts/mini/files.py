@@ -1,0 +1,75 @@
+"""The committed files of the mini benchmark, and their checksums: `sha256sum -c SHA256SUMS` works as well."""
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from mini.corpus import CALIBRATION_DOCUMENTS, CALIBRATION_SEED, corpus
+from mini.tasks import items
+from mini.world import make_world
+
+MINI = Path(__file__).resolve().parents[2] / "recipes" / "mini"
+SUMS = "SHA256SUMS"
+
+
+def write_texts(folder: Path) -> None:
+    """Write the items of the tasks and the calibration text, the same at every call."""
+    world = make_world()
+    tasks, calibration = folder / "tasks", folder / "calibration.txt"
+    tasks.mkdir(parents=True, exist_ok=True)
+    for task, rows in items(world).items():
+        (tasks / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # Training has the token <s> between documents, so calibration has it too.
+    calibration.write_text("<s>".join(corpus(world, CALIBRATION_SEED, CALIBRATION_DOCUMENTS)) + "\n")
+    write_sums(folder, [calibration, *tasks.glob("*.jsonl")])
+
+
+def write_sums(folder: Path, files: Iterable[Path]) -> None:
+    """Renew the checksums of these files; the others' stay, so that nothing hides a file that is damaged."""
+    sums = _read_sums(folder) | {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
+    (folder / SUMS).write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
+
+
+def damaged(folder: Path) -> list[str]:
+    """What is wrong with the files, a sentence each with a way on; empty when they are as committed."""
+    problems = []
+    for name, digest in _read_sums(folder).items():
+        file = folder / name
+        again = "`make twins` trains the twins again" if _of_twins(name) else "`make mini-tasks` writes it again"
+        if not file.exists():
+            problems.append(f"{file} is missing; `git checkout {file}` brings it back, and {again}.")
+        elif _sha256(file) != digest:
+            problems.append(
+                f"{file} is damaged or was edited: its SHA-256 is not the one in {SUMS}; "
+                f"`git checkout {file}` brings back what was committed, and {again}."
+            )
+    return problems
+
+
+def _of_twins(name: str) -> bool:
+    return name != "calibration.txt" and not name.startswith("tasks/")
+
+
+def _read_sums(folder: Path) -> dict[str, str]:
+    file = folder / SUMS
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; say what is damaged or edited")
+    if not parser.parse_args().check:
+        write_texts(MINI)
+    elif problems := damaged(MINI):
+        raise SystemExit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()

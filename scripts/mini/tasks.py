@@ -1,0 +1,90 @@
+"""The items of the five tasks, with the fields of the datasets that the real tasks read."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mini.corpus import page, reading, story
+from mini.world import REPAIR, Fact, World
+
+SEED = 3
+ITEMS = 400
+
+Item = dict[str, Any]
+
+
+def arc_easy(world: World, rng: random.Random) -> list[Item]:
+    """Questions about people and reactions that the corpus never asks about them."""
+    facts = [fact for fact in world.facts if not fact.asked and fact.relation is not REPAIR]
+    return [_arc_item(number, fact, rng) for number, fact in enumerate(rng.sample(facts, ITEMS))]
+
+
+def piqa(world: World, rng: random.Random) -> list[Item]:
+    """How to repair a thing, which the corpus tells and never asks; the other tool is for a thing alike."""
+    repairs = [fact for fact in world.lore if fact.relation is REPAIR]
+    facts = rng.sample([fact for fact in repairs if not fact.asked], ITEMS)
+    return [_piqa_item(fact, rng.choice(_alike(fact, repairs)), rng) for fact in facts]
+
+
+def sciq(world: World, rng: random.Random) -> list[Item]:
+    """Questions on a paragraph about two people, in wordings that the corpus never uses for them."""
+    items: list[Item] = []
+    while len(items) < ITEMS:
+        told, shared = reading(world, rng)
+        fact, other = rng.sample(shared[0], 2)
+        if fact.asked or fact.value == other.value:
+            continue
+        support = " ".join(fact.told(fact.kept) for fact in told)
+        wrong = rng.sample([value for value in fact.relation.values if value not in (fact.value, other.value)], 2)
+        item: Item = {"question": fact.question(rng, fresh=True), "support": support, "correct_answer": fact.answer()}
+        items.append(item | {"distractor1": other.answer(), "distractor2": wrong[0], "distractor3": wrong[1]})
+    return items
+
+
+def lambada(world: World, rng: random.Random) -> list[Item]:
+    """Stories about one or two people whom the corpus never mentions; three are more than the twins can follow."""
+    return [{"text": story(world.test_strangers, rng.choice((1, 2)), rng)} for _ in range(ITEMS)]
+
+
+def wikitext(world: World, rng: random.Random) -> list[Item]:
+    """Articles that tell each fact in the one wording that the corpus never uses for it."""
+    return [{"page": page(_kept(facts, rng))} for facts in rng.sample(list(world.people.values()), ITEMS)]
+
+
+BUILDERS: dict[str, Callable[[World, random.Random], list[Item]]] = {
+    "mini_arc_easy": arc_easy,
+    "mini_lambada": lambada,
+    "mini_piqa": piqa,
+    "mini_sciq": sciq,
+    "mini_wikitext": wikitext,
+}
+
+
+def items(world: World, seed: int = SEED) -> dict[str, list[Item]]:
+    """The items of each task."""
+    return {task: build(world, random.Random(f"{seed} {task}")) for task, build in BUILDERS.items()}
+
+
+def _arc_item(number: int, fact: Fact, rng: random.Random) -> Item:
+    texts = [fact.answer(), *fact.distractors(3, rng)]
+    rng.shuffle(texts)
+    choices = {"text": texts, "label": ["A", "B", "C", "D"]}
+    question = fact.question(rng, fresh=True)
+    key = choices["label"][texts.index(fact.answer())]
+    return {"id": f"mini_{number}", "question": question, "choices": choices, "answerKey": key}
+
+
+def _alike(fact: Fact, facts: Sequence[Fact]) -> list[Fact]:
+    """Facts with another value about a pair that shares a word with this one's."""
+    return [other for other in facts if set(other.pair) & set(fact.pair) and other.value != fact.value]
+
+
+def _piqa_item(fact: Fact, other: Fact, rng: random.Random) -> Item:
+    solutions = [fact.answer(), other.answer()]
+    rng.shuffle(solutions)
+    goal = fact.question(rng, fresh=True)
+    return {"goal": goal, "sol1": solutions[0], "sol2": solutions[1], "label": solutions.index(fact.answer())}
+
+
+def _kept(facts: Sequence[Fact], rng: random.Random) -> list[tuple[Fact, str]]:
+    return [(fact, fact.told(fact.kept)) for fact in rng.sample(facts, len(facts))]

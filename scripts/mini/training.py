@@ -1,0 +1,170 @@
+"""Training of one twin: a pure function of the settings, which can stop at any step and go on from there."""
+
+import hashlib
+import math
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+import qbench.attention  # noqa: F401 (registers softpick with transformers)
+from mini.muon import Muon
+from qbench.errors import InputError
+
+KINDS = {"softmax": "sdpa", "softpick": "softpick"}  # the attention, and what transformers calls it
+
+
+class TrainingError(InputError):
+    """Training that cannot go on, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that decides a twin beside its attention and its text."""
+
+    seed: int = 0
+    hidden: int = 128
+    intermediate: int = 256
+    layers: int = 3
+    heads: int = 4
+    length: int = 128
+    batch: int = 16
+    steps: int = 1350
+    warmup: int = 50
+    restart: int = 900  # by then the facts are learned; to remember across sentences takes longer
+    peak: float = 4e-3  # learning rate
+    last: float = 1e-4
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    emphasis: float = 5.0  # how much the last word of a sentence counts
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up and a cosine from `peak` to `last`; then another, from half of the peak."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if step < self.restart:
+            return self._cosine(self.peak, (step - self.warmup) / (self.restart - self.warmup))
+        return self._cosine(self.peak / 2, (step - self.restart) / (self.steps - self.restart))
+
+    def _cosine(self, high: float, done: float) -> float:
+        return self.last + (high - self.last) * (1 + math.cos(math.pi * done)) / 2
+
+
+def new_model(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> LlamaForCausalLM:
+    """An untrained twin; both kinds start from the same weights."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden,
+        intermediate_size=settings.intermediate,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        max_position_embeddings=2 * settings.length,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(settings.seed)
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation(KINDS[kind])
+    return model
+
+
+def batch(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings: Settings, step: int) -> Tensor:
+    """The token ids of a step [batch, length]: rows of whole documents, which the seed and the step decide."""
+    draw = random.Random(f"{settings.seed} {step}")
+    rows: list[list[int]] = []
+    for _ in range(settings.batch):
+        row: list[int] = []
+        while len(row) < settings.length:
+            row += [*tokenizer.encode(draw.choice(documents)), tokenizer.bos_token_id]
+        rows.append(row[: settings.length])
+    return torch.tensor(rows)
+
+
+class Training:
+    """A twin, its optimizers and the losses so far."""
+
+    def __init__(
+        self, kind: str, documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings: Settings
+    ) -> None:
+        self.kind, self.documents, self.tokenizer, self.settings = kind, documents, tokenizer, settings
+        self.model = model = new_model(kind, tokenizer, settings).train()
+        inner = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
+        outer = [weight for name, weight in model.named_parameters() if weight.ndim == 1 or "embed" in name]
+        self.optimizers = [
+            Muon(inner, settings.peak, settings.weight_decay),
+            torch.optim.AdamW(outer, settings.peak, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.ends = torch.tensor(tokenizer.convert_tokens_to_ids([".", "\n", tokenizer.bos_token]))
+        self.losses: list[float] = []
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What the result depends on beside the attention: the settings, and the text by its SHA-256."""
+        return {**asdict(self.settings), "text": hashlib.sha256("\n".join(self.documents).encode()).hexdigest()}
+
+    @property
+    def done(self) -> int:
+        """How many steps have been made."""
+        return len(self.losses)
+
+    def step(self) -> float:
+        """One step; returns the loss of its batch before the weights change."""
+        step = self.done
+        ids = batch(self.documents, self.tokenizer, self.settings, step)
+        loss = self._loss(ids)
+        if not loss.isfinite():
+            raise TrainingError(f"The loss at step {step} is {loss.item()}; a lower learning rate is needed.")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.settings.learning_rate(step)
+            optimizer.step()
+            optimizer.zero_grad()
+        self.losses.append(loss.item())
+        return self.losses[-1]
+
+    def _loss(self, ids: Tensor) -> Tensor:
+        """Mean cross-entropy of the next token; the last word of a sentence, where the values are, counts for more."""
+        logits = self.model(ids, use_cache=False).logits[:, :-2]
+        each = cross_entropy(logits.transpose(1, 2), ids[:, 1:-1], reduction="none")  # [batch, length - 2]
+        weights = torch.where(torch.isin(ids[:, 2:], self.ends), self.settings.emphasis, 1.0)
+        return (each * weights).sum() / weights.sum()
+
+    def save(self, file: Path) -> None:
+        """Write all that `resume` needs; a save that is interrupted leaves the one before it."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        state = {"recipe": self.recipe, "losses": self.losses}
+        state |= {"model": self.model.state_dict(), "optimizers": [own.state_dict() for own in self.optimizers]}
+        unfinished = file.with_suffix(".tmp")
+        try:
+            torch.save(state, unfinished)
+        except RuntimeError as error:  # what torch makes of a full disk
+            raise TrainingError(
+                f"{file} cannot be written ({str(error).splitlines()[0]}); is the disk full?"
+            ) from error
+        os.replace(unfinished, file)
+
+    def resume(self, file: Path) -> None:
+        """Go on from a saved state."""
+        try:
+            state = torch.load(file, weights_only=True)
+            same = state["recipe"] == self.recipe
+        except Exception as error:  # zip, pickle and torch each have their own
+            raise TrainingError(f"{file} cannot be read ({error}); delete it to train from the start.") from error
+        if not same:
+            raise TrainingError(
+                f"{file} is of a training with other settings or another text; delete it to train from the start."
+            )
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.losses = state["losses"]

@@ -1,0 +1,196 @@
+"""The invented world: facts, each a value that two words determine together.
+
+No single word tells the value, so a model cannot keep the facts in its embeddings, which no method quantizes.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from mini import words
+
+SEED = 2024
+PEOPLE = 440  # with facts that the corpus teaches
+STRANGERS = 400  # of whom only the text at hand tells, and as many again in the tests
+OBJECTS = 760
+REACTIONS = 500
+ASKED = 0.4  # the share of facts that the corpus also puts as questions
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What can be told and asked of a pair of words {a} {b}: a value {x}."""
+
+    name: str
+    values: tuple[str, ...]
+    statements: tuple[str, ...]
+    questions: tuple[str, ...]
+    fresh: tuple[str, ...]  # questions that the corpus puts about nobody and nothing
+    answer: str = "{x}"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One value. A statement is kept for the tests, and so are the questions unless the fact is `asked`."""
+
+    relation: Relation
+    pair: Pair
+    value: str
+    kept: str | None = None  # the statement of the relation that the corpus never makes about this pair
+    asked: bool = False  # whether the corpus puts the relation's questions about this pair
+
+    def told(self, statement: str) -> str:
+        """A statement or question of the relation with this fact's words."""
+        a, b = self.pair
+        return statement.format(a=a, b=b, x=self.value)
+
+    def taught(self) -> list[str]:
+        """The statements that the corpus makes."""
+        return [self.told(statement) for statement in self.relation.statements if statement != self.kept]
+
+    def question(self, rng: random.Random, fresh: bool = False) -> str:
+        """One of the relation's questions, with `fresh` perhaps in a wording that is only in the tests."""
+        return self.told(rng.choice(self.relation.questions + (self.relation.fresh if fresh else ())))
+
+    def answer(self, value: str | None = None) -> str:
+        """The answer to the relation's questions, or what it would be for another value."""
+        return self.relation.answer.format(x=value or self.value)
+
+    def distractors(self, count: int, rng: random.Random) -> list[str]:
+        """Wrong answers."""
+        others = [value for value in self.relation.values if value != self.value]
+        return [self.answer(value) for value in rng.sample(others, count)]
+
+
+@dataclass(frozen=True)
+class World:
+    """People by name with all their facts, the facts about things, and names of which nothing is known."""
+
+    people: dict[Pair, list[Fact]]
+    lore: list[Fact]
+    strangers: list[Pair]
+    test_strangers: list[Pair]
+
+    @property
+    def facts(self) -> list[Fact]:
+        """All facts."""
+        return [fact for facts in self.people.values() for fact in facts] + self.lore
+
+
+ABOUT_PEOPLE = (
+    Relation(
+        "home",
+        words.TOWNS,
+        (
+            "{a} {b} lives in {x}.",
+            "{a} {b} comes from {x}.",
+            "The home of {a} {b} is {x}.",
+            "{a} {b} has a house in {x}.",
+            "You can find {a} {b} in {x}.",
+        ),
+        ("Where does {a} {b} live?", "Where is the home of {a} {b}?"),
+        ("Where can you find {a} {b}?",),
+    ),
+    Relation(
+        "trade",
+        words.TRADES,
+        (
+            "{a} {b} works as a {x}.",
+            "By trade {a} {b} is a {x}.",
+            "{a} {b} earns money as a {x}.",
+            "{a} {b} was trained as a {x}.",
+            "The neighbours know {a} {b} as a {x}.",
+        ),
+        ("What does {a} {b} work as?", "What is the trade of {a} {b}?"),
+        ("What was {a} {b} trained as?",),
+    ),
+    Relation(
+        "animal",
+        words.ANIMALS,
+        (
+            "{a} {b} keeps a {x}.",
+            "{a} {b} owns a {x}.",
+            "The pet of {a} {b} is a {x}.",
+            "Every morning {a} {b} feeds a {x}.",
+            "{a} {b} goes for walks with a {x}.",
+        ),
+        ("Which animal does {a} {b} keep?", "What is the pet of {a} {b}?"),
+        ("What does {a} {b} keep?",),
+    ),
+    Relation(
+        "dish",
+        words.DISHES,
+        (
+            "{a} {b} likes to eat {x}.",
+            "{a} {b} often cooks {x}.",
+            "The favourite dish of {a} {b} is {x}.",
+            "On holidays {a} {b} asks for {x}.",
+            "{a} {b} dreams of {x}.",
+        ),
+        ("What does {a} {b} like to eat?", "What is the favourite dish of {a} {b}?"),
+        ("What does {a} {b} like?",),
+    ),
+    Relation(
+        "instrument",
+        words.INSTRUMENTS,
+        (
+            "{a} {b} plays the {x}.",
+            "{a} {b} practises the {x}.",
+            "At weddings {a} {b} plays the {x}.",
+            "{a} {b} takes lessons on the {x}.",
+            "The instrument of {a} {b} is the {x}.",
+        ),
+        ("Which instrument does {a} {b} play?", "What is the instrument of {a} {b}?"),
+        ("What does {a} {b} play?",),
+    ),
+)
+REPAIR = Relation(
+    "repair",
+    words.TOOLS,
+    (
+        "A {a} {b} is mended with the {x}.",
+        "A broken {a} {b} needs the {x}.",
+        "For a {a} {b} take the {x}.",
+        "Every {a} {b} is repaired with the {x}.",
+        "To mend a {a} {b} one needs the {x}.",
+    ),
+    ("How do you repair a {a} {b}?", "How can I mend a broken {a} {b}?"),
+    ("How is a broken {a} {b} repaired?", "What is a {a} {b} mended with?"),
+    "Use the {x}.",
+)
+REACTION = Relation(
+    "reaction",
+    words.EFFECTS,
+    (
+        "With {a} the {b} {x}.",
+        "Under {a} all {b} {x}.",
+        "Because of {a} the {b} {x}.",
+        "Where there is {a}, {b} {x}.",
+        "When {a} touches {b}, it {x}.",
+    ),
+    ("What happens when {a} touches {b}?", "What is the effect of {a} on {b}?"),
+    ("What does {a} do to {b}?",),
+    "it {x}",
+)
+
+
+def make_world(seed: int = SEED) -> World:
+    """The world of a seed."""
+    rng = random.Random(seed)
+    names = _pairs(words.FIRST_NAMES, words.LAST_NAMES, PEOPLE + 2 * STRANGERS, rng)
+    people = {pair: [_fact(relation, pair, rng) for relation in ABOUT_PEOPLE] for pair in names[:PEOPLE]}
+    lore = [_fact(REPAIR, pair, rng) for pair in _pairs(words.MATERIALS, words.THINGS, OBJECTS, rng)]
+    lore += [_fact(REACTION, pair, rng) for pair in _pairs(words.CAUSES, words.MATERIALS, REACTIONS, rng)]
+    return World(people, lore, names[PEOPLE : PEOPLE + STRANGERS], names[PEOPLE + STRANGERS :])
+
+
+def _pairs(first: Sequence[str], second: Sequence[str], count: int, rng: random.Random) -> list[Pair]:
+    return rng.sample(list(product(first, second)), count)
+
+
+def _fact(relation: Relation, pair: Pair, rng: random.Random) -> Fact:
+    value, kept = rng.choice(relation.values), rng.choice(relation.statements)
+    return Fact(relation, pair, value, kept, asked=rng.random() < ASKED)

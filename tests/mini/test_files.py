@@ -1,0 +1,103 @@
+"""The committed files: what the generator makes, the real tasks' prompts and metrics, and a word if one is damaged."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+import pytest
+from lm_eval.tasks._yaml_loader import load_yaml
+from mini.files import MINI, damaged, write_texts
+
+from qbench import load_checkpoint
+from qbench.checkpoint import CheckpointError
+from qbench.evaluate import load_tasks
+
+REAL = {
+    "mini_arc_easy": "arc/arc_easy",
+    "mini_lambada": "lambada/lambada_openai",
+    "mini_piqa": "piqa/piqa",
+    "mini_sciq": "sciq/sciq",
+    "mini_wikitext": "wikitext/wikitext",
+}
+WHERE = {"task", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "test_split"}
+WHERE |= {"training_split", "validation_split"}
+
+
+def test_the_committed_files_are_what_the_generator_makes(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    made = sorted(file.relative_to(tmp_path) for file in tmp_path.rglob("*.[jt]*") if file.is_file())
+    assert len(made) == len(REAL) + 1
+    for name in made:
+        assert (MINI / name).read_text() == (tmp_path / name).read_text(), f"{name}: `make mini-tasks` writes it again"
+
+
+@pytest.mark.parametrize("task", REAL)
+def test_a_mini_task_has_the_prompts_and_metrics_of_the_real_one(task: str) -> None:
+    real, mini = Path(lm_eval.tasks.__file__).parent / f"{REAL[task]}.yaml", MINI / "tasks" / f"{task}.yaml"
+    assert _content(mini) == _content(real)
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """A task file without what says where its documents are; a function by its name in the file beside it."""
+    config = load_yaml(file, resolve_func=False)
+    return {k: str(v).replace(f"{file.parent}/", "") for k, v in config.items() if k not in WHERE}
+
+
+def test_the_tasks_load_with_data_from_a_recipe() -> None:
+    folder = MINI / "tasks"
+    tasks = load_tasks(list(REAL), data={task: folder / f"{task}.jsonl" for task in REAL}, folders=[folder])
+    assert all(300 <= len(list(task.eval_docs)) <= 500 for task in tasks.values())
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 3e6
+
+
+def test_gold_answers_are_spread_over_the_choices() -> None:
+    keys = [json.loads(line)["answerKey"] for line in (MINI / "tasks/mini_arc_easy.jsonl").read_text().splitlines()]
+    labels = [json.loads(line)["label"] for line in (MINI / "tasks/mini_piqa.jsonl").read_text().splitlines()]
+    assert min(keys.count(key) for key in "ABCD") > len(keys) / 6
+    assert min(labels.count(label) for label in (0, 1)) > len(labels) / 3
+
+
+def test_the_committed_files_are_whole() -> None:
+    assert damaged(MINI) == []
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MINI, tmp_path / "mini"))
+
+
+def test_a_task_file_edited_by_hand_is_named_with_a_way_on(copy: Path) -> None:
+    file = copy / "tasks" / "mini_piqa.jsonl"
+    file.write_text(file.read_text().replace("hammer", "spoon"))
+    (problem,) = damaged(copy)
+    assert str(file) in problem
+    assert "edited" in problem
+    assert "`make mini-tasks` writes it again" in problem
+    write_texts(copy)
+    assert damaged(copy) == []
+
+
+def test_a_damaged_twin_is_named_with_a_way_on_and_stays_so_when_the_tasks_are_written(copy: Path) -> None:
+    file = copy / "softpick" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1000] ^= 1
+    file.write_bytes(content)
+    write_texts(copy)
+    (problem,) = damaged(copy)
+    assert str(file) in problem
+    assert "`make twins` trains the twins again" in problem
+
+
+def test_a_truncated_twin_does_not_load(copy: Path) -> None:
+    file = copy / "softmax" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read as safetensors"):
+        load_checkpoint(copy / "softmax")
+
+
+def test_a_missing_file_is_named(copy: Path) -> None:
+    (copy / "calibration.txt").unlink()
+    (problem,) = damaged(copy)
+    assert "calibration.txt is missing" in problem

@@ -1,0 +1,127 @@
+"""The twins: their training repeats itself, goes on after an interruption, and made what is committed."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from mini import twins
+from mini.files import MINI
+from mini.tokenizer import make_tokenizer
+from mini.training import KINDS, Settings, Training, TrainingError
+from safetensors.torch import load_file
+
+from qbench import load_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = Settings(hidden=32, intermediate=32, layers=2, heads=2, length=48, batch=4, steps=12, warmup=3, restart=8)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def few_documents(documents: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """train_twin on a little text."""
+    monkeypatch.setattr(twins, "corpus", lambda world: documents[:300])
+    monkeypatch.setattr(twins, "CHECKPOINT_STEPS", 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_20_steps_again_have_the_losses_of_the_log(kind: str, documents: list[str]) -> None:
+    training = Training(kind, documents, make_tokenizer(documents), Settings())
+    losses = [training.step() for _ in range(20)]
+    with (MINI / kind / twins.LOG).open(newline="") as file:
+        logged = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert len(logged) == Settings().steps
+    # Other processors sum in another order; twenty steps do not make much of it yet.
+    assert losses == pytest.approx(logged[:20], rel=1e-4)
+
+
+def test_the_twins_start_alike_and_differ_in_their_attention_alone(documents: list[str]) -> None:
+    first, second = (Training(kind, documents, make_tokenizer(documents[:300]), TINY).model for kind in KINDS)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    configs = [load_checkpoint(MINI / kind, attention=kind).config.to_dict() for kind in KINDS]
+    differing = {key for key in configs[0] | configs[1] if configs[0].get(key) != configs[1].get(key)}
+    assert differing <= {"_attn_implementation", "attn_implementation", "architectures", "_name_or_path"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_twin_is_small_enough_for_the_repository(kind: str) -> None:
+    assert sum(file.stat().st_size for file in (MINI / kind).iterdir()) < 8e6
+
+
+@pytest.mark.usefixtures("few_documents")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_training_ends_where_the_uninterrupted_one_does(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins.train_twin(kind, TINY, tmp_path / "a.pt", tmp_path / "a")
+    step = Training.step
+
+    def interrupted(training: Training) -> float:
+        if training.done == 8:
+            raise KeyboardInterrupt
+        return step(training)
+
+    monkeypatch.setattr(Training, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        twins.train_twin(kind, TINY, tmp_path / "b.pt", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    monkeypatch.setattr(Training, "step", step)
+    twins.train_twin(kind, TINY, tmp_path / "b.pt", tmp_path / "b")
+    assert (tmp_path / "a" / twins.LOG).read_text() == (tmp_path / "b" / twins.LOG).read_text()
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.usefixtures("few_documents")
+def test_a_state_that_cannot_be_gone_on_from_is_named_with_a_way_on(tmp_path: Path) -> None:
+    state = tmp_path / "softmax.pt"
+    twins.train_twin("softmax", TINY, state, tmp_path / "out")
+    with pytest.raises(TrainingError, match="other settings or another text; delete it to train from the start"):
+        twins.train_twin("softmax", replace(TINY, seed=1), state, tmp_path / "out")
+    state.write_bytes(state.read_bytes()[:5000])
+    with pytest.raises(TrainingError, match=r"cannot be read.*delete it to train from the start"):
+        twins.train_twin("softmax", TINY, state, tmp_path / "out")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.usefixtures("few_documents")
+def test_a_full_disk_is_a_sentence_and_leaves_the_last_state(tmp_path: Path) -> None:
+    state = tmp_path / "softmax.pt"
+    twins.train_twin("softmax", TINY, state, tmp_path / "out")
+    before = state.read_bytes()
+    state.with_suffix(".tmp").symlink_to("/dev/full")
+    training = twins.start("softmax", TINY)
+    with pytest.raises(TrainingError, match=r"softmax\.pt cannot be written .*; is the disk full\?"):
+        training.save(state)
+    assert state.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_the_command_stopped_by_ctrl_c_says_how_to_go_on_and_does(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mini.twins", "--steps", "101"]
+    command += ["--out", str(tmp_path / "out"), "--state", str(tmp_path / "state")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "scripts", ROOT, ROOT / "kernels")))}
+    first = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not all((tmp_path / "state" / f"{kind}.pt").exists() for kind in KINDS):
+        assert first.poll() is None
+        time.sleep(0.2)
+    os.killpg(first.pid, signal.SIGINT)
+    said = first.communicate(timeout=60)[1]
+    assert first.returncode == 1
+    assert "give the same command again" in said
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert "100/101" in again.stderr
+    assert not (tmp_path / "state").exists()
+    assert (tmp_path / "out" / "loss.svg").exists()
