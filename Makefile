@@ -4,9 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One thread a test process and one process a core: on small machines that is the fastest, and the most repeatable.
 WORKERS ?= auto
+# What `make bench` runs, and where its records go.
+RECIPE ?= recipes/$(if $(shell nvidia-smi -L 2>/dev/null),paper-340m,mini).yaml
+RUN := results/runs/$(basename $(notdir $(RECIPE)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint kernels bench-attention bench-quantize bench-scorer twins mini-tasks clean
+.PHONY: help setup bench check test test-all lint kernels bench-attention bench-quantize bench-scorer twins mini-tasks clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -15,6 +18,17 @@ setup: $(VENV)/installed ## .venv with the pinned packages, CUDA build or CPU bu
 $(VENV)/installed: pyproject.toml scripts/install.py
 	$(PYTHON) scripts/install.py $(VENV)
 	@touch $@
+
+bench: setup ## run a recipe (RECIPE=…) and print its tables: the paper's where there is a GPU, mini elsewhere
+	$(BIN)/qbench doctor
+	$(BIN)/qbench run $(RECIPE); status=$$?; \
+	$(BIN)/qbench table $(RUN) && $(BIN)/qbench table $(RUN) --kind damage && \
+	$(BIN)/qbench table $(RUN) --format html --out $(RUN)/report.html && echo "report: $(RUN)/report.html"; \
+	exit $$status
+
+check: setup ## the gate: recipes/ci.yaml against the committed results/mini
+	$(BIN)/qbench run recipes/ci.yaml
+	$(BIN)/qbench check results/runs/ci --baseline results/mini
 
 test: setup lint ## lint, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
