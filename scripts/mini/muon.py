@@ -1,6 +1,6 @@
 """Muon (https://kellerjordan.github.io/posts/muon/) in float32: torch's own runs in bfloat16, which CPUs are slow at.
 
-It learns a world of single facts in fewer steps than AdamW, whose updates favour what many facts have in common.
+In a short trial on this corpus (one seed, 250 steps) its loss was below AdamW's: 1.84 against 1.90.
 """
 
 from collections.abc import Iterable

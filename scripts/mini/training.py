@@ -38,7 +38,7 @@ class Settings:
     batch: int = 16
     steps: int = 1350
     warmup: int = 50
-    restart: int = 900  # by then the facts are learned; to remember across sentences takes longer
+    restart: int = 900  # where the second cosine begins
     peak: float = 4e-3  # learning rate
     last: float = 1e-4
     weight_decay: float = 0.01
