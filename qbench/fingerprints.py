@@ -5,6 +5,7 @@ size and time of the files it was computed from, so that a plan takes a second.
 """
 
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -185,10 +186,26 @@ def task_facts(
                 "documents": len({request.doc_id for request in requests}),
                 "requests": len(requests),
                 "characters": sum(len(text) for request in requests for text in request.args if isinstance(text, str)),
+                "files": [] if name in data else _own_data(task.config.dataset_path, task.config.dataset_kwargs or {}),
             }
         return facts
 
-    return remembered(asked, [*local, *_hub_datasets()], compute)
+    def read(facts: dict[str, dict[str, Any]]) -> list[Path]:
+        return [Path(file) for own in facts.values() for file in own["files"]]
+
+    return remembered(asked, [*local, *_hub_datasets()], compute, read)
+
+
+def _own_data(dataset: str | None, arguments: Mapping[str, Any]) -> list[str]:
+    """The local files that a task's own file names as its data, in the ways of datasets.load_dataset."""
+    named = arguments.get("data_files") or []
+    by_split = [named] if isinstance(named, str) else named.values() if isinstance(named, Mapping) else named
+    patterns = [file for files in by_split for file in ([files] if isinstance(files, str) else files)]
+    within = arguments.get("data_dir") or ""
+    folders = [folder for folder in (within, dataset) if folder and Path(folder).is_dir()]
+    found = {file for pattern in patterns for file in glob.glob(os.path.join(within, pattern), recursive=True)}
+    found |= {str(file) for folder in folders for file in Path(folder).rglob("*") if file.is_file()}
+    return sorted(found)
 
 
 def _task_files(names: Iterable[str]) -> list[Path]:
@@ -210,28 +227,34 @@ def cache_folder() -> Path:
     return Path(os.environ.get("QBENCH_CACHE") or Path(user) / "qbench")
 
 
-def remembered(asked: str, files: Iterable[Path], compute: Callable[[], Any]) -> Any:
-    """compute(), or what it gave when these files had the same sizes and times."""
-    state = [[str(file.resolve()), *_stamp(file)] for file in files if file.is_file()]
+def remembered(
+    asked: str, files: Iterable[Path], compute: Callable[[], Any], read: Callable[[Any], Iterable[Path]] = lambda _: ()
+) -> Any:
+    """compute(), or what it gave when these files had the same sizes and times.
+
+    read: further files, which only the value tells.
+    """
+    state = _stamps(files)
     note = cache_folder() / "fingerprints" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     try:
         stored = json.loads(note.read_text())
-        if stored["files"] == state:
+        if stored["files"] == state + _stamps(read(stored["value"])):
             return stored["value"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or damaged: computed again
     value = compute()
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
+        state += _stamps(read(value))
         write_atomically(note, json.dumps({"asked": asked, "files": state, "value": value}))
     except OSError:
         pass  # a read-only home costs time, not the run
     return value
 
 
-def _stamp(file: Path) -> list[int]:
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
+def _stamps(files: Iterable[Path]) -> list[list[Any]]:
+    there = [(file, file.stat()) for file in files if file.is_file()]
+    return [[str(file.resolve()), found.st_size, found.st_mtime_ns, found.st_ino] for file, found in there]
 
 
 def _hash(value: Any) -> str:

@@ -178,8 +178,8 @@ def plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) 
     except NotFetchedError:
         tasks = {}
     entries = tuple(_entry(cell, stored, reuse_stale) for cell in cells(recipe))
-    current = {entry.key for entry in entries}
-    superseded = tuple(found for found in stored if found.record.key not in current)
+    current = {(entry.cell.ref.name, entry.key) for entry in entries}
+    superseded = tuple(found for found in stored if (found.record.cell.name, found.record.key) not in current)
     return Plan(recipe, out, entries, superseded, tasks)
 
 
@@ -233,7 +233,9 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
         identity = cell.identity()
     except NotFetchedError as error:
         return PlanEntry(cell, None, None, "not fetched", str(error))
-    own = [s.record for s in stored if s.record.identity.what_key == identity.what_key and s.record.cell == cell.ref]
+    # By the name: the checkpoint may be spelt in another way, and two families may have the same one.
+    named = [s.record for s in stored if s.record.cell.name == cell.ref.name]
+    own = [record for record in named if record.identity.what_key == identity.what_key]
     exact = next((record for record in own if record.key == identity.key), None)
     if exact:
         if exact.failure:

@@ -11,7 +11,7 @@ from qbench.recipe_file import Field as Where
 from qbench.recipe_file import RecipeFile, is_task_path
 from qbench.recipe_schema import ATTENTION, QuantizationEntry, Recipe
 
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub takes them
 
 
 def check_recipe(recipe: Recipe, file: RecipeFile) -> None:

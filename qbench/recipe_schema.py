@@ -203,5 +203,6 @@ def fields_at(field: Where) -> list[str]:
         "quantizations": QuantizationEntry,
         "tasks": TaskSettings,
         "calibration": Calibration,
+        "gate": GateSettings,
     }
     return list((parts[field[0]] if field else Recipe).model_fields) + ([] if field else ["extends"])

@@ -214,16 +214,15 @@ def read_results(folder: Path | str) -> Results:
             )
         _check_one_each(records, folder)
         return Results(folder, None, tuple(records))
-    by_key = {stored.record.key: stored for stored in records}
-    planned = [cell for cell in plan.cells if not cell.not_offered]
-    current = [by_key[cell.key] for cell in planned if cell.key in by_key]
-    keys = {stored.record.key for stored in current}
+    # By the name too: families with the same checkpoint have the same keys.
+    found: dict[tuple[str, str | None], StoredRecord] = {(s.record.cell.name, s.record.key): s for s in records}
+    planned = {(cell.cell.name, cell.key): cell for cell in plan.cells if not cell.not_offered}
     return Results(
         folder,
         plan,
-        tuple(current),
-        tuple(stored for stored in records if stored.record.key not in keys),
-        tuple(cell for cell in planned if cell.key not in keys),
+        tuple(found[cell] for cell in planned if cell in found),
+        tuple(stored for cell, stored in found.items() if cell not in planned),
+        tuple(planned[cell] for cell in planned if cell not in found),
         tuple(cell for cell in plan.cells if cell.not_offered),
     )
 
@@ -249,8 +248,12 @@ def read_record(file: Path) -> Record:
 
 def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
     """Where a cell's record is: named for people, and by its key."""
-    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in cell.name)
-    return folder / f"{safe}-{key[:KEY_LETTERS]}"
+    return folder / f"{file_name(cell.name)}-{key[:KEY_LETTERS]}"
+
+
+def file_name(text: str) -> str:
+    """A text that people chose, as a part of a file's name: it leads nowhere."""
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
 
 
 def write_record(folder: Path, record: Record, samples: "pd.DataFrame | None" = None) -> None:

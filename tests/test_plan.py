@@ -15,7 +15,7 @@ from qbench.recipe import Cell, Plan, PlanEntry, Recipe, RecipeError, cells, cho
 from qbench.store import SAMPLES, Identity, cell_folder, read_results, write_plan, write_record
 
 from .records import PROVENANCE, make_record, make_samples
-from .small_recipe import write_recipe
+from .small_recipe import PIQA, write_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -148,6 +148,46 @@ def test_a_changed_task_file_is_noticed_though_it_is_remembered(recipe: Recipe, 
     planned = plan(recipe, tmp_path)
     assert planned.tasks["piqa"]["documents"] == 8
     assert entry(planned, "softmax-none-16").state == "to do"
+
+
+@pytest.mark.parametrize("named", ["own.jsonl", {"test": "own.jsonl"}, {"test": ["*.jsonl"]}, None])
+def test_data_that_a_task_file_names_itself_is_noticed_too(
+    named: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    own = tmp_path / "data" / "own.jsonl"
+    own.parent.mkdir()
+    own.write_text("".join(json.dumps(row) + "\n" for row in PIQA))
+    arguments = {"data_files": named, "data_dir": str(own.parent)} if named else {"data_dir": str(own.parent)}
+    file = write_recipe(tmp_path, tasks=["mine"], data=None)
+    task = tmp_path / "tasks" / "mine.yaml"
+    task.write_text(task.read_text().replace("{data_files: {test: nowhere.jsonl}}", json.dumps(arguments)))
+    if not isinstance(named, dict):  # then all of it is the split train
+        task.write_text(task.read_text().replace(": test\n", ": train\n"))
+    recipe = load_recipe(file)
+    finish(cell(recipe, "softmax-none-16"), tmp_path / "out")
+    assert entry(plan(recipe, tmp_path / "out"), "softmax-none-16").state == "done"
+    own.write_text(own.read_text().replace("Open", "Close"))
+    assert entry(plan(recipe, tmp_path / "out"), "softmax-none-16").state == "to do"
+
+
+def test_a_record_counts_however_the_recipe_spells_its_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
+    finish(cell(recipe, "softmax-none-16"), tmp_path)
+    twins = {"softmax": "../recipe/softmax"}
+    moved = load_recipe(write_recipe(recipe.file.parent, checkpoints={"tiny": twins}))
+    assert entry(plan(moved, tmp_path), "softmax-none-16").state == "done"
+
+
+def test_two_families_may_have_the_same_checkpoint(tmp_path: Path) -> None:
+    twins = {"a": {"softmax": "softmax"}, "b": {"softmax": "softmax"}}
+    recipe = load_recipe(write_recipe(tmp_path / "recipe", checkpoints=twins, quantizations=[{"method": "none"}]))
+    out = tmp_path / "out"
+    finish(cells(recipe)[0], out)
+    assert [e.state for e in plan(recipe, out).entries] == ["done", "to do"]
+    write_plan(out, plan(recipe, out).run_plan())
+    assert [missing.cell.family for missing in read_results(out).missing] == ["b"]
+    finish(cells(recipe)[1], out)
+    assert [stored.record.cell.family for stored in read_results(out).current] == ["a", "b"]
 
 
 def test_facts_of_tasks_are_computed_again_by_other_code(

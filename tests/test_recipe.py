@@ -76,6 +76,7 @@ WRONG = [
     ("description: 2024-01-01", 'description: is "2024-01-01"; it must be a text.'),
     ("calibration: wikitext2", 'calibration: is "wikitext2"; it must have fields of its own. Allowed are source, sam'),
     ('calibration: {source: c4, samples: "3"}', 'calibration.samples: is "3"; it must be a whole number.'),
+    ("gate: {alfa: 0.1}", "gate.alfa: unknown; allowed are "),
     # impossible values
     ("checkpoints: {}", "checkpoints: is {}; it must have at least one."),
     ("checkpoints: {a: {}}", "checkpoints.a: is empty; it must have one of softmax and softpick, or both."),
@@ -85,6 +86,9 @@ WRONG = [
     ("checkpoints: {a: {softmax: corpus.txt}}", "checkpoints.a.softmax: there is no folder "),
     ("checkpoints: {a: {softmax: {path: a/b, tokenizer: gone}}}", "softmax.tokenizer: there is no folder "),
     ("tokenizer: a/b/c", "tokenizer: there is no folder "),
+    ("tokenizer: a/b--c", "tokenizer: there is no folder "),
+    ("tokenizer: a/b.", "tokenizer: there is no folder "),
+    ("tokenizer: a/b..c", "/a/b..c, and a name on the hub is owner/name."),
     ("quantizations: []", "quantizations: is []; it must have at least one."),
     ("quantizations: [{method: hqq, bits: [3, 4, 3]}]", "quantizations[0]: hqq-3-g64 is there twice; each must be"),
     ("quantizations: [{method: hqq, bits: 3}, {method: hqq, bits: 3}]", "quantizations[1]: hqq-3-g64 is there twice"),

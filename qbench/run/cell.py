@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qbench import fingerprints
 from qbench.errors import InputError
 from qbench.fingerprints import cache_folder
 from qbench.quantize.audit import AuditError
@@ -28,8 +29,8 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memo
 Report = Callable[[str, float], None]
 
 
-class ChangedTaskError(InputError):
-    """A task that is not what it was when the run was planned."""
+class ChangedError(InputError):
+    """Something that is not what it was when the run was planned."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
         model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
     with phases.phase("quantize"):
         model, audit = quantize_model(cell, model, tokenizer)
+    check_unchanged(cell, job.identity)  # now that all of it is read: its record must not say otherwise
     with phases.phase("evaluate"):
         evaluation = evaluate_model(cell, model, tokenizer, job.identity.what["tasks"])
     metrics = [asdict(metric) for metric in evaluation.metrics]
@@ -163,6 +165,21 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
     )
     values = tuple(MetricValue(**metric) for metric in metrics)
     return job.record(started, state="done", metrics=values, audit=audit, cost=cost), evaluation.samples
+
+
+def check_unchanged(cell: Cell, planned: Identity) -> None:
+    """An error where a file, our own code or a package is not what the plan found, hours ago or on another node."""
+    source = cell.recipe.calibration_source() if planned.what["calibration"] else None
+    what = {
+        "checkpoint": fingerprints.checkpoint_fingerprint(cell.location, _commit(planned, "checkpoint")),
+        "tokenizer": fingerprints.tokenizer_fingerprint(cell.tokenizer, _commit(planned, "tokenizer")),
+        "calibration": source and source.content_hash(),
+    }
+    changed = [f"The {part}" for part, found in what.items() if found != planned.what[part]]
+    changed += ["qbench's own code"] if fingerprints.code_hash() != planned.code else []
+    changed += ["A package's version"] if fingerprints.package_versions() != planned.packages else []
+    if changed:
+        raise ChangedError(f"{changed[0]} is not what it was when the run was planned; start the run again.")
 
 
 def load_model(cell: Cell, identity: Identity) -> Any:
@@ -211,7 +228,7 @@ def evaluate_model(cell: Cell, model: Any, tokenizer: Any, planned: dict[str, An
     limits = recipe.limits(tasks)
     for name, task in tasks.items():
         if task_fingerprint(task, limits.get(name)) != planned[name][0]:
-            raise ChangedTaskError(f"The task {name} is not what it was when the run was planned; start the run again.")
+            raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
     lm = Scorer(
         model,
         tokenizer,

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from qbench.command import Commands, add_command
@@ -81,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         return 0 if run_matrix(recipe, out, how) else 1
     except KeyboardInterrupt:
-        print(f"\nStopped. Finished cells are kept in {out}; the same command goes on from there.")
+        print(f"\nStopped. Finished cells are kept in {out}; the same command goes on from there.", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -101,7 +102,8 @@ def _execute(planned: Plan, jobs: list[Job], options: RunOptions, view: PlainVie
 def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
     from qbench.fetch import fetch
 
-    missing = [line for here, line in fetch(recipe) if not here]
+    with contextlib.redirect_stdout(sys.stderr):  # what it tells is no event
+        missing = [line for here, line in fetch(recipe) if not here]
     if missing:
         raise RunError("Not all that the recipe needs is on this machine:\n- " + "\n- ".join(missing))
     planned = plan(recipe, out, reuse_stale=options.reuse_stale)

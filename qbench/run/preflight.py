@@ -15,6 +15,7 @@ from qbench.run.child import Child, fork_server, how_it_died
 from qbench.run.estimate import estimate
 from qbench.run.local import Slot
 from qbench.run.lock import RunError
+from qbench.store import file_name
 
 PREFLIGHT = "preflight: each checkpoint on a few documents, and one layer by each method"
 DOCUMENTS = 8  # of each task
@@ -51,7 +52,7 @@ def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> Non
     """Try each checkpoint in a process of its own; an error tells all that will not work."""
     problems = []
     for name, group in by_checkpoint(jobs).items():
-        log = out / f"preflight-{name}.log"
+        log = out / f"preflight-{file_name(name)}.log"
         if found := try_checkpoint(group, log, slot, timeout):
             problems += [f"{problem} (log: {log})" for problem in found]
         else:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from qbench import save_checkpoint
 from qbench.quantize.audit import AuditError
-from qbench.run.cell import failure_of, with_log_tail
-from qbench.store import Failure, read_results
+from qbench.recipe import load_recipe, plan
+from qbench.run.cell import failure_of, run_cell, with_log_tail
+from qbench.run.matrix import make_jobs
+from qbench.store import Failure, Identity, read_results
 
 from ..records import cell_ref, make_record
 from .driver import Driver, events_of, finished, left_behind, run_here
@@ -106,6 +109,37 @@ def _the_next_run_retries_only_the_failed(recipe: Path, out: Path, found: dict[s
     assert {event["cell"] for event in events_of(events, "started")} == set(found)
     assert before.items() <= finished(out).items()
     assert {name for name in found if "none-16" in name and "tiny" in name}.isdisjoint(failures(out))
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("The checkpoint", lambda recipe, identity: rewrite(recipe.parent / "softmax" / "config.json")),
+        ("The tokenizer", lambda recipe, identity: rewrite(recipe.parent / "softmax" / "tokenizer.json")),
+        ("The calibration", lambda recipe, identity: rewrite(recipe.parent / "calibration.txt")),
+        ("qbench's own code", lambda recipe, identity: {"code": "as it was when the run was planned"}),
+        ("A package's version", lambda recipe, identity: {"packages": identity.packages | {"torch": "0.1"}}),
+    ],
+)
+def test_what_changes_after_the_plan_fails_the_cell(
+    what: str, change: Callable[[Path, Identity], dict[str, Any]], small: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(small.parent, tmp_path / "matrix")
+    recipe = tmp_path / "matrix" / "recipe.yaml"
+    name = "tiny-softmax-gptq-4-g32" if what == "The calibration" else "tiny-softmax-none-16"
+    jobs = make_jobs(plan(load_recipe(recipe), tmp_path / "out").entries)
+    job = next(job for job in jobs if job.name == name)
+    planned = job.identity.model_copy(update=change(recipe, job.identity))
+    record, samples = run_cell(replace(job, identity=planned))
+    assert record.failure is not None
+    assert record.failure.reason == f"{what} is not what it was when the run was planned; start the run again."
+    assert samples is None
+
+
+def rewrite(file: Path) -> dict[str, Any]:
+    """The same file but for a space at its end; nothing of an identity."""
+    file.write_text(file.read_text() + " ")
+    return {}
 
 
 def _beyond_memory(allocate: Callable[[], Any]) -> Exception:

@@ -1,5 +1,6 @@
 """kill -9 at random moments: the next run goes on as if nothing had happened."""
 
+import json
 import os
 import random
 import signal
@@ -75,6 +76,7 @@ def test_ctrl_c_and_sigterm_stop_cleanly(sent: signal.Signals, small: Path, tmp_
         lines = driver.process.communicate()
         assert driver.process.returncode == 130
         assert driver.gone()
-    assert f"Finished cells are kept in {out}; the same command goes on from there." in lines[0]
+    assert f"Finished cells are kept in {out}; the same command goes on from there." in lines[1]
+    assert all(map(json.loads, lines[0].splitlines()))  # what came after the events that were read
     assert "Traceback" not in lines[1]
     assert not left_behind(out)

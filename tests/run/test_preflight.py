@@ -22,7 +22,7 @@ def test_what_will_fail_is_told_before_anything_runs(
     recipe = change(
         checkpoints={
             "mixed": {"softmax": "./softmax", "softpick": "./softmax"},  # a softmax checkpoint named softpick
-            "cut": {"softmax": "./cut"},
+            "../cut": {"softmax": "./cut"},  # a family is any text
         },
         quantizations=[
             {"method": "none"},
@@ -41,7 +41,7 @@ def test_what_will_fail_is_told_before_anything_runs(
     assert "softpick" in problems[1]
     assert "model.safetensors cannot be read" in problems[2]
     logs = sorted(path.name for path in out.iterdir() if path.name != "run.json")
-    assert logs == ["preflight-cut-softmax.log", "preflight-mixed-softmax.log", "preflight-mixed-softpick.log"]
+    assert logs == ["preflight-.._cut-softmax.log", "preflight-mixed-softmax.log", "preflight-mixed-softpick.log"]
     assert f"(log: {out / logs[0]})" in problems[2]
     assert "Traceback" in (out / logs[0]).read_text()
 
