@@ -5,11 +5,14 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qbench.recipe import Recipe, load_recipe
+from qbench.run.matrix import RunOptions, _fetched
 from qbench.run.view import LiveView, PlainView, duration, outcome, view_for
 from qbench.store import Cost, Record
 
@@ -85,3 +88,18 @@ def test_the_view_fits_where_the_output_goes(monkeypatch: pytest.MonkeyPatch) ->
     view.finished("a", record(2))  # of a cluster, whose cells are heard of when they end
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     assert type(view_for(["a"], as_json=False)) is PlainView
+
+
+def test_what_a_download_tells_is_no_event(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
+        print("task arc_easy: its dataset")
+        yield True, "task arc_easy: 6 documents"
+
+    monkeypatch.setattr("qbench.fetch.fetch", fetch)
+    capsys.readouterr()
+    _fetched(load_recipe(small), tmp_path, RunOptions(as_json=True))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "task arc_easy: its dataset" in printed.err
