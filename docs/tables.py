@@ -99,7 +99,7 @@ def page(results: Path = RESULTS) -> str:
 
 def with_table(readme: str, table: str) -> str:
     """README.md with the table in its place."""
-    text, places = BETWEEN.subn(lambda _: table, readme)
+    text, places = BETWEEN.subn(lambda _: f"\n{table}\n", readme)
     if places != 1:
         sys.exit("README.md must have one place between <!-- made by docs/tables.py --> and <!-- end -->.")
     return text
