@@ -84,7 +84,7 @@ def page(results: Path = RESULTS) -> str:
     return "\n".join(
         [
             "# The reference run of the mini benchmark, in full\n",
-            "Made from [results/mini](../results/mini) by `python docs/tables.py`; edit nothing here. How the models and",
+            "Made from [results/mini](../results/mini) by `make docs`; edit nothing here. How the models and",
             "tasks were made, and why the difference between the two attentions is no evidence about softmax and",
             "softpick: [recipes/mini/README.md](../recipes/mini/README.md). How to read the tables:",
             "[README](../README.md#reading-the-tables).\n",
