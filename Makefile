@@ -9,10 +9,10 @@ RECIPE ?= recipes/$(if $(shell nvidia-smi -L 2>/dev/null),paper-340m,mini).yaml
 RUN := results/runs/$(basename $(notdir $(RECIPE)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench check test test-all lint kernels bench-attention bench-quantize bench-scorer twins mini-tasks clean
+.PHONY: help setup bench check test test-all lint kernels bench-attention bench-quantize bench-scorer twins mini-tasks docs clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: $(VENV)/installed ## .venv with the pinned packages, CUDA build or CPU build as the machine needs
 $(VENV)/installed: pyproject.toml scripts/install.py
@@ -30,7 +30,7 @@ check: setup ## the gate: recipes/ci.yaml against the committed results/mini
 	$(BIN)/qbench run recipes/ci.yaml
 	$(BIN)/qbench check results/runs/ci --baseline results/mini
 
-test: setup lint ## lint, then the tests
+test: setup lint ## lint, then the tests; the slow ones are left out
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
 
 test-all: setup lint ## all tests, the slow ones too
@@ -59,6 +59,9 @@ twins: setup ## train the mini twins again from nothing, or go on where it was s
 
 mini-tasks: setup ## write the items of the mini tasks and the calibration text again
 	PYTHONPATH=scripts $(BIN)/python -m mini.files
+
+docs: setup ## write what README and docs show of results/mini again: tables and plots
+	$(BIN)/python docs/tables.py
 
 clean: ## remove .venv and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

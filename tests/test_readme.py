@@ -1,0 +1,313 @@
+"""The documentation is true: its commands and examples run, its tables are what the commands print, its links lead."""
+
+import argparse
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from qbench import cli
+from qbench.recipe import load_recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [README, *DOCS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")), *ROOT.glob("re*/*/README.md")]
+
+# A fenced block, with the line before it where that ends with a file's name: the block is that file.
+BLOCK = re.compile(r"(?:^(?P<before>.*)`(?P<file>[\w./]+)`:\n\n)?^```(?P<kind>\w*)\n(?P<text>[\s\S]*?)^```$", re.M)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# Needs a GPU and the hub, or changes the baseline: all that can be told without doing so is that these are commands.
+ONLY_PARSED = {"On a GPU", "The gate in CI"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    kind: str
+    text: str
+    file: str | None
+    added: bool  # to a file that is there
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a block of shell, without their remarks."""
+        lines = self.text.splitlines() if self.kind in ("", "sh") else []
+        return [command for line in lines if (command := re.sub(r"(^|\s+)#.*", "", line))]
+
+
+def sections(page: Path) -> dict[str, list[Block]]:
+    """The blocks under each heading."""
+    first, *parts = re.split(r"^##+ (.*)$", page.read_text(encoding="utf-8"), flags=re.M)
+    texts = {"": first} | dict(zip(parts[::2], parts[1::2], strict=True))
+    return {title: found for title, text in texts.items() if (found := blocks(text))}
+
+
+def blocks(text: str) -> list[Block]:
+    """The blocks in a text."""
+    return [
+        Block(found["kind"], found["text"], found["file"], (found["before"] or "").startswith("Added to"))
+        for found in BLOCK.finditer(text)
+    ]
+
+
+class Clone:
+    """A copy of the repository as a newcomer has it, without what git ignores; `qbench` and `python` are these here."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make it."""
+        self.folder = folder
+        shutil.copytree(ROOT / "qbench", folder / "qbench", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in (
+            "recipes",
+            "kernels",
+            "scripts",
+            "docs",
+            "Makefile",
+            "pyproject.toml",
+            "results/mini",
+            "results/paper",
+        ):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).symlink_to(ROOT / name)
+        commands = folder / "commands"
+        commands.mkdir()
+        for name, arguments in {"python": "", "qbench": "-m qbench.cli"}.items():
+            (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+            (commands / name).chmod(0o755)
+        self.environment = os.environ | {
+            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(str(folder / part) for part in (".", "kernels")),
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def shell(self, command: str) -> str:
+        """What a command prints; it must end well."""
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=self.folder, env=self.environment, text=True, capture_output=True, check=False
+        )
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def write(self, block: Block) -> None:
+        """Make the file that a block is."""
+        assert block.file
+        file = self.folder / block.file
+        file.parent.mkdir(exist_ok=True)
+        assert file.exists() == block.added, f"{block.file} is there already"
+        with file.open("a", encoding="utf-8") as handle:
+            handle.write("\n\n" * block.added + block.text)
+
+    @staticmethod
+    def python(text: str) -> None:
+        """Run a script, with this process' packages: its imports take longer than it does."""
+        exec(compile(text, "<example>", "exec"), {"__name__": "__main__"})
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clone:
+    """A clone, which is the working folder too."""
+    made = Clone(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def is_make(command: str) -> bool:
+    return command.startswith("make ")
+
+
+# A run starts with ten seconds of imports. One is enough for `make test`: the quantizer's, whose code is in a clone.
+SLOW = {"A checkpoint"}
+RUN = [
+    pytest.param(title, marks=[pytest.mark.slow] * (title in SLOW))
+    for title in sections(README)
+    if title not in ONLY_PARSED
+]
+
+
+@pytest.mark.parametrize("title", RUN)
+def test_the_examples_of_the_readme_run(title: str, clone: Clone) -> None:
+    """In the order in which they stand; of `make`, what it would do: the next test does it."""
+    own_code = any(block.added for block in sections(README)[title])
+    for block in sections(README)[title]:
+        if block.file:
+            clone.write(block)
+        elif block.kind == "python":
+            clone.python(block.text)
+        for command in block.commands:
+            if is_make(command):
+                clone.shell(command.replace("make ", "make --dry-run "))
+            elif own_code or not command.startswith("qbench ") or command.startswith("qbench run "):
+                clone.shell(command)
+            else:
+                assert cli.main(shlex.split(command)[1:]) == 0
+
+
+def test_the_recipes_of_the_readme_are_recipes(clone: Clone) -> None:
+    written = [block for found in sections(README).values() for block in found if block.file]
+    files = [block for block in written if block.kind in ("yaml", "json")]
+    for block in files:
+        clone.write(block)
+    recipes = [str(block.file) for block in files if re.search(r"^(extends|checkpoints):", block.text, re.M)]
+    assert recipes == ["mine.yaml", "pets.yaml", "rtn.yaml"]
+    for recipe in recipes[:2]:  # the third has a method that is not here
+        load_recipe(clone.folder / recipe)
+
+
+def test_no_block_is_overlooked() -> None:
+    for page in (README, *DOCS):
+        found = [block for own in sections(page).values() for block in own]
+        assert {block.kind for block in found} <= {"", "sh", "python", "yaml", "json"}
+        assert len(re.findall(r"^```", page.read_text(encoding="utf-8"), re.M)) == 2 * len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_make_bench_and_make_check_run(clone: Clone) -> None:
+    """On the twins, wherever this is; `make test` is what runs this."""
+    commands = {c for found in sections(README).values() for block in found for c in block.commands if is_make(c)}
+    assert commands == {"make bench", "make check", "make test"}
+    venv = Path(sys.prefix)
+    here = f"VENV={venv} RECIPE=recipes/mini.yaml --old-file {venv}/installed"  # set up already, and not to be touched
+    report = "report: results/runs/mini/report.html"
+    assert report in clone.shell(f"make bench {here}")
+    assert report in clone.shell(f"timeout 60 make bench {here}"), "the second time it takes seconds"
+    clone.shell(f"make check {here}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_doctor_checks(clone: Clone) -> None:
+    assert "qbench doctor --checks" in {c for block in sections(README)["On a GPU"] for c in block.commands}
+    clone.shell("qbench doctor --checks")
+
+
+class ParsedError(Exception):
+    """In place of doing what was parsed."""
+
+
+def parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the command line takes it, and whether the recipe that it names is one."""
+    original = argparse.ArgumentParser.parse_args
+
+    def parse_only(*arguments: object, **named: object) -> None:
+        raise ParsedError(original(*arguments, **named))  # type: ignore[call-overload]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+        with pytest.raises(ParsedError) as parsed:
+            cli.main(shlex.split(command)[1:])
+    if recipe := getattr(parsed.value.args[0], "recipe", None):
+        load_recipe(ROOT / recipe)
+
+
+def test_the_commands_for_a_gpu_are_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for title in ONLY_PARSED & sections(README).keys():
+        for block in sections(README)[title]:
+            for command in block.commands:
+                parse(command, monkeypatch)
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_the_examples_of_the_docs_run(page: Path, clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python as it stands; of shell, whether these are commands."""
+    found = [block for own in sections(page).values() for block in own]
+    for command in (part for block in found for line in block.commands for part in line.split(" && ")):
+        command = re.sub(r"^\w+=\S+ ", "", command)
+        if is_make(command):
+            clone.shell(command.replace("make ", "make --dry-run "))
+        elif command.startswith("qbench "):
+            parse(command, monkeypatch)
+        elif script := re.match(r"python (\S+\.py) ", command):
+            assert (ROOT / script[1]).is_file()
+        else:
+            assert page.name == "scoring.md", f"{command}: no test runs it"
+    if scripts := [block.text for block in found if block.kind == "python"]:
+        clone.python("\n".join(scripts))
+
+
+@pytest.mark.slow
+def test_lm_evals_command_line(clone: Clone) -> None:
+    commands = [
+        c for found in sections(ROOT / "docs" / "scoring.md").values() for block in found for c in block.commands
+    ]
+    assert "mini_piqa" in clone.shell("\n".join(commands))
+
+
+def test_the_recipe_of_the_docs_is_one(tmp_path: Path) -> None:
+    (example,) = [b for found in sections(ROOT / "docs" / "recipes.md").values() for b in found if b.kind == "yaml"]
+    file = tmp_path / "recipe.yaml"
+    file.write_text(example.text)
+    assert len(load_recipe(file).quantizations) == 3
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """docs/tables.py, from the root."""
+    monkeypatch.chdir(ROOT)
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_results(tables: ModuleType) -> None:
+    """Where this fails, results/mini or the tables' look has changed: `make docs` writes them again."""
+    readme = README.read_text(encoding="utf-8")
+    assert tables.with_table(readme, tables.compact()) == readme
+    assert tables.page() == (ROOT / "docs" / "mini.md").read_text(encoding="utf-8")
+
+
+def test_the_compact_table_has_the_numbers_of_the_long_one(tables: ModuleType) -> None:
+    """Every score and every damage in README.md is in what `qbench table` prints."""
+    long = tables.page()
+    for number in re.findall(r"[-+]?\d+\.\d\d", tables.compact()):
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", long), number
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(re.sub(r"^```[\s\S]*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M)):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_make_help_has_all_targets() -> None:
+    done = subprocess.run(["make", "--silent", "help"], cwd=ROOT, text=True, capture_output=True, check=True)
+    listed = re.findall(r"^  make (\S+) +\S", done.stdout, re.M)
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert phony
+    assert sorted(listed) == sorted(phony[1].split())
+
+
+def test_one_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors", "version", "references"} <= citation.keys()
+    assert citation["version"] == version
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
