@@ -44,6 +44,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
+GENERATION = "generation_config.json"  # decides what generating tasks give
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
@@ -112,7 +113,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
     wanted = [folder / name for name in names]
     if absent := [file for file in wanted if not file.is_file()]:
         raise NotFetchedError(f"{absent[0].name} is not in {folder}, which must hold a checkpoint in safetensors.")
-    return wanted
+    return wanted + [file for file in [folder / GENERATION] if file.is_file()]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
