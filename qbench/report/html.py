@@ -117,7 +117,8 @@ def _plots(report: Report) -> Section:
 
 
 def _audits(records: Sequence[Outcome]) -> Section | None:
-    audited = [(outcome, record.audit) for outcome, record in _stored(records) if record.audit]
+    stored = [(outcome, record) for outcome, record in _stored(records) if record.cell.method != "none"]
+    audited = [(outcome, record.audit) for outcome, record in stored if record.audit]
     columns = [
         *(Column("Cell", "l"), Column("Passed", "l"), Column("Quantized"), Column("Code bits"), Column("Storage bits")),
         *(Column("Relative error"), Column("SNR (dB)"), Column("KL (nats)"), Column("Top-1 agreement")),

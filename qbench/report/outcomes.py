@@ -13,6 +13,7 @@ from qbench.report.metrics import Measure, in_order, is_share, measure
 from qbench.store import RECORD, RUN, CellRef, MetricValue, PlannedCell, Record, Results, StoredRecord, read_results
 
 TWINS = ("softmax", "softpick")
+NOT_OFFERED = "n/a"
 
 
 class ReportError(InputError):
@@ -214,7 +215,7 @@ def _missing(planned: PlannedCell) -> Gap:
 
 
 def _not_offered(planned: PlannedCell) -> Gap:
-    return Gap("n/a", f"{planned.cell.bits} bits are not offered by {planned.cell.method}.")
+    return Gap(NOT_OFFERED, f"{planned.cell.bits} bits are not offered by {planned.cell.method}.")
 
 
 def one_direction_each(measures: Iterable[Measure]) -> list[Measure]:

@@ -42,6 +42,27 @@ def test_bits_per_weight_are_the_audits(mini_report: Report) -> None:
     assert {(method, bits) for _, method, bits, _ in cells} == {("bnb", 4.5), ("hqq", 2.5), ("hqq", 3.5)}
 
 
+def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_report: Report) -> None:
+    for panels in (score_panels(troubled_report.deltas), damage_panels(troubled_report.damages)):
+        gaps = {(m.metric, method): panel.gaps for (m, method), panel in panels.items()}
+        assert gaps["acc", "hqq"] == {"softmax": [2], "softpick": [2, 3]}
+        assert gaps["acc", "bnb"] == {"softmax": [], "softpick": []}
+    drawn = dict(figures(troubled_report))
+    (legend,) = drawn["mini-score"].legends
+    assert {"softmax: no score", "softpick: no score"} < {text.get_text() for text in legend.get_texts()}
+
+
+def test_the_panels_of_a_figure_have_one_axis_of_bits_and_hold_their_points(paper: Report) -> None:
+    for name, figure in figures(paper):
+        assert len({axes.get_xlim() for axes in figure.axes}) == 1, name
+        for axes in figure.axes:
+            low, high = axes.get_ylim()
+            values = [float(value) for line in axes.lines if line.get_marker() in "os" for value in line.get_ydata()]
+            assert all(low < value < high for value in values), name
+            if axes.get_yscale() == "symlog":
+                assert low > -5  # damages: little room below zero
+
+
 def test_every_figure_is_a_file_in_each_format(small: Report, tmp_path: Path) -> None:
     files = write_plots(small, tmp_path / "plots")
     names = ["mini-score", "mini-damage", "mini-bits-per-weight"]
