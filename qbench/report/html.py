@@ -60,7 +60,7 @@ def page(report: Report, kind: Kind | None = None) -> str:
 
     folder = Path(__file__).parent
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters["minus"] = _minus
+    environment.filters["typeset"] = _typeset
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
     sections = [section for section in _sections(report, [kind] if kind else list(KINDS)) if section is not None]
     css, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -198,6 +198,6 @@ def _field(value: float | None, form: str) -> Field:
     return Field("–") if value is None else Field(form.format(value), value)
 
 
-def _minus(text: str) -> str:
-    """True minus signs: a hyphen is too short to be seen."""
-    return re.sub(r"(?<![\w.])-(?=\d)", "−", text)
+def _typeset(text: str) -> str:
+    """True minus signs, since a hyphen is too short to be seen; arrows stay in the line of their metric's name."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "−", re.sub(" (?=[↑↓])", "\u00a0", text))

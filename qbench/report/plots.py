@@ -150,7 +150,8 @@ def score_panels(rows: Sequence[DeltaRow]) -> Panels:
         for attention, score in _twins(row).items():
             error = Z95 * (score.stderr or 0)
             low = max(score.value - error, min(score.value, TINY))  # above zero, for a log scale
-            panel.points[attention].append(Point(row.quantized, score.value, low, score.value + error))
+            high = min(score.value + error, 100 if is_share(row.measure.metric) else math.inf)
+            panel.points[attention].append(Point(row.quantized, score.value, low, high))
         for attention, score in zip(TWINS, (row.softmax, row.softpick), strict=True):
             if isinstance(score, Gap):
                 panel.add_gap(attention, row.quantized.bits, score)

@@ -121,6 +121,8 @@ def between(low: float, high: float, decimals: int = DECIMALS) -> str:
 
 def quantization_name(quantized: Quantized) -> str:
     """What tells quantizations of one method apart: 3-bit g64."""
+    if quantized.is_baseline:
+        return "–"
     prefix = f"{quantized.method}-{quantized.bits}"
     return f"{quantized.bits}-bit {quantized.label.removeprefix(prefix).lstrip('-')}".strip()
 
@@ -235,8 +237,12 @@ def _arranged(rows: Sequence[R]) -> list[R]:
 
 
 def _reading(what: str, rows: Sequence[Row]) -> list[str]:
-    differences = [row.delta if isinstance(row, DeltaRow) else row.difference for row in rows]
-    return [what, READING, *[STAR] * any(d is not None and d.interval is not None for d in differences)]
+    with_intervals = any(isinstance(d, Difference) and d.interval for row in rows for d in _differences(row))
+    return [what, READING, *[STAR] * with_intervals]
+
+
+def _differences(row: Row) -> Sequence[Difference | Gap | None]:
+    return (row.delta,) if isinstance(row, DeltaRow) else (row.softmax.score, row.softpick.score, row.difference)
 
 
 def _slug(kind: str, about: Quantized) -> str:

@@ -1,6 +1,7 @@
 """Rows: joins, differences on unrounded values, damage, flips, and why a number is not there."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from qbench.report.delta import DeltaRow, Difference, Report, read_report
 from qbench.report.metrics import Measure
 from qbench.report.outcomes import Gap, Score
 from qbench.report.suspicious import suspicious
-from qbench.report.tables import Table, difference_field, interval_field, remarks
+from qbench.report.tables import STAR, Table, difference_field, interval_field, remarks, tables
 from qbench.store import CellRef, Failure, Identity
 
 from ..records import PROVENANCE, make_samples
@@ -221,6 +222,14 @@ def test_damage_without_a_baseline_says_so(tmp_path: Path) -> None:
     assert damage.difference is None
 
 
+def test_the_star_of_a_lone_twins_damage_is_explained(tmp_path: Path) -> None:
+    for label in ("none-16", "hqq-2-g64"):
+        write_cell(tmp_path, cell("softmax", label), samples_of("softmax", label))
+    (table,) = tables(read_report(tmp_path), "damage")
+    assert any(field.starred for line in table.rows for field in line)
+    assert STAR in table.reading
+
+
 def test_flips_are_seen_where_accuracy_is_equal(tmp_path: Path) -> None:
     before, after = make_samples(20, tasks=["arc_easy"]), make_samples(20, tasks=["arc_easy"])
     before["acc"], after["acc"] = [1.0, 0.0] * 10, [0.0, 1.0, *[1.0, 0.0] * 9]
@@ -260,6 +269,11 @@ def test_bad_input_is_a_sentence(tmp_path: Path, mini: Path) -> None:
     write_cell(twice, cell("softmax", "none-16"), make_samples(5), key="e" * 64)
     with pytest.raises(InputError, match="holds two records of mini-softmax-none-16"):
         read_report(twice)
+    copied = write_mini(tmp_path / "copied", labels=("none-16",), tasks=("arc_easy",))
+    (first, *_) = sorted(copied.glob("mini-softmax-*"))
+    shutil.copytree(first, copied / "a-copy")
+    with pytest.raises(InputError, match=r"two records of mini-softmax-none-16, in a-copy and .* with the same key"):
+        read_report(copied)
     old = tmp_path / "old"
     write_cell(old, cell("softmax", "none-16"), make_samples(5))
     (file,) = old.glob("*/record.json")

@@ -28,6 +28,7 @@ def test_scores_with_error_bars_and_the_unquantized_level(mini_report: Report) -
     point = panel.points["softmax"][0]
     assert point.high - point.value == pytest.approx(1.96)  # a standard error of 0.01
     assert set(panel.levels) == {"softmax", "softpick"}
+    assert all(p.high <= 100 for (m, _), own in panels.items() if m.metric == "acc" for p in own.points["softmax"])
     assert {method for _, method in panels} == {"bnb", "hqq"}
 
 
