@@ -152,9 +152,9 @@ def score_panels(rows: Sequence[DeltaRow]) -> Panels:
             low = max(score.value - error, min(score.value, TINY))  # above zero, for a log scale
             high = min(score.value + error, 100 if is_share(row.measure.metric) else math.inf)
             panel.points[attention].append(Point(row.quantized, score.value, low, high))
-        for attention, score in zip(TWINS, (row.softmax, row.softpick), strict=True):
-            if isinstance(score, Gap):
-                panel.add_gap(attention, row.quantized.bits, score)
+        for attention, found in zip(TWINS, (row.softmax, row.softpick), strict=True):
+            if isinstance(found, Gap):
+                panel.add_gap(attention, row.quantized.bits, found)
     return panels
 
 
@@ -253,7 +253,7 @@ def _draw_gaps(axes: "Axes", attention: str, gaps: Sequence[int]) -> None:
     """A cross at the bottom for each width whose score is not there: a line may pass it by."""
     if gaps:
         bits = [width + 2 * ASIDE[attention] for width in gaps]
-        look = {"color": COLOURS[attention], "marker": "x", "markersize": 5, "linestyle": "none", "clip_on": False}
+        look = {**_look(attention), "marker": "x", "linestyle": "none", "clip_on": False}
         label = f"{attention}: no score"
         axes.plot(bits, [0.0] * len(bits), transform=axes.get_xaxis_transform(), label=label, **look)
 
