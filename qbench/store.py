@@ -13,7 +13,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -212,8 +212,9 @@ def read_results(folder: Path | str) -> Results:
             raise StoreError(
                 f"{folder} holds no records ({RECORD} in a folder for each cell). `qbench run` makes them."
             )
-        _check_one_each(records, folder)
+        _check_one_each(records, folder, lambda record: record.cell.name, f", and no {RUN} that says which one counts")
         return Results(folder, None, tuple(records))
+    _check_one_each(records, folder, lambda record: (record.cell.name, record.key), " with the same key")
     # By the name too: families with the same checkpoint have the same keys.
     found: dict[tuple[str, str | None], StoredRecord] = {(s.record.cell.name, s.record.key): s for s in records}
     planned = {(cell.cell.name, cell.key): cell for cell in plan.cells if not cell.not_offered}
@@ -369,16 +370,15 @@ def _read_json(file: Path, kind: type[Model]) -> Model:
         raise StoreError(f"{file}: {where or 'the record'}: {first['msg']}.") from None
 
 
-def _check_one_each(records: list[StoredRecord], folder: Path) -> None:
-    seen: dict[str, Path] = {}
+def _check_one_each(records: list[StoredRecord], folder: Path, by: Callable[[Record], object], why: str) -> None:
+    seen: dict[object, Path] = {}
     for stored in records:
-        name = stored.record.cell.name
-        if name in seen:
+        first = seen.setdefault(by(stored.record), stored.folder)
+        if first != stored.folder:
+            name = stored.record.cell.name
             raise StoreError(
-                f"{folder} holds two records of {name}, in {seen[name].name} and {stored.folder.name}, and no {RUN} "
-                "that says which one counts; remove one."
+                f"{folder} holds two records of {name}, in {first.name} and {stored.folder.name}{why}; remove one."
             )
-        seen[name] = stored.folder
 
 
 def _hash(value: Any) -> str:

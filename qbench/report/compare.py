@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from qbench.report.delta import Difference, Report
 from qbench.report.metrics import Measure, method_name, metric_name, task_name
 from qbench.report.outcomes import Gap, Quantized, ReportError, Score
-from qbench.report.tables import Column, Field, Table, number, quantization_name, score_field, signed
+from qbench.report.tables import Column, Field, Table, between, number, quantization_name, score_field, signed
 
 if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval
@@ -138,7 +138,9 @@ def _fields(table: Table, c: Comparison) -> Iterator[Field]:
         yield Field(show(c.ours.value), c.ours.value, marks=table.mark(c.ours.notes))
     yield Field(show(c.published), c.published)
     yield Field("–") if c.difference is None else Field(signed(c.difference), c.difference)
-    yield Field(f"[{show(c.interval.low)}, {show(c.interval.high)}]") if c.interval else Field("–")
+    ends = (c.interval.low, c.interval.high) if c.interval else None
+    shown = ends and (between(*ends) if c.number == "delta" else f"[{number(ends[0])}, {number(ends[1])}]")
+    yield Field(shown or "–")
     yield Field({True: "yes", False: "no", None: "–"}[c.within])
 
 

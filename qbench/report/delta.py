@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval
 
 Tone = Literal["better", "worse", "same"]
+DECIMALS, MOST_DECIMALS = 2, 6
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,21 @@ class Difference:
     interval: "Interval | None" = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def decimals(self) -> int:
+        """As tables show it: two, or as many as show that it is not zero where its interval says so."""
+        return _decimals(self.value) if self.significant else DECIMALS
+
+    @property
+    def interval_decimals(self) -> int:
+        """The same of the ends of the interval, of which neither is zero if it excludes zero."""
+        if self.interval is None or not self.interval.excludes_zero:
+            return DECIMALS
+        return max(_decimals(self.interval.low), _decimals(self.interval.high))
+
     def tone(self, measure: Measure) -> Tone | None:
-        """Whether it is for the better, as far as two decimals show; None where the metric has no known direction."""
-        if round(self.value, 2) == 0:
+        """Whether it is for the better, as far as its decimals show; None where the metric has no known direction."""
+        if round(self.value, self.decimals) == 0:
             return "same"
         if measure.better is None:
             return None
@@ -113,7 +126,8 @@ class Report:
 
     def _own_damage(self, outcome: Outcome, measure: Measure) -> Damage:
         baseline = self.outcomes.baseline(outcome)
-        score, before = outcome.score(measure), baseline.score(measure)
+        score = self._with_chance(outcome, measure, "The quantized score is not above chance")
+        before = baseline.score(measure)
         if isinstance(score, Gap):
             return Damage(score)
         if isinstance(before, Gap):
@@ -128,14 +142,19 @@ class Report:
         direction = () if measure.better else (f"Whether higher or lower {measure.metric} is better is not known.",)
         return Difference(value, interval, (*((why_none,) if why_none else ()), *direction))
 
-    def _with_chance(self, outcome: Outcome, measure: Measure) -> Score | Gap:
+    def _with_chance(self, outcome: Outcome, measure: Measure, what: str = "Not above chance") -> Score | Gap:
         score = outcome.score(measure)
         if isinstance(score, Gap):
             return score
         chance = self.evidence.chance(measure, outcome)
         if chance is None or score.value > chance:
             return score
-        return replace(score, notes=(*score.notes, f"Not above chance, which is {chance:.2f}."))
+        return replace(score, notes=(*score.notes, f"{what}, which is {chance:.2f}."))
+
+
+def _decimals(value: float) -> int:
+    """Two, or as many as it takes for the value not to be rounded to zero."""
+    return next((n for n in range(DECIMALS, MOST_DECIMALS) if round(value, n)), MOST_DECIMALS)
 
 
 def read_report(source: Path | str) -> Report:

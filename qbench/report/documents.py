@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from qbench.evaluate.samples import FIELDS, WEIGHT
-from qbench.store import RECORD, SAMPLES, StoredRecord, StoreError
+from qbench.store import StoredRecord
 
 KEY = ("task", "doc_id", "doc_hash")
 CHOICES = "is_greedy"  # the smallest of the columns that have an entry a choice
@@ -37,14 +37,7 @@ class TaskDocuments:
 
 def read_documents(stored: StoredRecord) -> dict[str, TaskDocuments]:
     """The documents of each task of a record."""
-    file = stored.folder / SAMPLES
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{file}: the samples of {stored.record.cell.name} cannot be read ({error}).") from None
-    if hashlib.sha256(content).hexdigest() != stored.record.samples_sha256:
-        raise StoreError(f"{file} is not what {RECORD} beside it was written with; run the cell again.")
-    source = pq.ParquetFile(pa.BufferReader(content))
+    source = pq.ParquetFile(pa.BufferReader(stored.samples_content()))
     metrics = [name for name in source.schema_arrow.names if name not in FIELDS.names]
     table = source.read(columns=[*KEY, "gold", CHOICES, *metrics])
     choices = pc.if_else(pc.is_valid(table.column("gold")), pc.list_value_length(table.column(CHOICES)), None)

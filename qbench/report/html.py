@@ -60,7 +60,7 @@ def page(report: Report, kind: Kind | None = None) -> str:
 
     folder = Path(__file__).parent
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters["minus"] = _minus
+    environment.filters["typeset"] = _typeset
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
     sections = [section for section in _sections(report, [kind] if kind else list(KINDS)) if section is not None]
     css, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -117,7 +117,8 @@ def _plots(report: Report) -> Section:
 
 
 def _audits(records: Sequence[Outcome]) -> Section | None:
-    audited = [(outcome, record.audit) for outcome, record in _stored(records) if record.audit]
+    stored = [(outcome, record) for outcome, record in _stored(records) if record.cell.method != "none"]
+    audited = [(outcome, record.audit) for outcome, record in stored if record.audit]
     columns = [
         *(Column("Cell", "l"), Column("Passed", "l"), Column("Quantized"), Column("Code bits"), Column("Storage bits")),
         *(Column("Relative error"), Column("SNR (dB)"), Column("KL (nats)"), Column("Top-1 agreement")),
@@ -197,6 +198,6 @@ def _field(value: float | None, form: str) -> Field:
     return Field("–") if value is None else Field(form.format(value), value)
 
 
-def _minus(text: str) -> str:
-    """True minus signs: a hyphen is too short to be seen."""
-    return re.sub(r"(?<![\w.])-(?=\d)", "−", text)
+def _typeset(text: str) -> str:
+    """True minus signs, since a hyphen is too short to be seen; arrows stay in the line of their metric's name."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "−", re.sub(" (?=[↑↓])", "\u00a0", text))

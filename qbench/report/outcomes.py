@@ -7,12 +7,13 @@ from functools import cached_property
 from pathlib import Path
 
 from qbench.errors import InputError
-from qbench.quantize.audit import failures
+from qbench.quantize.audit import Audit, failures
 from qbench.quantize.options import OFFERED
 from qbench.report.metrics import Measure, in_order, is_share, measure
-from qbench.store import RECORD, RUN, CellRef, MetricValue, PlannedCell, Results, StoredRecord, read_results
+from qbench.store import RECORD, RUN, CellRef, MetricValue, PlannedCell, Record, Results, StoredRecord, read_results
 
 TWINS = ("softmax", "softpick")
+NOT_OFFERED = "n/a"
 
 
 class ReportError(InputError):
@@ -128,6 +129,12 @@ class Outcomes:
         """Kinds of attention that are in the records and in no Δ."""
         return sorted({c.cell.attention for c in self.cells} - set(TWINS))
 
+    def of_other_versions(self) -> list[str]:
+        """Cells that were measured with other code or packages than the latest one; `run --reuse-stale` keeps such."""
+        done = [c.stored.record for c in self.cells if c.stored and c.scores]
+        latest = max(done, key=lambda record: record.provenance.finished, default=None)
+        return [r.cell.name for r in done if latest and _version(r) != _version(latest)]
+
     @cached_property
     def _baselines(self) -> Mapping[tuple[str, str], Outcome]:
         return {(c.cell.family, c.cell.attention): c for c in self.cells if c.cell.method == "none"}
@@ -182,13 +189,19 @@ def _of_record(stored: StoredRecord) -> Outcome:
             "audit failed" if failure and failure.kind == "audit" else "failed", f"{record.cell.name} failed{why}"
         )
         return Outcome(record.cell, gap=gap, stored=stored)
-    if record.audit and (reasons := failures(record.audit)):
+    if record.audit and (reasons := audit_failures(record, record.audit)):
         gap = Gap("audit failed", f"{record.cell.name} did not pass its audit: {_first_line(reasons[0])}")
         return Outcome(record.cell, gap=gap, stored=stored)
     unproved = record.audit is None and record.cell.method != "none"
     caveat = f"{record.cell.name} has no audit: that it was quantized is not proved." if unproved else ""
     scores = {(m.task, m.metric): _score(m) for m in record.metrics}
     return Outcome(record.cell, scores, caveat=caveat, stored=stored)
+
+
+def audit_failures(record: Record, audit: Audit) -> list[str]:
+    """Why the audit does not prove what the cell's name says: it may be another's."""
+    of_another = [f"it is an audit of {audit.label}."] * (audit.label != record.cell.label)
+    return of_another or failures(audit)
 
 
 def _score(metric: MetricValue) -> Score:
@@ -202,7 +215,7 @@ def _missing(planned: PlannedCell) -> Gap:
 
 
 def _not_offered(planned: PlannedCell) -> Gap:
-    return Gap("n/a", f"{planned.cell.bits} bits are not offered by {planned.cell.method}.")
+    return Gap(NOT_OFFERED, f"{planned.cell.bits} bits are not offered by {planned.cell.method}.")
 
 
 def one_direction_each(measures: Iterable[Measure]) -> list[Measure]:
@@ -213,6 +226,10 @@ def one_direction_each(measures: Iterable[Measure]) -> list[Measure]:
         if key not in found or found[key].better is None:
             found[key] = m
     return list(found.values())
+
+
+def _version(record: Record) -> tuple[str, dict[str, str]]:
+    return record.identity.code, record.identity.packages
 
 
 def _natural(label: str) -> list[str | int]:

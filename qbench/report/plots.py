@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qbench.errors import InputError
 from qbench.report.delta import DamageRow, DeltaRow, Report
 from qbench.report.metrics import Measure, in_tables, is_perplexity, is_share, method_name, metric_name, task_name
-from qbench.report.outcomes import TWINS, Gap, Quantized, Score
+from qbench.report.outcomes import NOT_OFFERED, TWINS, Gap, Quantized, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,6 @@ ASIDE = {"softmax": -0.05, "softpick": 0.05}  # bits to the side, so that neithe
 METHOD_MARKERS = "ovD^PX*"
 Z95 = 1.96
 TINY = 1e-3
-LEGEND = 4  # entries in a line
 FAR = 20  # perplexities that differ by such a factor are drawn on a log axis
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 STYLE = {
@@ -59,10 +58,16 @@ class Point:
 
 @dataclass
 class Panel:
-    """One metric under one method: the points of each twin, and a level to compare with."""
+    """One metric under one method: the points of each twin, a level to compare with, and widths that have no score."""
 
     points: dict[str, list[Point]] = field(default_factory=lambda: {attention: [] for attention in TWINS})
     levels: Mapping[str, float] = field(default_factory=dict)
+    gaps: dict[str, list[int]] = field(default_factory=lambda: {attention: [] for attention in TWINS})
+
+    def add_gap(self, attention: str, bits: int, gap: Gap) -> None:
+        """Remember a width that should have a score; one that the method does not offer should not."""
+        if gap.text != NOT_OFFERED:
+            self.gaps[attention].append(bits)
 
 
 class Stored(NamedTuple):
@@ -145,7 +150,11 @@ def score_panels(rows: Sequence[DeltaRow]) -> Panels:
         for attention, score in _twins(row).items():
             error = Z95 * (score.stderr or 0)
             low = max(score.value - error, min(score.value, TINY))  # above zero, for a log scale
-            panel.points[attention].append(Point(row.quantized, score.value, low, score.value + error))
+            high = min(score.value + error, 100 if is_share(row.measure.metric) else math.inf)
+            panel.points[attention].append(Point(row.quantized, score.value, low, high))
+        for attention, found in zip(TWINS, (row.softmax, row.softpick), strict=True):
+            if isinstance(found, Gap):
+                panel.add_gap(attention, row.quantized.bits, found)
     return panels
 
 
@@ -161,7 +170,9 @@ def damage_panels(rows: Sequence[DamageRow]) -> Panels:
     for row in rows:
         panel = panels.setdefault((row.measure, row.quantized.method), Panel(levels={"none": 0.0}))
         for attention, damage in zip(TWINS, (row.softmax.score, row.softpick.score), strict=True):
-            if not isinstance(damage, Gap):
+            if isinstance(damage, Gap):
+                panel.add_gap(attention, row.quantized.bits, damage)
+            else:
                 ends = (damage.interval.low, damage.interval.high) if damage.interval else (damage.value,) * 2
                 panel.points[attention].append(Point(row.quantized, damage.value, *ends))
     return panels
@@ -201,7 +212,7 @@ def _grid(panels: Panels, title: str) -> "Figure":
     measures = list(dict.fromkeys(measure for measure, _ in panels))
     methods = list(dict.fromkeys(method for _, method in panels))
     figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
-    grid = figure.subplots(len(measures), len(methods), squeeze=False, sharex="col", sharey="row")
+    grid = figure.subplots(len(measures), len(methods), squeeze=False, sharex=True, sharey="row")
     for measure, line in zip(measures, grid, strict=True):
         line[0].set_ylabel(f"{task_name(measure.task)}\n{metric_name(measure)}")
         for method, axes in zip(methods, line, strict=True):
@@ -211,16 +222,17 @@ def _grid(panels: Panels, title: str) -> "Figure":
     for method, top, bottom in zip(methods, grid[0], grid[-1], strict=True):
         top.set_title(method_name(method))
         bottom.set_xlabel("bits")
-        widths = sorted(_widths(panels, method))
-        bottom.set_xticks(widths)
-        if widths:
-            bottom.set_xlim(widths[0] - 0.5, widths[-1] + 0.5)
-    return _finish(figure, title)
+    # One axis for all methods: a slope means the same in every panel.
+    if widths := sorted(_widths(panels.values())):
+        grid[0, 0].set_xticks(widths)
+        grid[0, 0].set_xlim(widths[0] - 0.5, widths[-1] + 0.5)
+    return _finish(figure, title, columns=len(TWINS))
 
 
-def _widths(panels: Panels, method: str) -> set[int]:
-    own = [panel for (_, name), panel in panels.items() if name == method]
-    return {point.quantized.bits for panel in own for points in panel.points.values() for point in points}
+def _widths(panels: Iterable[Panel]) -> set[int]:
+    every = list(panels)
+    drawn = {point.quantized.bits for panel in every for points in panel.points.values() for point in points}
+    return drawn | {bits for panel in every for gaps in panel.gaps.values() for bits in gaps}
 
 
 def _draw(axes: "Axes", panel: Panel) -> None:
@@ -233,7 +245,17 @@ def _draw(axes: "Axes", panel: Panel) -> None:
         if bars:
             bits = [point.quantized.bits + ASIDE[attention] for point in bars]
             axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], COLOURS[attention], linewidth=1)
+        _draw_gaps(axes, attention, panel.gaps[attention])
     _draw_levels(axes, panel.levels)
+
+
+def _draw_gaps(axes: "Axes", attention: str, gaps: Sequence[int]) -> None:
+    """A cross at the bottom for each width whose score is not there: a line may pass it by."""
+    if gaps:
+        bits = [width + 2 * ASIDE[attention] for width in gaps]
+        look = {**_look(attention), "marker": "x", "linestyle": "none", "clip_on": False}
+        label = f"{attention}: no score"
+        axes.plot(bits, [0.0] * len(bits), transform=axes.get_xaxis_transform(), label=label, **look)
 
 
 def _draw_levels(axes: "Axes", levels: Mapping[str, float]) -> None:
@@ -244,8 +266,8 @@ def _draw_levels(axes: "Axes", levels: Mapping[str, float]) -> None:
 
 def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
     """A logarithmic axis where perplexities differ by orders of magnitude, with ticks at powers of ten."""
-    values = [p.value for panel in panels for points in panel.points.values() for p in points]
-    values += [level for panel in panels for level in panel.levels.values()]
+    points = [p for panel in panels for own in panel.points.values() for p in own]
+    values = [p.value for p in points] + [level for panel in panels for level in panel.levels.values()]
     if not values or max(map(abs, values)) < FAR * max(min(values), 1):
         return
     damages = min(values) <= 0
@@ -256,6 +278,9 @@ def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
     labels |= {10.0**power: "10" + str(power).translate(RAISED) for power in powers}
     axes.set_yticks(list(labels), list(labels.values()))
     axes.minorticks_off()
+    if damages:  # of its own accord matplotlib leaves half of the panel empty, and cuts the highest marker
+        lowest = min([0.0, *(p.low for p in points)])
+        axes.set_ylim(2 * lowest - 0.5, 3 * max(p.high for p in points))
 
 
 def _look(attention: str) -> dict[str, Any]:
@@ -281,17 +306,18 @@ def _storage(panels: Mapping[Measure, Sequence[Stored]], levels: Levels, title: 
     figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(panels), 2.7))
     methods = list(dict.fromkeys(cell.method for cells in panels.values() for cell in cells))
     for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for attention, (method, marker) in product(TWINS, zip(methods, cycle(METHOD_MARKERS), strict=False)):
+        # The legend is filled column by column: a column a method, a line a twin.
+        for (method, marker), attention in product(zip(methods, cycle(METHOD_MARKERS), strict=False), TWINS):
             own = [cell for cell in cells if (cell.attention, cell.method) == (attention, method)]
             look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_name(method)}"}
             axes.plot([cell.bits for cell in own], [cell.value for cell in own], linestyle="none", **look)
         _draw_levels(axes, levels.get(measure, {}))
         axes.set_title(f"{task_name(measure.task)}, {metric_name(measure)}")
         axes.set_xlabel("measured bits per weight")
-    return _finish(figure, title)
+    return _finish(figure, title, columns=len(methods))
 
 
-def _finish(figure: "Figure", title: str) -> "Figure":
+def _finish(figure: "Figure", title: str, columns: int) -> "Figure":
     """The title, one legend for all panels, and margins; in inches, since figures differ in size."""
     width, height = figure.get_size_inches()
     handles: dict[str, Any] = {}
@@ -299,8 +325,8 @@ def _finish(figure: "Figure", title: str) -> "Figure":
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.suptitle(title, x=0.1 / width, y=1 - 0.08 / height, ha="left", va="top")
     place = (0.05 / width, 1 - 0.25 / height)
-    figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=place, borderaxespad=0, ncols=LEGEND)
-    rows = -(-len(handles) // LEGEND)
+    figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=place, borderaxespad=0, ncols=columns)
+    rows = -(-len(handles) // columns)
     top = 1 - (0.55 + 0.18 * rows) / height
     figure.subplots_adjust(0.75 / width, 0.45 / height, 1 - 0.12 / width, top, wspace=0.25, hspace=0.22)
     return figure

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from qbench.quantize.audit import failures
 from qbench.report.delta import Report
 from qbench.report.metrics import BETTER, DOCUMENTS, Measure, base, in_tables, is_perplexity, is_share
-from qbench.report.outcomes import Gap, Outcome, Score
+from qbench.report.outcomes import Gap, Outcome, Score, audit_failures
 from qbench.report.tables import number, signed
 
 ROUNDING = 0.005  # what two decimals hide
@@ -84,7 +83,7 @@ def _not_proved(report: Report) -> Iterator[Finding]:
             continue
         if record.audit is None:
             yield Finding(record.cell.name, "it has no audit: that it was quantized is not proved.")
-        elif reasons := failures(record.audit):
+        elif reasons := audit_failures(record, record.audit):
             yield Finding(record.cell.name, f"it has scores, but did not pass its audit: {reasons[0]}")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, TypeVar
 
-from qbench.report.delta import DamageRow, DeltaRow, Difference, Report, Tone
+from qbench.report.delta import DECIMALS, DamageRow, DeltaRow, Difference, Report, Tone
 from qbench.report.evidence import Flips
 from qbench.report.metrics import Measure, in_order, in_tables, method_name, metric_name, task_name
 from qbench.report.outcomes import Gap, Quantized, Score
@@ -108,13 +108,21 @@ def number(value: float) -> str:
     return f"{value:.2f}"
 
 
-def signed(value: float) -> str:
+def signed(value: float, decimals: int = DECIMALS) -> str:
     """A difference: a sign and two decimals, zero as +0.00."""
-    return f"{round(value, 2) + 0.0:+.2f}"
+    return f"{round(value, decimals) + 0.0:+.{decimals}f}"
+
+
+def between(low: float, high: float, decimals: int = DECIMALS) -> str:
+    """An interval of a difference. The ends keep their signs: -0.00 is below zero, and zero is seen to be inside."""
+    ends = (f"{round(end, 9) + 0.0:+.{decimals}f}" for end in (low, high))  # what differs by rounding alone is zero
+    return f"[{', '.join(ends)}]"
 
 
 def quantization_name(quantized: Quantized) -> str:
     """What tells quantizations of one method apart: 3-bit g64."""
+    if quantized.is_baseline:
+        return "–"
     prefix = f"{quantized.method}-{quantized.bits}"
     return f"{quantized.bits}-bit {quantized.label.removeprefix(prefix).lstrip('-')}".strip()
 
@@ -133,15 +141,19 @@ def difference_field(table: Table, difference: Difference | Gap | None, measure:
     if isinstance(difference, Gap):
         return score_field(table, difference)
     tone, marks = difference.tone(measure), table.mark(difference.notes)
-    return Field(signed(difference.value), difference.value, tone, difference.significant, marks)
+    text = signed(difference.value, difference.decimals)
+    return Field(text, difference.value, tone, difference.significant, marks)
 
 
 def remarks(report: Report) -> list[str]:
     """What is to be said of the report as a whole."""
-    others = report.outcomes.other_attentions()
-    return [f"There are records of {', '.join(others)} too: they are in no Δ, which is softpick − softmax."] * bool(
-        others
-    )
+    found = []
+    if others := report.outcomes.other_attentions():
+        found.append(f"There are records of {', '.join(others)} too: they are in no Δ, which is softpick − softmax.")
+    if older := report.outcomes.of_other_versions():
+        names = ", ".join(older[:3]) + f" and {len(older) - 3} more" * (len(older) > 3)
+        found.append(f"Not all cells are of the same code and packages; other than the latest: {names}.")
+    return found
 
 
 def _delta_table(about: Quantized, rows: list[DeltaRow]) -> Table:
@@ -155,7 +167,7 @@ def _delta_table(about: Quantized, rows: list[DeltaRow]) -> Table:
     table = Table(_slug("delta", about), title, caption, _reading(DELTA, rows), columns, heads)
     for row in _arranged(rows):
         line = [*_head_fields(row), *_twin_fields(table, row)]
-        table.rows.append(line + [_interval_field(row.delta)] * with_intervals)
+        table.rows.append(line + [interval_field(row.delta)] * with_intervals)
     return table
 
 
@@ -173,7 +185,7 @@ def _damage_table(about: Quantized, rows: list[DamageRow]) -> Table:
         for side in (row.softmax, row.softpick):
             line += [difference_field(table, side.score, row.measure), *[_flips_field(side.flips)] * with_flips]
         line.append(difference_field(table, row.difference, row.measure))
-        table.rows.append(line + [_interval_field(row.difference)] * with_intervals)
+        table.rows.append(line + [interval_field(row.difference)] * with_intervals)
     return table
 
 
@@ -205,11 +217,12 @@ def _flips_field(flips: Flips | None) -> Field:
     return Field(f"{number(flips.right_to_wrong)} / {number(flips.wrong_to_right)}", total)
 
 
-def _interval_field(difference: Difference | None) -> Field:
+def interval_field(difference: Difference | None) -> Field:
+    """The 95% interval of a difference."""
     if difference is None or difference.interval is None:
         return Field("–")
     low, high = difference.interval.low, difference.interval.high
-    return Field(f"[{signed(low)}, {signed(high)}]", high - low)
+    return Field(between(low, high, difference.interval_decimals), high - low)
 
 
 def _by_method(rows: Sequence[R]) -> list[tuple[Quantized, list[R]]]:
@@ -224,8 +237,12 @@ def _arranged(rows: Sequence[R]) -> list[R]:
 
 
 def _reading(what: str, rows: Sequence[Row]) -> list[str]:
-    differences = [row.delta if isinstance(row, DeltaRow) else row.difference for row in rows]
-    return [what, READING, *[STAR] * any(d is not None and d.interval is not None for d in differences)]
+    with_intervals = any(isinstance(d, Difference) and d.interval for row in rows for d in _differences(row))
+    return [what, READING, *[STAR] * with_intervals]
+
+
+def _differences(row: Row) -> Sequence[Difference | Gap | None]:
+    return (row.delta,) if isinstance(row, DeltaRow) else (row.softmax.score, row.softpick.score, row.difference)
 
 
 def _slug(kind: str, about: Quantized) -> str:

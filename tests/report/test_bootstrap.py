@@ -76,6 +76,13 @@ def test_the_same_every_time() -> None:
     assert found[0] == found[1]
 
 
+def test_the_interval_of_an_accuracy_is_of_percentages() -> None:
+    (found,) = resample([column([1.0] * 50)])
+    alone = interval((1, found))
+    assert alone
+    assert alone.low < 100 == alone.high
+
+
 def test_one_document_has_no_interval() -> None:
     before, after = paired([1.0], [0.0])
     assert interval((1, after), (-1, before)) is None

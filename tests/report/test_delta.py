@@ -1,17 +1,21 @@
 """Rows: joins, differences on unrounded values, damage, flips, and why a number is not there."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
 
 from qbench.errors import InputError
+from qbench.report.bootstrap import Interval
 from qbench.report.delta import DeltaRow, Difference, Report, read_report
 from qbench.report.metrics import Measure
 from qbench.report.outcomes import Gap, Score
-from qbench.store import CellRef, Failure
+from qbench.report.suspicious import suspicious
+from qbench.report.tables import STAR, Table, difference_field, interval_field, remarks, tables
+from qbench.store import CellRef, Failure, Identity
 
-from ..records import make_samples
+from ..records import PROVENANCE, make_samples
 from .examples import LABELS, PAPER, audit_of, cell, samples_of, write_cell, write_mini
 
 ACC = Measure("arc_easy", "acc", "higher")
@@ -72,6 +76,25 @@ def test_tone_follows_the_metrics_direction(value: float, better: str | None, to
     assert Difference(value).tone(Measure("t", "m", better)) == tone  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("value", "low", "high", "excludes", "shown", "between", "tone"),
+    [
+        (0.0004, 0.0001, 0.0007, True, "+0.0004", "[+0.0001, +0.0007]", "worse"),
+        (0.012, 0.0044, 0.021, True, "+0.01", "[+0.004, +0.021]", "worse"),
+        (-0.0004, -0.0009, 0.0001, False, "+0.00", "[-0.00, +0.00]", "same"),
+        (0.25, -0.0, 0.5, False, "+0.25", "[+0.00, +0.50]", "worse"),
+    ],
+)
+def test_what_excludes_zero_is_not_rounded_to_zero(
+    value: float, low: float, high: float, excludes: bool, shown: str, between: str, tone: str
+) -> None:
+    difference, measure = Difference(value, Interval(low, high, excludes)), Measure("t", "perplexity", "lower")
+    table = Table("", "", "", [], [])
+    field = difference_field(table, difference, measure)
+    assert (field.text, field.starred, field.tone) == (shown, excludes, tone)
+    assert interval_field(difference).text == between
+
+
 def test_two_settings_of_one_width_never_meet(tmp_path: Path) -> None:
     for attention, label in (("softmax", "hqq-3-g64"), ("softpick", "hqq-3-g128")):
         write_cell(tmp_path, cell(attention, label), make_samples(10))
@@ -103,6 +126,29 @@ def test_a_failed_audit_of_a_failed_cell_is_called_so(tmp_path: Path) -> None:
     reason = "mini-softmax-hqq-3-g64 failed (audit): The audit of hqq-3-g64 failed."
     assert only.softmax == Gap("audit failed", reason)
     assert only.softpick == Gap("–", "There is no softpick model of mini here.")
+
+
+@pytest.mark.parametrize("other", ["none-16", "hqq-2-g64"])
+def test_an_audit_of_another_quantization_proves_nothing(other: str, tmp_path: Path) -> None:
+    of_other = audit_of(cell("softmax", "hqq-2-g64")).model_copy(update={"label": other})
+    write_cell(tmp_path, cell("softmax", "hqq-3-g64"), make_samples(10), audit=of_other)
+    report = read_report(tmp_path)
+    assert row(report, "hqq-3-g64", "arc_easy", "acc").softmax == Gap(
+        "audit failed", f"mini-softmax-hqq-3-g64 did not pass its audit: it is an audit of {other}."
+    )
+    assert [str(finding) for finding in suspicious(report)] == [
+        f"mini-softmax-hqq-3-g64: it has scores, but did not pass its audit: it is an audit of {other}."
+    ]
+
+
+def test_cells_of_other_code_or_packages_are_named(tmp_path: Path) -> None:
+    identity = Identity(what={}, code="old", packages={})
+    write_cell(tmp_path, cell("softpick", "none-16"), make_samples(10))
+    older = PROVENANCE.model_copy(update={"finished": "2025-12-31T00:00:00+00:00"})
+    write_cell(tmp_path, cell("softmax", "none-16"), make_samples(10), identity=identity, provenance=older)
+    assert remarks(read_report(tmp_path)) == [
+        "Not all cells are of the same code and packages; other than the latest: mini-softmax-none-16."
+    ]
 
 
 def test_a_number_without_an_audit_says_so(tmp_path: Path) -> None:
@@ -156,11 +202,32 @@ def test_damage_is_quantized_minus_its_own_baseline(paper: Report) -> None:
     assert r.difference.tone(r.measure) == "worse"
 
 
+def test_damage_down_to_chance_says_so(paper: Report) -> None:
+    (found,) = (
+        r
+        for r in paper.damages
+        if (r.quantized.family, r.quantized.label, r.measure.task, r.measure.metric)
+        == ("340M", "gptq-2", "piqa", "acc_norm")
+    )
+    assert isinstance(found.softmax.score, Difference)
+    assert isinstance(found.softpick.score, Difference)
+    assert found.softmax.score.notes == ("The quantized score is not above chance, which is 50.00.",)
+    assert found.softpick.score.notes == ()
+
+
 def test_damage_without_a_baseline_says_so(tmp_path: Path) -> None:
     write_mini(tmp_path, labels=("hqq-3-g64",))
     damage = read_report(tmp_path).damages[0]
     assert damage.softmax.score == Gap("–", "There is no unquantized mini-softmax to compare with.")
     assert damage.difference is None
+
+
+def test_the_star_of_a_lone_twins_damage_is_explained(tmp_path: Path) -> None:
+    for label in ("none-16", "hqq-2-g64"):
+        write_cell(tmp_path, cell("softmax", label), samples_of("softmax", label))
+    (table,) = tables(read_report(tmp_path), "damage")
+    assert any(field.starred for line in table.rows for field in line)
+    assert STAR in table.reading
 
 
 def test_flips_are_seen_where_accuracy_is_equal(tmp_path: Path) -> None:
@@ -202,6 +269,11 @@ def test_bad_input_is_a_sentence(tmp_path: Path, mini: Path) -> None:
     write_cell(twice, cell("softmax", "none-16"), make_samples(5), key="e" * 64)
     with pytest.raises(InputError, match="holds two records of mini-softmax-none-16"):
         read_report(twice)
+    copied = write_mini(tmp_path / "copied", labels=("none-16",), tasks=("arc_easy",))
+    (first, *_) = sorted(copied.glob("mini-softmax-*"))
+    shutil.copytree(first, copied / "a-copy")
+    with pytest.raises(InputError, match=r"two records of mini-softmax-none-16, in a-copy and .* with the same key"):
+        read_report(copied)
     old = tmp_path / "old"
     write_cell(old, cell("softmax", "none-16"), make_samples(5))
     (file,) = old.glob("*/record.json")

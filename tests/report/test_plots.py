@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qbench.errors import InputError
@@ -28,6 +29,7 @@ def test_scores_with_error_bars_and_the_unquantized_level(mini_report: Report) -
     point = panel.points["softmax"][0]
     assert point.high - point.value == pytest.approx(1.96)  # a standard error of 0.01
     assert set(panel.levels) == {"softmax", "softpick"}
+    assert all(p.high <= 100 for (m, _), own in panels.items() if m.metric == "acc" for p in own.points["softmax"])
     assert {method for _, method in panels} == {"bnb", "hqq"}
 
 
@@ -40,6 +42,27 @@ def test_damages_have_their_own_intervals(mini_report: Report) -> None:
 def test_bits_per_weight_are_the_audits(mini_report: Report) -> None:
     cells = next(iter(storage_panels(mini_report, mini_report.deltas).values()))
     assert {(method, bits) for _, method, bits, _ in cells} == {("bnb", 4.5), ("hqq", 2.5), ("hqq", 3.5)}
+
+
+def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_report: Report) -> None:
+    for panels in (score_panels(troubled_report.deltas), damage_panels(troubled_report.damages)):
+        gaps = {(m.metric, method): panel.gaps for (m, method), panel in panels.items()}
+        assert gaps["acc", "hqq"] == {"softmax": [2], "softpick": [2, 3]}
+        assert gaps["acc", "bnb"] == {"softmax": [], "softpick": []}
+    drawn = dict(figures(troubled_report))
+    (legend,) = drawn["mini-score"].legends
+    assert {"softmax: no score", "softpick: no score"} < {text.get_text() for text in legend.get_texts()}
+
+
+def test_the_panels_of_a_figure_have_one_axis_of_bits_and_hold_their_points(paper: Report) -> None:
+    for name, figure in figures(paper):
+        assert len({axes.get_xlim() for axes in figure.axes}) == 1, name
+        for axes in figure.axes:
+            low, high = axes.get_ylim()
+            drawn = [np.asarray(line.get_ydata(), float) for line in axes.lines if line.get_marker() in "os"]
+            assert all((low < values).all() and (values < high).all() for values in drawn), name
+            if axes.get_yscale() == "symlog":
+                assert low > -5  # damages: little room below zero
 
 
 def test_every_figure_is_a_file_in_each_format(small: Report, tmp_path: Path) -> None:
