@@ -151,6 +151,7 @@ def _write(text: str, file: Path | None) -> None:
     from qbench.store import write_atomically
 
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text)
     except OSError as error:
         raise ReportError(f"{file} cannot be written ({error.strerror or error}).") from None

@@ -66,7 +66,7 @@ def test_compare_and_audit(mini: Path, capsys: pytest.CaptureFixture[str]) -> No
     [
         (("table", "none"), "none is not there"),
         (("table", PAPER, "--standalone"), "--standalone is of --format latex; the format is md."),
-        (("table", PAPER, "--out", "none/there.md"), "none/there.md cannot be written (No such file or directory)."),
+        (("table", PAPER, "--out", PAPER / "README.md" / "there.md"), "there.md cannot be written (File exists)."),
         (("compare", PAPER, "--with", "none"), "none is not there"),
         (("audit", "none"), "none is not there"),
     ],
@@ -81,6 +81,11 @@ def test_a_wrong_call_is_2_and_a_sentence(
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
+    assert run("table", PAPER, "--out", tmp_path / "new" / "table.md") == 0
+    assert (tmp_path / "new" / "table.md").stat().st_size
 
 
 def test_nothing_for_a_kind_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
