@@ -175,6 +175,7 @@ def test_a_failed_cell_fails(baseline: Path, tmp_path: Path) -> None:
         (finding,) = report.failures
         assert finding.found_by == found_by
         assert "It broke." in finding.message
+        assert finding.cell.name in report.differences
 
 
 def test_a_missing_cell_fails(baseline: Path, tmp_path: Path) -> None:
@@ -279,6 +280,15 @@ def test_some_other_documents_fail(baseline: Path, tmp_path: Path) -> None:
     (finding,) = report.failures
     assert "arc_easy: the documents are not those of the baseline: 200 in the run" in finding.message
     assert "199 in both" in finding.message
+
+
+def test_an_override_of_a_task_with_other_documents_is_no_typo(baseline: Path, tmp_path: Path) -> None:
+    samples = {cell: POPULATION.samples() for cell in CELLS}
+    for frame in samples.values():
+        frame.loc[frame.index[frame.task == "wikitext"][0], "doc_hash"] = "edited"
+    gate = {"overrides": {"wikitext": {"word_perplexity": {"tolerance": 2}}}}
+    report = check(write_cells(tmp_path / "run", samples, gate=gate), baseline)
+    assert "the documents are not those of the baseline" in report.failures[0].message
 
 
 # --- what does not fail
