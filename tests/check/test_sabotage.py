@@ -13,6 +13,7 @@ RECIPE = {
     "extends": os.fspath(ROOT / "recipes" / "mini.yaml"),
     "quantizations": [{"method": "hqq", "bits": 3}],
     "tasks": ["mini_arc_easy", "mini_wikitext"],
+    "data": dict.fromkeys(["mini_lambada", "mini_piqa", "mini_sciq"]),
     "limit": 60,
 }
 
