@@ -210,6 +210,7 @@ AUDITS: list[tuple[dict[str, Any], str]] = [
     ({"packed_bytes": 4096 * 8}, "The bytes of codes is 32,768, it was 24,576"),
     ({"slope": 1.02 * 0.991234567}, "of another size than they were"),
     ({"error_energy": 2.0}, "The relative weight error is not what it was"),
+    ({"error_energy": 1.03 * 1.123456789}, "The relative weight error is not what it was (more than 1% off)"),
     ({"slope": float("nan")}, "of another size than they were"),
 ]
 
