@@ -349,6 +349,7 @@ def test_only_what_is_read_is_downloaded(tmp_path, monkeypatch):
     asked = {}
     monkeypatch.setattr(checkpoint, "snapshot_download", lambda name, **kw: asked.update(kw) or fla(tmp_path / name))
     load_checkpoint("owner/name")
+    assert asked.pop("revision") is None
     from huggingface_hub.utils import filter_repo_objects
 
     files = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "tokenizer.json", "merges.txt"]

@@ -39,19 +39,20 @@ class OtherDocuments:
 
 
 def pair_documents(before: StoredRecord, after: StoredRecord) -> Iterator[PairedDocuments | OtherDocuments]:
-    """The documents of each task that both records have, paired by content."""
+    """The documents of each task, paired by content."""
     tables = [_read(before), _read(after)]
     codes = _codes(tables)
     values = [_values(table) for table in tables]
     rows = [_rows_of_tasks(table) for table in tables]
-    for task in rows[0]:
-        if task not in rows[1]:
-            continue
-        order = [own[task][np.argsort(code[own[task]], kind="stable")] for own, code in zip(rows, codes, strict=True)]
+    none = np.empty(0, dtype=np.int64)
+    for task in dict.fromkeys([*rows[0], *rows[1]]):
+        order = [
+            own[np.argsort(code[own], kind="stable")]
+            for own, code in zip((found.get(task, none) for found in rows), codes, strict=True)
+        ]
         before_codes, after_codes = (code[own] for own, code in zip(order, codes, strict=True))
         if not np.array_equal(before_codes, after_codes):
-            common = len(np.intersect1d(before_codes, after_codes))
-            yield OtherDocuments(task, len(before_codes), len(after_codes), common)
+            yield OtherDocuments(task, len(before_codes), len(after_codes), _common(before_codes, after_codes))
             continue
         ids = _numbers(_array(tables[1]["doc_id"])).astype(np.int64)[order[1]]
         columns = [name for name in values[0] if name in values[1]]
@@ -113,6 +114,12 @@ def _codes(tables: list[pa.Table]) -> list[Ints]:
         return [_encoded(_array(hashes[0]))] * 2
     both = pa.concat_arrays([_array(column) for column in hashes])
     return np.split(_encoded(both), [len(tables[0])])
+
+
+def _common(before: Ints, after: Ints) -> int:
+    """How many documents two runs share; one that occurs twice in both counts twice."""
+    size = 1 + max(before.max(initial=0), after.max(initial=0))
+    return int(np.minimum(np.bincount(before, minlength=size), np.bincount(after, minlength=size)).sum())
 
 
 def _encoded(strings: pa.Array) -> Ints:

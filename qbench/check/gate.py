@@ -95,9 +95,10 @@ def check(
             failures += [Finding(after.record.cell, "audit", change) for change in changes]
         costs = cost_warnings(before.record, after.record, settings)
         warnings += [Finding(after.record.cell, "cost", cost) for cost in costs]
-    _check_overrides(settings, table)
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
+    if not failures:  # of a task with other documents, nothing is tested
+        _check_overrides(settings, table)
     outcomes = judge(table, settings)
     bad = {o.hypothesis.cell for o in outcomes if o.verdict == "worse"} | {failure.cell for failure in failures}
     return Report(
@@ -110,7 +111,7 @@ def check(
         notes=tuple(_notes(now, then, joined, settings, scores_only)),
         differences={
             after.record.cell.name: tuple(differences(before.record, after.record))
-            for before, after in joined.pairs
+            for before, after in (*joined.pairs, *joined.failed)
             if after.record.cell in bad
         },
     )
@@ -175,7 +176,7 @@ def _compare(
 def _unfinished(joined: Joined) -> list[Finding]:
     missing = [Finding(cell, "records", "There is no record of this cell in the run.") for cell in joined.missing]
     failed = []
-    for stored in joined.failed:
+    for _, stored in joined.failed:
         failure = stored.record.failure
         kind, reason = (failure.kind, failure.reason) if failure else ("error", "no reason is recorded")
         by: Literal["audit", "records"] = "audit" if kind == "audit" else "records"
@@ -188,7 +189,7 @@ def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis]) -> Non
     tested = {f"{h.task}.{h.metric}" for h in table}
     for task, metrics in settings.overrides.items():
         for metric in metrics:
-            if table and (name := f"{task}.{metric}") not in tested:
+            if (name := f"{task}.{metric}") not in tested:
                 raise CheckError(
                     f"gate.overrides.{name} is of nothing that is tested; tested are {', '.join(sorted(tested))}."
                     + did_you_mean(name, tested)

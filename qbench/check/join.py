@@ -19,7 +19,7 @@ class Joined:
     """The cells of a run beside those of its baseline."""
 
     pairs: tuple[tuple[StoredRecord, StoredRecord], ...]  # before, after: both done
-    failed: tuple[StoredRecord, ...]  # in the run
+    failed: tuple[tuple[StoredRecord, StoredRecord], ...]  # before, after: failed in the run
     missing: tuple[CellRef, ...]  # planned for the run, or in a baseline of as many cells
 
 
@@ -42,12 +42,13 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
             f"of {run.folder}. If that is meant, set gate.baseline_may_hold_more in the recipe."
         )
     absent = [key for key in before if key not in after and (key in planned or not settings.baseline_may_hold_more)]
-    pairs = [(before[key], stored) for key, stored in after.items() if stored.record.state == "done"]
+    both = [(before[key], stored) for key, stored in after.items()]
+    pairs = [pair for pair in both if pair[1].record.state == "done"]
     for then, now in pairs:
         _check_metrics(then, now)
     return Joined(
         tuple(pairs),
-        tuple(stored for stored in after.values() if stored.record.state == "failed"),
+        tuple(pair for pair in both if pair[1].record.state == "failed"),
         tuple(before[key].record.cell for key in absent),
     )
 

@@ -38,7 +38,7 @@ class GateSettings(_Settings):
     overrides: dict[str, dict[str, Override]] = {}  # task: {metric: …}; a choice task's log-softmax is gold_logprob
     baseline_may_hold_more: bool = False  # the run is a part of the baseline's cells
     slope_drift: Tolerance = 0.01  # of a layer's weights on its source's, before an audit counts as changed
-    error_drift: Tolerance = 0.05  # of a layer's relative weight error, as a share of it
+    error_drift: Tolerance = 0.01  # of a layer's relative weight error, as a share of it
     slower_ratio: Ratio = 1.5  # of the seconds a cell takes, on the same machine
     larger_ratio: Ratio = 1.05  # of the bytes its weights take
 

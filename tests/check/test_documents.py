@@ -77,3 +77,15 @@ def test_other_documents_are_told(tmp_path: Path) -> None:
     before, after = make_samples(10, tasks=["piqa"]), make_samples(10, tasks=["piqa"])
     after.loc[3, "doc_hash"] = "another"
     assert pair(tmp_path, before, after)["piqa"] == OtherDocuments("piqa", 10, 10, 9)
+
+
+def test_a_part_of_documents_that_occur_twice_is_a_part(tmp_path: Path) -> None:
+    """So that --limit is seen: of a, b, a, c the first three are three."""
+    rows = [choices([-1.0, -2.0], [0], name=name) for name in "abac"]
+    assert pair(tmp_path, to_frame(rows), to_frame(rows[:3]))["arc_easy"] == OtherDocuments("arc_easy", 4, 3, 3)
+
+
+def test_a_task_without_documents_is_not_passed_over(tmp_path: Path) -> None:
+    both, one = make_samples(10, tasks=["piqa", "sciq"]), make_samples(10, tasks=["piqa"])
+    assert pair(tmp_path / "1", both, one)["sciq"] == OtherDocuments("sciq", 10, 0, 0)
+    assert pair(tmp_path / "2", one, both)["sciq"] == OtherDocuments("sciq", 0, 10, 0)

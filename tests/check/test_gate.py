@@ -175,6 +175,7 @@ def test_a_failed_cell_fails(baseline: Path, tmp_path: Path) -> None:
         (finding,) = report.failures
         assert finding.found_by == found_by
         assert "It broke." in finding.message
+        assert finding.cell.name in report.differences
 
 
 def test_a_missing_cell_fails(baseline: Path, tmp_path: Path) -> None:
@@ -209,6 +210,7 @@ AUDITS: list[tuple[dict[str, Any], str]] = [
     ({"packed_bytes": 4096 * 8}, "The bytes of codes is 32,768, it was 24,576"),
     ({"slope": 1.02 * 0.991234567}, "of another size than they were"),
     ({"error_energy": 2.0}, "The relative weight error is not what it was"),
+    ({"error_energy": 1.03 * 1.123456789}, "The relative weight error is not what it was (more than 1% off)"),
     ({"slope": float("nan")}, "of another size than they were"),
 ]
 
@@ -279,6 +281,15 @@ def test_some_other_documents_fail(baseline: Path, tmp_path: Path) -> None:
     (finding,) = report.failures
     assert "arc_easy: the documents are not those of the baseline: 200 in the run" in finding.message
     assert "199 in both" in finding.message
+
+
+def test_an_override_of_a_task_with_other_documents_is_no_typo(baseline: Path, tmp_path: Path) -> None:
+    samples = {cell: POPULATION.samples() for cell in CELLS}
+    for frame in samples.values():
+        frame.loc[frame.index[frame.task == "wikitext"][0], "doc_hash"] = "edited"
+    gate = {"overrides": {"wikitext": {"word_perplexity": {"tolerance": 2}}}}
+    report = check(write_cells(tmp_path / "run", samples, gate=gate), baseline)
+    assert "the documents are not those of the baseline" in report.failures[0].message
 
 
 # --- what does not fail

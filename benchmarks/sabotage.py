@@ -1,0 +1,167 @@
+"""Cells broken on purpose: who finds it, the cell's own audit, the gate's audit, or the scores?
+
+    python benchmarks/sabotage.py recipes/mini.yaml --baseline results/mini --only '*hqq-3*'
+
+Where the cell's own audit stops it, the gate reports a failed cell. The cell is then run again with that audit switched
+off, so that the gate itself has to find it. Without --baseline, the cells are run unbroken first.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from tabulate import tabulate
+from torch import Tensor, nn
+
+from qbench.attention import NORMALIZERS
+from qbench.check.gate import Report, check
+from qbench.check.hypotheses import UNITS
+from qbench.check.settings import GateSettings
+from qbench.quantize.model import quantize
+from qbench.recipe import PlanEntry, choose, load_recipe, plan
+from qbench.run.cell import run_cell
+from qbench.run.matrix import make_jobs
+from qbench.store import CellRef, cell_folder, write_record
+
+PART = GateSettings(baseline_may_hold_more=True)
+SCALES = {"hqq": "scale", "gptq": "scales"}  # the tensor that holds them
+
+# What is done to a model once the layers of these names are packed; the layers that were there come last.
+Spoil = Callable[[nn.Module, list[str], dict[str, nn.Module]], None]
+
+
+def main() -> int:
+    """A table of sabotages; exit code 1 if one is found by nobody."""
+    options = _options()
+    recipe = load_recipe(options.recipe)
+    torch.set_num_threads(recipe.threads or 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        entries = choose(plan(recipe, Path(scratch) / "none").entries, options.only)
+        baseline = options.baseline or run(entries, Path(scratch) / "baseline")
+        rows = []
+        for entry in entries:
+            for number, (name, broken) in enumerate(sabotages(entry.cell.ref).items()):
+                rows.append(found_by(name, broken, entry, baseline, Path(scratch) / f"{entry.cell.ref.name}-{number}"))
+    print(tabulate(rows, "keys", tablefmt="github"))
+    return int(any(all(by.startswith("no") for by in list(row.values())[2:]) for row in rows))
+
+
+def sabotages(cell: CellRef) -> dict[str, AbstractContextManager[Any]]:
+    """What can be broken in a cell; it is, while the context is open."""
+    found: dict[str, AbstractContextManager[Any]] = {}
+    if scales := SCALES.get(cell.method):
+        found["one layer left unquantized"] = _spoiled(cell.method, _leave_first)
+        found["scales of one layer off by 2%"] = _spoiled(cell.method, _scale(scales, 1))
+        found["all scales off by 2%"] = _spoiled(cell.method, _scale(scales, None))
+        found["two layers swapped"] = _spoiled(cell.method, _swap_first)
+    found["two blocks swapped after the audit"] = patch("qbench.quantize.model.quantize", _quantize_and_swap)
+    if cell.attention == "softpick":
+        found["softpick run as softmax"] = patch.dict(NORMALIZERS, softpick=_softmax_attention)
+    return found
+
+
+def found_by(
+    name: str, broken: AbstractContextManager[Any], entry: PlanEntry, baseline: Path, folder: Path
+) -> dict[str, str]:
+    """Run a broken cell; who finds it."""
+    with broken:
+        report = check(run([entry], folder / "audited"), baseline, PART)
+        own = [failure.message for failure in report.failures if failure.message.startswith("The cell failed (audit)")]
+        if own:
+            with patch("qbench.quantize.model.failures", lambda audit: []):
+                report = check(run([entry], folder / "unaudited"), baseline, PART)
+    return {
+        "sabotage": name,
+        "cell": entry.cell.ref.name,
+        "the cell's own audit": "yes: " + own[0].splitlines()[1].removeprefix("- ") if own else "no",
+        "the gate's audit": "; ".join(f.message for f in report.failures) or "no",
+        "the scores": scores(report),
+    }
+
+
+def scores(report: Report) -> str:
+    """How many scores got worse, and the largest loss among them."""
+    count = f"{len(report.worse)} of {len(report.outcomes)}"
+    if not report.worse:
+        return f"no: {count}"
+    worst = max((outcome.hypothesis for outcome in report.worse), key=lambda h: h.loss / h.tolerance)
+    return f"yes: {count}, {worst.task} {worst.metric} by {worst.loss:.3g}{UNITS[worst.kind]}"
+
+
+def run(entries: list[PlanEntry], folder: Path) -> Path:
+    """Run cells in this process, where they can be broken."""
+    for job in make_jobs(entries):
+        record, samples = run_cell(job)
+        write_record(cell_folder(folder, record.cell, record.key), record, samples)
+    return folder
+
+
+def _spoiled(method: str, spoil: Spoil) -> AbstractContextManager[Any]:
+    whole = import_module(f"qbench.quantize.{method}").quantize_model
+
+    def broken(model: nn.Module, *arguments: Any, targets: list[str], **others: Any) -> None:
+        sources = {name: model.get_submodule(name) for name in targets}
+        whole(model, *arguments, targets=targets, **others)
+        spoil(model, targets, sources)
+
+    return patch(f"qbench.quantize.{method}.quantize_model", broken)
+
+
+def _leave_first(model: nn.Module, targets: list[str], sources: dict[str, nn.Module]) -> None:
+    model.set_submodule(targets[0], sources[targets[0]])
+
+
+def _scale(tensor: str, count: int | None) -> Spoil:
+    def scale(model: nn.Module, targets: list[str], sources: dict[str, nn.Module]) -> None:
+        for name in targets[:count]:
+            getattr(model.get_submodule(name), tensor).mul_(1.02)
+
+    return scale
+
+
+def _swap_first(model: nn.Module, targets: list[str], sources: dict[str, nn.Module]) -> None:
+    """The first layer and the next one of its shape."""
+    shapes = {name: (sources[name].in_features, sources[name].out_features) for name in targets}
+    first, second = [name for name in targets if shapes[name] == shapes[targets[0]]][:2]
+    layers = model.get_submodule(first), model.get_submodule(second)
+    model.set_submodule(first, layers[1])
+    model.set_submodule(second, layers[0])
+
+
+def _quantize_and_swap(*arguments: Any, **options: Any) -> Any:
+    model, audit = quantize(*arguments, **options)
+    layers = model.model.layers
+    layers[0], layers[1] = layers[1], layers[0]
+    for index, layer in enumerate(layers):  # the place of its keys in the cache
+        layer.self_attn.layer_idx = index
+    return model, audit
+
+
+def _softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None
+) -> Tensor:
+    """Softmax in softpick's place; the queries are the last ones of the keys."""
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    mask = mask.tril(k.shape[2] - q.shape[2]) if causal else mask
+    mask = mask if key_mask is None else mask & key_mask[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", metavar="RECIPE")
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="a run of the recipe; by default it is run")
+    parser.add_argument("--only", metavar="PATTERN", help="cells whose name matches")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

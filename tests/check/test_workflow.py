@@ -1,0 +1,25 @@
+"""The workflow and the README's lines for GPU runners are YAML, and call what there is."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_workflow_runs_targets_of_the_makefile() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/gate.yml").read_text())
+    runs = [step["run"] for step in workflow["jobs"]["gate"]["steps"] if "run" in step]
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert runs == ["make test", "make check"]
+    assert {"test", "check"} <= set(targets)
+
+
+def test_the_gpu_job_is_yaml_and_names_recipes_that_exist() -> None:
+    section = (ROOT / "README.md").read_text().partition("## The gate in CI")[2]
+    (job,) = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0]).values()
+    runs = " ".join(step.get("run", "") for step in job["steps"])
+    recipes = re.findall(r"recipes/\S+\.yaml", runs)
+    assert recipes
+    assert all((ROOT / recipe).exists() for recipe in recipes)
