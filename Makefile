@@ -23,7 +23,8 @@ bench: setup ## run a recipe (RECIPE=…) and print its tables: the paper's wher
 	$(BIN)/qbench doctor
 	$(BIN)/qbench run $(RECIPE); status=$$?; \
 	$(BIN)/qbench table $(RUN) && $(BIN)/qbench table $(RUN) --kind damage && \
-	$(BIN)/qbench table $(RUN) --format html --out $(RUN)/report.html && echo "report: $(RUN)/report.html"; \
+	$(BIN)/qbench table $(RUN) --format html --out $(RUN)/report.html && $(BIN)/qbench table $(RUN) --kind summary && \
+	echo "report: $(RUN)/report.html"; \
 	exit $$status
 
 check: setup ## the gate: recipes/ci.yaml against the committed results/mini

@@ -3,7 +3,6 @@
 python docs/tables.py            # `make docs`; tests/test_readme.py fails where the files are not what this writes
 """
 
-import csv
 import io
 import re
 import sys
@@ -14,13 +13,7 @@ from qbench.cli import main as qbench
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("results", "mini")
-KINDS = ("delta", "damage")
 PLOTS = ("damage", "bits-per-weight")
-METHODS = {"none": "unquantized", "bnb": "BNB", "gptq": "GPTQ", "hqq": "HQQ"}
-MEASURES = {
-    ("mini_wikitext", "word_perplexity"): "Perplexity ↓",
-    ("mini_arc_easy", "acc_norm"): "Arc Easy, % ↑",
-}
 BETWEEN = re.compile(r"(?<=<!-- made by docs/tables.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
@@ -34,48 +27,10 @@ def printed(*arguments: str) -> str:
     return out.getvalue()
 
 
-def compact(results: Path = RESULTS) -> str:
-    """Scores of the twins, and what they lost, of one perplexity and one accuracy: a line for each quantization."""
-    rows = {kind: _by_cell(printed("table", str(results), "--format", "csv", "--kind", kind)) for kind in KINDS}
-    labels = {label: (method, int(bits)) for label, method, bits, *_ in rows["delta"]}
-    order = sorted(labels, key=lambda label: (list(METHODS).index(labels[label][0]), -labels[label][1]))
-    heads = [f"{name}: {column}" for name in MEASURES.values() for column in ("softmax", "softpick", "difference")]
-    lines = [_line(["Quantization", *heads]), _line([":--", *["--:"] * len(heads)])]
-    for label in order:
-        method, bits = labels[label]
-        fields = [METHODS[method] if method == "none" else f"{METHODS[method]} {bits}-bit"]
-        for task, metric in MEASURES:
-            key = (label, method, str(bits), task, metric)
-            fields += _fields(rows["delta"][key], rows["damage"].get(key))
-        lines.append(_line(fields))
-    return "\n".join(lines) + "\n"
-
-
-def _by_cell(text: str) -> dict[tuple[str, ...], dict[str, str]]:
-    rows = csv.DictReader(io.StringIO(text))
-    return {(row["label"], row["method"], row["bits"], row["task"], row["metric"]): row for row in rows}
-
-
-def _fields(delta: dict[str, str], damage: dict[str, str] | None) -> list[str]:
-    """softmax, softpick and the difference: of the damages where it is quantized, else none."""
-    scores = {twin: f"{float(delta[twin]):.2f}" for twin in ("softmax", "softpick")}
-    if damage is None:
-        return [*scores.values(), ""]
-    lost = [
-        f"{score} ({_signed(damage, f'{twin}_damage', f'{twin}_low', f'{twin}_high')})"
-        for twin, score in scores.items()
-    ]
-    return [*lost, _signed(damage, "difference", "low", "high")]
-
-
-def _signed(row: dict[str, str], value: str, low: str, high: str) -> str:
-    """A change with its sign; a star where its interval excludes zero. What rounds to zero has no minus."""
-    starred = float(row[low]) > 0 or float(row[high]) < 0
-    return f"{round(float(row[value]), 2) + 0.0:+.2f}" + r"\*" * starred
-
-
-def _line(fields: list[str]) -> str:
-    return f"| {' | '.join(fields)} |"
+def summary(results: Path = RESULTS) -> str:
+    """The summary without its heading, which the README has in its own words."""
+    printed_table = printed("table", str(results), "--kind", "summary")
+    return printed_table[printed_table.index("| ") :].strip() + "\n"
 
 
 def page(results: Path = RESULTS) -> str:
@@ -118,7 +73,7 @@ def draw(folder: Path, results: Path = RESULTS) -> None:
 def main() -> None:
     """Write all of it."""
     readme = ROOT / "README.md"
-    readme.write_text(with_table(readme.read_text(encoding="utf-8"), compact()), encoding="utf-8")
+    readme.write_text(with_table(readme.read_text(encoding="utf-8"), summary()), encoding="utf-8")
     (ROOT / "docs" / "mini.md").write_text(page(), encoding="utf-8")
     draw(ROOT / "docs")
 

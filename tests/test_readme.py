@@ -268,14 +268,14 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_tables_are_those_of_the_results(tables: ModuleType) -> None:
     """Where this fails, results/mini or the tables' look has changed: `make docs` writes them again."""
     readme = README.read_text(encoding="utf-8")
-    assert tables.with_table(readme, tables.compact()) == readme
+    assert tables.with_table(readme, tables.summary()) == readme
     assert tables.page() == (ROOT / "docs" / "mini.md").read_text(encoding="utf-8")
 
 
-def test_the_compact_table_has_the_numbers_of_the_long_one(tables: ModuleType) -> None:
-    """Every score and every damage in README.md is in what `qbench table` prints."""
+def test_the_summary_has_the_numbers_of_the_long_tables(tables: ModuleType) -> None:
+    """Every score and every damage in README.md is in docs/mini.md."""
     long = tables.page()
-    for number in re.findall(r"[-+]?\d+\.\d\d", tables.compact()):
+    for number in re.findall(r"[-+]?\d+\.\d\d", tables.summary()):
         assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", long), number
 
 

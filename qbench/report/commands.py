@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 DONE, FAILED = 0, 1
 FORMATS = ("md", "latex", "csv", "json", "html")
-KINDS = ("delta", "damage", "baseline")
 SOURCE = "a folder of records, as `qbench run` writes it, or a CSV file of published numbers or a folder of such"
 
 
@@ -32,9 +31,10 @@ def add_table(commands: Commands) -> None:
     parser.add_argument("--format", choices=FORMATS, default="md", help="default: md; csv and json have all metrics")
     parser.add_argument(
         "--kind",
-        choices=KINDS,
+        choices=("delta", "damage", "baseline", "summary"),
         help="delta: softpick − softmax (default); damage: quantized − unquantized of each, and flips; "
-        "baseline: the unquantized, families side by side. html has all three unless told",
+        "baseline: the unquantized, families side by side; summary: the damages of one metric a task on one screen. "
+        "html has all of them unless told",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the screen")
     parser.add_argument("--standalone", action="store_true", help="latex: a document of its own, to compile as it is")
@@ -95,6 +95,8 @@ def _rendered(report: "Report", options: argparse.Namespace) -> str:
     if options.format in ("csv", "json"):
         from qbench.report import tidy
 
+        if kind == "summary":
+            raise ReportError(f"{options.format} has all numbers of the summary in --kind damage and --kind delta.")
         rows = tidy.rows(report, kind)
         return tidy.to_csv(rows) if options.format == "csv" else tidy.to_json(rows)
     made = tables(report, kind)

@@ -16,6 +16,7 @@ from qbench.report.tables import Column, Field, Kind, Table, remarks, tables
 from qbench.store import Cost, Record
 
 KINDS: Mapping[Kind, str] = {
+    "summary": "Summary",
     "baseline": "Unquantized models",
     "delta": "Δ: softpick against softmax",
     "damage": "Damage: what quantization costs",

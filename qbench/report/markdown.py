@@ -7,7 +7,8 @@ from qbench.report.tables import Field, Table
 
 TONES = {"better": " ▲", "worse": " ▼", "same": "", None: ""}
 LEGEND = "▲ for the better, ▼ for the worse, whichever way the metric points."
-ALIGN = {"l": ":--", "c": ":-:", "r": "--:"}
+PAD = {"l": str.ljust, "c": str.center, "r": str.rjust}
+RULE = {"l": lambda n: ":" + "-" * (n - 1), "c": lambda n: f":{'-' * (n - 2)}:", "r": lambda n: "-" * (n - 1) + ":"}
 
 
 def markdown(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
@@ -20,25 +21,29 @@ def markdown(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
 
 
 def _table(table: Table) -> str:
-    columns = [f"{column.group} {column.title}".strip() for column in table.columns]
-    lines = [
-        *(f"### {_escape(table.title)}", "", _escape(table.caption), ""),
-        _line([_escape(column) for column in columns]),
-        _line([ALIGN[column.align] for column in table.columns]),
-        *(_line([_field(field) for field in row]) for row in table.rows),
-    ]
+    lines = [*(f"### {_escape(table.title)}", "", _escape(table.caption), ""), *_grid(table)]
     if table.footnotes:
         lines += ["", "<br>".join(f"<sup>{mark}</sup> {_escape(text)}" for mark, text in table.footnotes.items())]
     return "\n".join([*lines, ""])
 
 
+def _grid(table: Table) -> list[str]:
+    """The lines of the table, its columns padded: what is read on a screen should stand straight."""
+    titles = [_escape(f"{column.group} {column.title}".strip()) for column in table.columns]
+    rows = [[_field(field) for field in row] for row in table.rows]
+    widths = [max(len(text) for text in column) for column in zip(titles, *rows, strict=True)]
+
+    def line(texts: Sequence[str]) -> str:
+        padded = (PAD[c.align](text, width) for c, text, width in zip(table.columns, texts, widths, strict=True))
+        return f"| {' | '.join(padded)} |"
+
+    rule = [RULE[column.align](width) for column, width in zip(table.columns, widths, strict=True)]
+    return [line(titles), f"| {' | '.join(rule)} |", *map(line, rows)]
+
+
 def _field(field: Field) -> str:
     marks = f"<sup>{field.marks}</sup>" if field.marks else ""
     return _escape(field.text) + TONES[field.tone] + " \\*" * field.starred + marks
-
-
-def _line(fields: Sequence[str]) -> str:
-    return f"| {' | '.join(fields)} |"
 
 
 def _escape(text: str) -> str:

@@ -88,5 +88,13 @@ def in_tables(measures: Iterable[Measure]) -> list[Measure]:
     return [m for m in known if not (m.task in tasks and m.metric in SAME_AS_WORD_PERPLEXITY)]
 
 
+def headlines(measures: Iterable[Measure]) -> list[Measure]:
+    """One measure a task: the first as the paper orders them."""
+    first: dict[str, Measure] = {}
+    for m in in_order(measures):
+        first.setdefault(m.task, m)
+    return list(first.values())
+
+
 def _title(name: str) -> str:
     return name.replace("_", " ").title()

@@ -7,15 +7,32 @@ from typing import Literal, TypeVar
 
 from qbench.report.delta import DECIMALS, DamageRow, DeltaRow, Difference, Report, Tone
 from qbench.report.evidence import Flips
-from qbench.report.metrics import Measure, in_order, in_tables, method_name, metric_name, task_name
+from qbench.report.metrics import (
+    Measure,
+    headlines,
+    in_order,
+    in_tables,
+    is_share,
+    method_name,
+    metric_name,
+    task_name,
+)
 from qbench.report.outcomes import Gap, Quantized, Score
 
-Kind = Literal["delta", "damage", "baseline"]
+Kind = Literal["delta", "damage", "baseline", "summary"]
 Row = DeltaRow | DamageRow
 R = TypeVar("R", DeltaRow, DamageRow)
 
 DELTA = "Δ is softpick − softmax; accuracies are in percent."
 DIFFERENCE = "The difference is softpick's damage − softmax's; accuracies are in percent."
+PAIRS = (
+    "Softmax / softpick: the scores of the unquantized models, and below them what quantization changed; accuracies "
+    "are in percent."
+)
+MARKED = (
+    "Marked for the better where softpick lost less than softmax and for the worse where it lost more, if the interval "
+    "of that difference excludes zero."
+)
 FLIPS = "Flips: documents (%) that became wrong / that became right."
 READING = "↑ higher is better, ↓ lower is better."
 STAR = "* marks a 95% interval (paired bootstrap over documents) that excludes zero."
@@ -66,7 +83,8 @@ class Table:
 
 def tables(report: Report, kind: Kind) -> list[Table]:
     """All tables of a kind."""
-    return {"delta": delta_tables, "damage": damage_tables, "baseline": baseline_tables}[kind](report)
+    makers = {"delta": delta_tables, "damage": damage_tables, "baseline": baseline_tables, "summary": summary_tables}
+    return makers[kind](report)
 
 
 def delta_tables(report: Report) -> list[Table]:
@@ -90,7 +108,7 @@ def baseline_tables(report: Report) -> list[Table]:
     twins = [Column(title, group=family) for family in families for title in ("Softmax", "Softpick", "Δ")]
     caption = f"Softpick against softmax, unquantized: {', '.join(families)}."
     columns = [Column("Task", "l"), Column("Metric", "l"), *twins]
-    table = Table("baseline", "Unquantized", caption, _reading(DELTA, rows), columns, heads=1)
+    table = Table("baseline", "Unquantized", caption, [DELTA, *_reading(rows)], columns, heads=1)
     for measure in measures:
         line = [Field(task_name(measure.task)), Field(metric_name(measure))]
         for family in families:
@@ -101,6 +119,26 @@ def baseline_tables(report: Report) -> list[Table]:
                 line += [score_field(table, missing)] * 2 + [Field("–")]
         table.rows.append(line)
     return [table]
+
+
+def summary_tables(report: Report) -> list[Table]:
+    """A table a family: one metric of each task, and a line for each quantization. The answer on one screen."""
+    found = []
+    for family, group in groupby(report.damages, lambda row: row.quantized.family):
+        damages = list(group)
+        measures = headlines(row.measure for row in damages)
+        columns = [Column("Method", "l"), Column("Quantization", "l"), *(Column(_short_name(m)) for m in measures)]
+        caption = f"What quantization costs the {family} models."
+        reading = _reading(damages)
+        reading = [PAIRS, *reading, *[MARKED] * (STAR in reading)]
+        table = Table(f"summary-{family}", f"{family}: summary", caption, reading, columns, heads=1)
+        rows: list[Row] = [r for r in report.deltas if r.quantized.is_baseline and r.quantized.family == family]
+        for quantized, own in groupby([*rows, *damages], lambda row: row.quantized):
+            by_measure = {row.measure: row for row in own}
+            head = [Field(method_name(quantized.method)), Field(quantization_name(quantized), quantized.bits)]
+            table.rows.append(head + [_pair_field(table, by_measure[m]) for m in measures])
+        found.append(table)
+    return found
 
 
 def number(value: float) -> str:
@@ -164,7 +202,7 @@ def _delta_table(about: Quantized, rows: list[DeltaRow]) -> Table:
     columns = [*_head(about), Column("Softmax"), Column("Softpick"), Column("Δ")]
     columns += [Column("95% interval")] * with_intervals
     heads = 1 if about.is_baseline else 2
-    table = Table(_slug("delta", about), title, caption, _reading(DELTA, rows), columns, heads)
+    table = Table(_slug("delta", about), title, caption, [DELTA, *_reading(rows)], columns, heads)
     for row in _arranged(rows):
         line = [*_head_fields(row), *_twin_fields(table, row)]
         table.rows.append(line + [interval_field(row.delta)] * with_intervals)
@@ -178,7 +216,7 @@ def _damage_table(about: Quantized, rows: list[DamageRow]) -> Table:
     with_intervals = any(row.difference and row.difference.interval for row in rows)
     columns = [*_head(about), *_damage_columns(with_flips), Column("Difference")]
     columns += [Column("95% interval")] * with_intervals
-    reading = [*_reading(DIFFERENCE, rows), *[FLIPS] * with_flips]
+    reading = [DIFFERENCE, *_reading(rows), *[FLIPS] * with_flips]
     table = Table(_slug("damage", about), title, caption, reading, columns)
     for row in _arranged(rows):
         line = _head_fields(row)
@@ -210,6 +248,26 @@ def _twin_fields(table: Table, row: DeltaRow) -> list[Field]:
     return [*scores, difference_field(table, row.delta, row.measure)]
 
 
+def _pair_field(table: Table, row: Row) -> Field:
+    """Softmax / softpick; a difference of their damages is told by its tone, if it is more than chance."""
+    if isinstance(row, DeltaRow):
+        sides = [score_field(table, score) for score in (row.softmax, row.softpick)]
+        between = None
+    else:
+        sides = [difference_field(table, side.score, row.measure) for side in (row.softmax, row.softpick)]
+        between = row.difference
+    text = " / ".join(side.text + "*" * side.starred for side in sides)
+    marks = ",".join(dict.fromkeys(mark for side in sides for mark in side.marks.split(",") if mark))
+    tone = between.tone(row.measure) if between and between.significant else None
+    return Field(text, between.value if between else None, tone, marks=marks)
+
+
+def _short_name(measure: Measure) -> str:
+    """A task with its metric; the kind of an accuracy is left out."""
+    name, metric = task_name(measure.task), metric_name(measure)
+    return f"{name}, %{metric[-2:] if measure.better else ''}" if is_share(measure.metric) else f"{name} {metric}"
+
+
 def _flips_field(flips: Flips | None) -> Field:
     if flips is None:
         return Field("–")
@@ -236,9 +294,9 @@ def _arranged(rows: Sequence[R]) -> list[R]:
     return [row for measure in measures for row in rows if row.measure == measure]
 
 
-def _reading(what: str, rows: Sequence[Row]) -> list[str]:
+def _reading(rows: Sequence[Row]) -> list[str]:
     with_intervals = any(isinstance(d, Difference) and d.interval for row in rows for d in _differences(row))
-    return [what, READING, *[STAR] * with_intervals]
+    return [READING, *[STAR] * with_intervals]
 
 
 def _differences(row: Row) -> Sequence[Difference | Gap | None]:

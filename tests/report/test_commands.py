@@ -1,6 +1,7 @@
 """`qbench table`, `compare` and `audit` as they are called."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -29,18 +30,27 @@ def two_rows(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("form", ["md", "latex", "csv", "json", "html"])
-@pytest.mark.parametrize("kind", ["delta", "damage", "baseline"])
+FORMS = ("md", "latex", "html", "csv", "json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        *((kind, form) for kind in ("delta", "damage", "baseline") for form in FORMS),
+        *(("summary", form) for form in FORMS[:3]),
+    ],
+)
 def test_every_format_of_every_kind(form: str, kind: str, two_rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "table"
     assert run("table", two_rows, "--format", form, "--kind", kind, "--out", out) == 0
-    expected = {"delta": "71", "damage": "-10", "baseline": "81"}[kind]
+    expected = {"delta": "71", "damage": "-10", "baseline": "81", "summary": "-10.00 / -10.00"}[kind]
     assert expected in out.read_text().replace("$-$", "-").replace("−", "-")
 
 
 def test_the_screen_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("table", PAPER) == 0
-    assert "| Sciq | Acc ↑ | 3-bit | 80.50 | 80.70 | +0.20 ▲ |" in capsys.readouterr().out
+    shown = re.sub(" +", " ", capsys.readouterr().out)
+    assert "| Sciq | Acc ↑ | 3-bit | 80.50 | 80.70 | +0.20 ▲ |" in shown
 
 
 def test_plots_are_written_beside_the_table(two_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +77,10 @@ def test_compare_and_audit(mini: Path, capsys: pytest.CaptureFixture[str]) -> No
         (("table", "none"), "none is not there"),
         (("table", PAPER, "--standalone"), "--standalone is of --format latex; the format is md."),
         (("table", PAPER, "--out", PAPER / "README.md" / "there.md"), "there.md cannot be written (File exists)."),
+        (
+            ("table", PAPER, "--kind", "summary", "--format", "csv"),
+            "csv has all numbers of the summary in --kind damage",
+        ),
         (("compare", PAPER, "--with", "none"), "none is not there"),
         (("audit", "none"), "none is not there"),
     ],

@@ -23,7 +23,7 @@ from .golden import check
 
 COLUMNS = ["family", "method", "bits", "label", "task", "metric", "better", "softmax", "softpick", "delta"]
 TASKS = ("arc_easy", "wikitext")
-KINDS: tuple[Kind, ...] = ("delta", "damage", "baseline")
+KINDS: tuple[Kind, ...] = ("delta", "damage", "baseline", "summary")
 # Another label than method and bits, a direction that must be looked up, one that is not known, and a number missing.
 PUBLISHED = """\
 size,method,bits,label,task,metric,better,softmax,softpick,delta
@@ -62,11 +62,34 @@ def test_markdown(kind: Kind, small: Report) -> None:
     check(f"{kind}.md", markdown(tables(small, kind), remarks(small)))
 
 
+def unpadded(text: str) -> str:
+    return re.sub(" +", " ", text)
+
+
+def test_columns_stand_straight_on_a_screen(small: Report) -> None:
+    for table in markdown(tables(small, "damage")).split("\n\n"):
+        if table.startswith("|"):
+            assert len({tuple(m.start() for m in re.finditer(r"\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_report: Report) -> None:
+    (table,) = tables(mini_report, "summary")
+    rows = {(row.quantized.label, row.measure.task, row.measure.metric): row for row in mini_report.damages}
+    for label, line in zip(("bnb-4-nf4", "hqq-2-g64", "hqq-3-g64"), table.rows[1:], strict=True):
+        for task, shown in zip(("arc_easy", "lambada_openai"), line[2:4], strict=True):
+            row = rows[label, task, {"arc_easy": "acc_norm", "lambada_openai": "acc"}[task]]
+            assert row.difference is not None
+            assert shown.tone == (row.difference.tone(row.measure) if row.difference.significant else None)
+    perplexities = [line[-1] for line in table.rows[1:]]
+    assert [shown.tone for shown in perplexities[1:]] == ["better", "better"]
+    assert all(shown.text.count("*") == 2 for shown in perplexities[1:])
+
+
 def test_a_family_without_a_task_says_so_in_the_baseline_table(tmp_path: Path) -> None:
     rows = "A,none,16,piqa,acc,70,71\nA,none,16,sciq,acc,80,81\nB,none,16,sciq,acc,90,91\n"
     (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\n" + rows)
     text = markdown(tables(read_report(tmp_path), "baseline"))
-    assert "| Piqa | Acc ↑ | 70.00 | 71.00 | +1.00 ▲ | –<sup>a</sup> | –<sup>a</sup> | – |" in text
+    assert "| Piqa | Acc ↑ | 70.00 | 71.00 | +1.00 ▲ | –<sup>a</sup> | –<sup>a</sup> | – |" in unpadded(text)
     assert "<sup>a</sup> B has no acc of piqa." in text
 
 
@@ -130,7 +153,7 @@ def test_differences_are_rounded_once_and_zero_has_no_minus(value: float, text: 
 def test_labels_and_captions_differ(paper: Report) -> None:
     text = latex([table for kind in KINDS for table in tables(paper, kind)])
     labels, captions = (re.findall(rf"\\{name}{{(.*)}}", text) for name in ("label", "caption"))
-    assert len(labels) == len(set(labels)) == len(set(captions)) == 15
+    assert len(labels) == len(set(labels)) == len(set(captions)) == 17
 
 
 def test_long_tables_are_cut_where_a_task_begins(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_it_is_one_file_that_asks_for_nothing(mini_page: str) -> None:
         assert all(target.startswith("#") for target in targets), targets
     assert "@import" not in mini_page
     sections = re.findall(r'<section id="(.+?)">', mini_page)
-    assert sections == ["baseline", "delta", "damage", "plots", "audits", "costs", "provenance", "recipe"]
+    assert sections == ["summary", "baseline", "delta", "damage", "plots", "audits", "costs", "provenance", "recipe"]
 
 
 def test_suspicious_results_stand_first_and_a_kind_alone(tmp_path: Path) -> None:
