@@ -1,5 +1,6 @@
 """qbench: what quantization costs a model, measured, proved and paired."""
 
+import logging
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,10 @@ _EXPORTS = {
 }
 
 __all__ = list(_EXPORTS)
+
+# transformers imports torchao, which then warns of CUDA kernels and of enums that nothing here uses.
+for _noisy in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 
 def __getattr__(name: str) -> Any:

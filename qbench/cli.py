@@ -45,11 +45,15 @@ def _add_fetch(commands: Commands) -> None:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from qbench.fetch import fetch
+    from qbench.hub import go_offline_if_unreachable
     from qbench.recipe import load_recipe
 
+    recipe = load_recipe(options.recipe)
+    go_offline_if_unreachable(recipe)
+    from qbench.fetch import fetch  # after it, since this imports the hub's library
+
     missing = 0
-    for here, line in fetch(load_recipe(options.recipe)):
+    for here, line in fetch(recipe):
         missing += not here
         print(line if here else f"MISSING {line}", flush=True)
     if missing:

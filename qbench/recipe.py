@@ -18,7 +18,7 @@ from qbench.fingerprints import NotFetchedError
 from qbench.quantize.options import NotOffered, Quantization, offered, quantization
 from qbench.recipe_check import check_recipe
 from qbench.recipe_errors import as_sentence
-from qbench.recipe_file import RecipeError, read_recipe_file
+from qbench.recipe_file import RecipeError, RecipeFile, is_task_path, read_recipe_file
 from qbench.recipe_schema import CheckpointSource, Recipe, fields_at
 from qbench.store import (
     RECORD,
@@ -144,11 +144,20 @@ def load_recipe(file: Path | str, **changes: Any) -> Recipe:
     except ValidationError as error:
         raise as_sentence(read, error, fields_at) from None
     recipe._file = read
+    recipe = recipe.model_copy(update={"data": _data_for_tasks(recipe, read)})
     if changes.get("limit"):  # a limit on the command line is for all tasks, whatever the recipe says
         tasks = {name: task.model_copy(update={"limit": None}) for name, task in recipe.tasks.items()}
         recipe = recipe.model_copy(update={"tasks": tasks})
     check_recipe(recipe, read)
     return recipe
+
+
+def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
+    """The data, without what an extended recipe has for tasks that this one leaves out."""
+    if any(map(is_task_path, recipe.tasks)):  # which tasks these are is not known yet
+        return recipe.data
+    own = {name for name in recipe.data if read.lines[("data", name)][0] == read.file}
+    return {name: files for name, files in recipe.data.items() if name in recipe.tasks or name in own}
 
 
 def cells(recipe: Recipe) -> list[Cell]:

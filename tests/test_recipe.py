@@ -378,3 +378,13 @@ def test_the_auto_dtype_and_device_are_those_of_the_machine(tmp_path: Path, monk
         monkeypatch.setattr("qbench.recipe_schema.has_cuda", lambda cuda=cuda: cuda)
         recipe: Recipe = load_recipe(file)
         assert (recipe.resolved_device, recipe.resolved_dtype) == (device, dtype)
+
+
+def test_data_of_tasks_that_an_extending_recipe_leaves_out_go_with_them(tmp_path: Path) -> None:
+    write_recipe(tmp_path)
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: recipe.yaml\ntasks: [mine]\n")
+    assert [*load_recipe(own).task_data()] == ["mine"]
+    own.write_text("extends: recipe.yaml\ntasks: [mine]\ndata: {piqq: piqa.jsonl}\n")
+    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: data\.piqq: it is not among the tasks"):
+        load_recipe(own)

@@ -1,9 +1,10 @@
 """A task's documents as lm-eval's requests, checked before any model runs."""
 
+import io
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ def build_documents(task: Task, limit: int | None = None, seed: int = DEFAULT_OT
         raise TaskError(f"limit of {task.task_name} is {limit!r}; it must be a positive whole number of documents.")
     task.set_fewshot_seed(seed)
     try:
-        with seeded():
+        with seeded(), redirect_stderr(io.StringIO()):  # a bar of lm-eval's for every task
             task.build_all_requests(limit=limit)
     except Exception as error:  # whatever a task's functions and templates raise, without the document's number
         raise _blame(task, limit, error) from error

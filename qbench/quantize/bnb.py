@@ -1,5 +1,6 @@
 """bitsandbytes: LLM.int8() at 8 bits (https://arxiv.org/abs/2208.07339), nf4 and fp4 at 4 (https://arxiv.org/abs/2305.14314)."""
 
+import copy
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -65,7 +66,10 @@ class Bnb4Linear(PackedLinear):
 
     def dequantize(self) -> Tensor:
         """Each code's level times its block's scale."""
-        return bnb.functional.dequantize_4bit(self.weight, self.quant_state)
+        # As one long row: where blocks run on over the ends of rows, the library's AVX-512 code takes wrong scales.
+        one_row = copy.copy(self.quant_state)
+        one_row.shape = torch.Size([self.out_features * self.in_features])
+        return bnb.functional.dequantize_4bit(self.weight, one_row).view(self.out_features, self.in_features)
 
     def grid(self) -> Tensor:
         """The levels of nf4 or fp4."""
@@ -83,6 +87,8 @@ class Bnb4Linear(PackedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """The library's kernel. Only its Linear4bit repacks weights in place, on some CPUs; this call does not."""
+        if x.device.type == "cpu" and self.in_features % BLOCK:  # see dequantize
+            return nn.functional.linear(x, self.dequantize().to(x.dtype), self.bias)
         return bnb.matmul_4bit(x, self.weight.t(), quant_state=self.quant_state, bias=self.bias)
 
     def _apply(self, fn, recurse: bool = True) -> Self:  # type: ignore[no-untyped-def]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from qbench.command import Commands, add_command
+from qbench.hub import OFFLINE, go_offline_if_unreachable
 from qbench.recipe import Plan, Recipe, load_recipe, plan
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
@@ -68,16 +69,17 @@ def _load(options: argparse.Namespace) -> tuple[Recipe, Path]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a plan downloads nothing
+    os.environ.setdefault(OFFLINE, "1")  # a plan downloads nothing
     recipe, out = _load(options)
     print(render_plan(plan(recipe, out)))
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
-    from qbench.run.matrix import RunOptions, run_matrix
-
     recipe, out = _load(options)
+    go_offline_if_unreachable(recipe)
+    from qbench.run.matrix import RunOptions, run_matrix  # after it, since this imports the hub's library
+
     how = RunOptions(options.only, options.reuse_stale, options.executor, options.preflight, options.json)
     try:
         return 0 if run_matrix(recipe, out, how) else 1
@@ -87,11 +89,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def render_plan(planned: Plan) -> str:
-    """The plan as a table, and the total."""
+    """The plan as a table, what is to be said of its cells, each once, and the total."""
     from tabulate import tabulate
 
     from qbench.run.estimate import estimate
 
+    notes = list(dict.fromkeys(entry.note for entry in planned.entries if entry.note))
     rows, work = [], 0.0
     for entry in planned.entries:
         found = estimate(entry.cell, planned) if entry.identity else None
@@ -99,19 +102,14 @@ def render_plan(planned: Plan) -> str:
         work += found.work if found and todo else 0.0
         memory = f"{found.memory / 2**30:.1f} GiB" if found else ""
         operations = f"{found.work / 1e12:,.2f} TFLOP" if found else ""
-        rows.append([entry.cell.ref.name, entry.state, memory, operations, _short(entry.note)])
-    table = tabulate(
-        rows, headers=["cell", "state", "memory", "work", ""], colalign=("left", "left", "right", "right", "left")
-    )
+        state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
+        rows.append([entry.cell.ref.name, state, memory, operations])
+    table = tabulate(rows, headers=["cell", "state", "memory", "work"], colalign=("left", "left", "right", "right"))
     documents = ", ".join(f"{name} {facts['documents']:,}" for name, facts in planned.tasks.items()) or "not fetched"
     states = [entry.state for entry in planned.entries]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    lines = [table, "", f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do", f"documents: {documents}"]
+    lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
+    lines += [f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do", f"documents: {documents}"]
     lines += [f"records: {planned.out}"]
     lines += [f"superseded, ignored: {stored.folder.name}" for stored in planned.superseded]
     return "\n".join(lines)
-
-
-def _short(note: str) -> str:
-    first = (note.splitlines() or [""])[0]
-    return first if len(first) <= 100 else first[:99] + "…"

@@ -69,9 +69,7 @@ def make_slots(planned: Plan) -> list[Slot]:
     """
     recipe = planned.recipe
     if recipe.resolved_device == "cuda":
-        count = visible_gpus()
-        if not count:
-            raise RunError("device is cuda, and there is no GPU here; `qbench doctor` tells what there is.")
+        count = _count_gpus()
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = [part.strip() for part in named.split(",")] if named else [str(index) for index in range(count)]
         return [Slot(gpu=gpu) for gpu in gpus[: recipe.workers or count]]
@@ -81,6 +79,15 @@ def make_slots(planned: Plan) -> list[Slot]:
     fitting = psutil.virtual_memory().total // largest
     workers = recipe.workers or max(1, min(len(cells), cores // (recipe.threads or 1), fitting))
     return [Slot(threads=recipe.threads or max(1, cores // workers))] * workers
+
+
+def _count_gpus() -> int:
+    if count := visible_gpus():
+        return count
+    raise RunError(
+        "device is cuda, and there is no GPU here; `qbench doctor` tells what there is, and --device cpu runs the "
+        "recipe on the CPU, slowly."
+    )
 
 
 def _execute(planned: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
@@ -102,6 +109,8 @@ def _execute(planned: Plan, jobs: list[Job], options: RunOptions, view: PlainVie
 def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
     from qbench.fetch import fetch
 
+    if options.executor == "local" and recipe.resolved_device == "cuda":
+        _count_gpus()  # before gigabytes are fetched for nothing
     with contextlib.redirect_stdout(sys.stderr):  # what it tells is no event
         missing = [line for here, line in fetch(recipe) if not here]
     if missing:

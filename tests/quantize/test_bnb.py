@@ -46,8 +46,26 @@ def test_four_bits_are_the_librarys(linear, x, kind, double):
     theirs = library_4bit(linear, kind, double)
     weight = bnb.functional.dequantize_4bit(theirs.weight.data, theirs.weight.quant_state)
     assert torch.equal(ours.dequantize(), weight)
+    theirs.train()  # else it multiplies in bfloat16 on CPUs that can
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+@pytest.mark.parametrize("shape", [(48, 32), (5, 36), (33, 96), (7, 10)])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_a_block_that_runs_over_the_end_of_a_row_keeps_its_scale(shape, kind):
+    """Which the library's own call loses on CPUs with AVX-512."""
+    torch.manual_seed(0)
+    rows, columns = shape
+    linear = nn.Linear(columns, rows).requires_grad_(False)
+    layer = Bnb4Linear.from_linear(linear, Bnb4Options(quant_type=kind))
+    packed = layer.weight.flatten().long()
+    levels = layer.quant_state.code[torch.stack([packed >> 4, packed & 15], 1).flatten()[: rows * columns]]
+    scales = layer.quant_state.absmax.repeat_interleave(64)[: rows * columns]
+    expected = (levels * scales).view(rows, columns)
+    assert torch.equal(layer.dequantize(), expected)
+    x = torch.randn(3, columns)
+    torch.testing.assert_close(layer(x), x @ expected.T + linear.bias)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
