@@ -28,7 +28,7 @@ PAGES = [README, *DOCS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG
 BLOCK = re.compile(r"(?:^(?P<before>.*)`(?P<file>[\w./]+)`:\n\n)?^```(?P<kind>\w*)\n(?P<text>[\s\S]*?)^```$", re.M)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Needs a GPU and the hub, or changes the baseline: all that can be told without doing so is that these are commands.
-ONLY_PARSED = {"On a GPU", "The gate in CI"}
+ONLY_PARSED = {"On a GPU", "In CI"}
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def is_make(command: str) -> bool:
 
 
 # A run starts with ten seconds of imports. One is enough for `make test`: the quantizer's, whose code is in a clone.
-SLOW = {"A checkpoint"}
+SLOW = {"A checkpoint", "A task"}
 RUN = [
     pytest.param(title, marks=[pytest.mark.slow] * (title in SLOW))
     for title in sections(README)

@@ -8,9 +8,11 @@ import csv
 import json
 import multiprocessing
 import shutil
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from tqdm import tqdm
@@ -40,15 +42,38 @@ def train_twin(kind: str, settings: Settings, state: Path, out: Path) -> None:
     training = start(kind, settings)
     if state.exists():
         training.resume(state)
+        print(f"{kind}: goes on from step {training.done}, saved in {state}", flush=True)
     line = list(KINDS).index(kind)
     bar = tqdm(total=settings.steps, initial=training.done, desc=kind, position=line, unit="step", dynamic_ncols=True)
-    with bar:
-        while training.done < settings.steps:
+    with bar, Interruption() as interruption:
+        while training.done < settings.steps and not interruption.asked:
             bar.set_postfix(loss=f"{training.step():.3f}", refresh=False)
             bar.update()
-            if training.done % CHECKPOINT_STEPS == 0 or training.done == settings.steps:
+            if training.done % CHECKPOINT_STEPS == 0:
                 training.save(state)
+        training.save(state)
+    if interruption.asked:
+        raise KeyboardInterrupt
     write_twin(training, out)
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM, heard of between two steps: in the midst of one there is no state to save."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Self:
+        heard = (signal.SIGINT, signal.SIGTERM)
+        self.before = {number: signal.signal(number, self._ask) for number in heard}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
 
 
 def write_twin(training: Training, out: Path) -> None:
