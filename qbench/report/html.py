@@ -176,12 +176,8 @@ def _provenance(records: Sequence[Outcome]) -> Section:
     return Section("provenance", "Provenance", tables=[table], listings=listings)
 
 
-def _recipe(report: Report) -> Section | None:
-    plan = report.outcomes.results.plan if report.outcomes.results else None
-    recipes = {plan.recipe: plan.resolved_recipe} if plan else {}
-    if not recipes:
-        own = [record.provenance for _, record in _stored(report.outcomes.cells)]
-        recipes = {provenance.recipe: provenance.resolved_recipe for provenance in own}
+def _recipe(report: Report) -> Section:
+    recipes = report.outcomes.recipes()
     return Section("recipe", "Recipe", listings=[(name, _yaml(content)) for name, content in recipes.items()])
 
 

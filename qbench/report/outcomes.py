@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from qbench.errors import InputError
 from qbench.quantize.audit import Audit, failures
@@ -128,6 +129,13 @@ class Outcomes:
     def other_attentions(self) -> list[str]:
         """Kinds of attention that are in the records and in no Δ."""
         return sorted({c.cell.attention for c in self.cells} - set(TWINS))
+
+    def recipes(self) -> Mapping[str, Mapping[str, Any]]:
+        """The resolved recipes by their names: the run's, or without a run.json those of the records."""
+        if self.results and self.results.plan:
+            return {self.results.plan.recipe: self.results.plan.resolved_recipe}
+        own = [c.stored.record.provenance for c in self.cells if c.stored]
+        return {provenance.recipe: provenance.resolved_recipe for provenance in own}
 
     def of_other_versions(self) -> list[str]:
         """Cells that were measured with other code or packages than the latest one; `run --reuse-stale` keeps such."""

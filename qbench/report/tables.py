@@ -1,9 +1,9 @@
 """Rows laid out as tables for people, whichever format they are rendered in: texts, marks and footnotes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from qbench.report.delta import DECIMALS, DamageRow, DeltaRow, Difference, Report, Tone
 from qbench.report.evidence import Flips
@@ -185,13 +185,27 @@ def difference_field(table: Table, difference: Difference | Gap | None, measure:
 
 def remarks(report: Report) -> list[str]:
     """What is to be said of the report as a whole."""
-    found = []
+    found = [_trial(limits) for recipe in report.outcomes.recipes().values() if (limits := _limits(recipe))]
     if others := report.outcomes.other_attentions():
         found.append(f"There are records of {', '.join(others)} too: they are in no Δ, which is softpick − softmax.")
     if older := report.outcomes.of_other_versions():
         names = ", ".join(older[:3]) + f" and {len(older) - 3} more" * (len(older) > 3)
         found.append(f"Not all cells are of the same code and packages; other than the latest: {names}.")
     return found
+
+
+def _limits(recipe: Mapping[str, Any]) -> dict[str, int]:
+    """How many documents are read of what, where it is not all of them."""
+    tasks = recipe.get("tasks")
+    settings = tasks if isinstance(tasks, Mapping) else {}  # names alone have no limits of their own
+    own = {name: task["limit"] for name, task in settings.items() if task and task.get("limit")}
+    whole = recipe.get("limit")
+    return own | ({"each other task" if own else "each task": whole} if whole else {})
+
+
+def _trial(limits: Mapping[str, int]) -> str:
+    parts = [f"{limit} document{'s' * (limit > 1)} of {what}" for what, limit in limits.items()]
+    return f"A trial: only the first {', '.join(parts)}."
 
 
 def _delta_table(about: Quantized, rows: list[DeltaRow]) -> Table:

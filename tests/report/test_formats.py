@@ -17,8 +17,8 @@ from qbench.report.markdown import markdown
 from qbench.report.tables import Kind, remarks, signed, tables
 from qbench.store import Failure
 
-from ..records import make_samples
-from .examples import cell, write_cell, write_mini, write_troubled
+from ..records import PROVENANCE, make_samples
+from .examples import cell, write_cell, write_mini, write_plan_of, write_troubled
 from .golden import check
 
 COLUMNS = ["family", "method", "bits", "label", "task", "metric", "better", "softmax", "softpick", "delta"]
@@ -100,6 +100,35 @@ def test_markdown_of_what_went_wrong(small_troubled: Report) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_latex(kind: Kind, small: Report) -> None:
     check(f"{kind}.tex", latex(tables(small, kind), remarks(small)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"limit": 20}, "A trial: only the first 20 documents of each task."),
+        ({"tasks": {"piqa": {"limit": 1}, "sciq": {"limit": None}}}, "A trial: only the first 1 document of piqa."),
+        (
+            {"limit": 20, "tasks": {"piqa": {"limit": 100}}},
+            "A trial: only the first 100 documents of piqa, 20 documents of each other task.",
+        ),
+    ],
+)
+def test_a_trial_says_so_in_every_format_for_people(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+    planned = [write_cell(tmp_path, cell("softmax", "none-16"), make_samples(5))]
+    write_plan_of(tmp_path, planned)
+    assert remarks(read_report(tmp_path)) == []
+    write_plan_of(tmp_path, planned, **changes)
+    report = read_report(tmp_path)
+    assert remarks(report) == [said]
+    made = tables(report, "delta")
+    head, _, _ = page(report).partition("<main>")
+    assert all(said in text for text in (markdown(made, remarks(report)), latex(made, remarks(report)), head))
+
+
+def test_a_record_without_its_run_tells_of_a_trial_too(tmp_path: Path) -> None:
+    provenance = PROVENANCE.model_copy(update={"resolved_recipe": {"limit": 20}})
+    write_cell(tmp_path, cell("softmax", "none-16"), make_samples(5), provenance=provenance)
+    assert remarks(read_report(tmp_path)) == ["A trial: only the first 20 documents of each task."]
 
 
 def test_latex_of_what_went_wrong(small_troubled: Report) -> None:
