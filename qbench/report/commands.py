@@ -102,7 +102,7 @@ def _rendered(report: "Report", options: argparse.Namespace) -> str:
     made = tables(report, kind)
     if not made:
         raise ReportError(f"{options.source} has nothing for a table of kind {kind}.")
-    return _for_people(options.format)(made, remarks(report), standalone=options.standalone)
+    return _for_people(options.format)(made, remarks(report, kind), standalone=options.standalone)
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -94,9 +94,14 @@ class Outcomes:
         if found := self.get(quantized.family, attention, quantized.label):
             return found
         cell = CellRef(attention=attention, checkpoint="", **vars(quantized))
-        if any((c.cell.family, c.cell.attention) == (quantized.family, attention) for c in self.cells):
+        if attention in self.twins_of(quantized.family):
             return Outcome(cell, gap=Gap("missing", f"There is no record of {cell.name}."))
         return Outcome(cell, gap=Gap("–", f"There is no {attention} model of {quantized.family} here."))
+
+    def twins_of(self, family: str) -> list[str]:
+        """Which of the twins the family has, with scores or without."""
+        have = {c.cell.attention for c in self.cells if c.cell.family == family}
+        return [attention for attention in TWINS if attention in have]
 
     def baseline(self, outcome: Outcome) -> Outcome:
         """The unquantized model of a cell; where there is none, an outcome that says so."""

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from qbench.report import tidy
-from qbench.report.delta import Report, read_report
+from qbench.report.delta import Difference, Report, read_report
 from qbench.report.html import page
 from qbench.report.latex import latex
 from qbench.report.markdown import markdown
@@ -18,7 +18,7 @@ from qbench.report.tables import Kind, remarks, signed, tables
 from qbench.store import Failure
 
 from ..records import PROVENANCE, make_samples
-from .examples import cell, write_cell, write_mini, write_plan_of, write_troubled
+from .examples import cell, samples_of, write_cell, write_mini, write_plan_of, write_troubled
 from .golden import check
 
 COLUMNS = ["family", "method", "bits", "label", "task", "metric", "better", "softmax", "softpick", "delta"]
@@ -83,6 +83,49 @@ def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_repor
     perplexities = [line[-1] for line in table.rows[1:]]
     assert [shown.tone for shown in perplexities[1:]] == ["better", "better"]
     assert all(shown.text.count("*") == 2 for shown in perplexities[1:])
+
+
+@pytest.fixture
+def lone(tmp_path: Path) -> Report:
+    """A family with one model only, of which one cell failed."""
+    for label in ("none-16", "hqq-2-g64"):
+        samples = samples_of("softmax", label)
+        write_cell(tmp_path / "lone", cell("softmax", label), samples[samples["task"].isin(TASKS)])
+    write_cell(tmp_path / "lone", cell("softmax", "hqq-3-g64"), None)
+    return read_report(tmp_path / "lone")
+
+
+def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: Report) -> None:
+    (table,) = tables(lone, "damage")
+    titles = ["Task", "Metric", "Quantization", "Damage", "95% interval", "Flips"]
+    assert [column.title for column in table.columns] == titles
+    assert table.caption == "What HQQ costs the mini softmax model: quantized − unquantized."
+    rows = {(row.quantized.label, row.measure.metric): row.softmax for row in lone.damages}
+    damage = rows["hqq-2-g64", "acc_norm"].score
+    assert isinstance(damage, Difference)
+    assert damage.interval
+    ends = f"[{signed(damage.interval.low)}, {signed(damage.interval.high)}]"
+    assert [field.text for field in table.rows[0][3:5]] == [signed(damage.value), ends]
+    assert [field.text for field in table.rows[1][3:]] == ["failed", "–", "–"]
+    assert not any("softpick" in text for text in (*table.footnotes.values(), *table.reading))
+    check("lone-damage.md", markdown([table]))
+
+
+def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: Report) -> None:
+    (table,) = tables(lone, "summary")
+    assert not any("/" in field.text for line in table.rows for field in line)
+    assert not any("softpick" in text for text in (table.caption, *table.reading))
+    assert any(field.starred for line in table.rows for field in line)
+    check("lone-summary.md", markdown([table]))
+
+
+def test_the_delta_of_a_model_without_a_twin_says_where_to_look(lone: Report, small: Report) -> None:
+    said = (
+        "There is no softpick model of mini here, so there is no Δ; --kind damage and --kind summary show what "
+        "quantization cost."
+    )
+    assert remarks(lone, "delta") == [said]
+    assert remarks(lone, "damage") == remarks(lone) == remarks(small, "delta") == []
 
 
 def test_a_family_without_a_task_says_so_in_the_baseline_table(tmp_path: Path) -> None:
