@@ -43,6 +43,11 @@ FLIPS = "Flips: documents (%) that became wrong / that became right."
 READING = "↑ higher is better, ↓ lower is better."
 STAR = "* marks a 95% interval (paired bootstrap over documents) that excludes zero."
 
+ADDED = (
+    "Intervals of accuracies count two documents more, one changed each way: where no document changed, they reach "
+    "about three documents to both sides."
+)
+
 
 @dataclass(frozen=True)
 class Column:
@@ -235,7 +240,8 @@ def _delta_table(about: Quantized, rows: list[DeltaRow]) -> Table:
     columns = [*_head(about), Column("Softmax"), Column("Softpick"), Column("Δ")]
     columns += [Column("95% interval")] * with_intervals
     heads = 1 if about.is_baseline else 2
-    table = Table(_slug("delta", about), title, caption, [DELTA, *_reading(rows)], columns, heads)
+    reading = [DELTA, *_reading(rows), *_interval_reading(rows) * with_intervals]
+    table = Table(_slug("delta", about), title, caption, reading, columns, heads)
     for row in _arranged(rows):
         line = [*_head_fields(row), *_twin_fields(table, row)]
         table.rows.append(line + [interval_field(row.delta)] * with_intervals)
@@ -249,7 +255,7 @@ def _damage_table(about: Quantized, rows: list[DamageRow]) -> Table:
     with_intervals = any(row.difference and row.difference.interval for row in rows)
     columns = [*_head(about), *_damage_columns(with_flips), Column("Difference")]
     columns += [Column("95% interval")] * with_intervals
-    reading = [DIFFERENCE, *_reading(rows), *[FLIPS] * with_flips]
+    reading = [DIFFERENCE, *_reading(rows), *_interval_reading(rows) * with_intervals, *[FLIPS] * with_flips]
     table = Table(_slug("damage", about), title, caption, reading, columns)
     for row in _arranged(rows):
         line = _head_fields(row)
@@ -270,7 +276,7 @@ def _lone_damage_table(about: Quantized, rows: list[DamageRow], attention: str) 
     caption = f"What {method_name(about.method)} costs the {models}: quantized − unquantized."
     columns = [*_head(about), Column("Damage"), *[Column("95% interval")] * with_intervals]
     columns += [Column("Flips")] * with_flips
-    reading = [OWN_DAMAGE, *_reading(rows), *[FLIPS] * with_flips]
+    reading = [OWN_DAMAGE, *_reading(rows), *_interval_reading(rows) * with_intervals, *[FLIPS] * with_flips]
     table = Table(_slug("damage", about), title, caption, reading, columns)
     for row, damage in damages:
         line = [*_head_fields(row), difference_field(table, damage.score, row.measure)]
@@ -365,6 +371,11 @@ def _arranged(rows: Sequence[R]) -> list[R]:
 def _reading(rows: Sequence[Row]) -> list[str]:
     with_intervals = any(isinstance(d, Difference) and d.interval for row in rows for d in _differences(row))
     return [READING, *[STAR] * with_intervals]
+
+
+def _interval_reading(rows: Sequence[Row]) -> list[str]:
+    """What a column of intervals needs to be said of it."""
+    return [ADDED] * any(is_share(row.measure.metric) for row in rows)
 
 
 def _differences(row: Row) -> Sequence[Difference | Gap | None]:

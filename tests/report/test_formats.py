@@ -14,7 +14,7 @@ from qbench.report.delta import Difference, Report, read_report
 from qbench.report.html import page
 from qbench.report.latex import latex
 from qbench.report.markdown import markdown
-from qbench.report.tables import Kind, remarks, signed, tables
+from qbench.report.tables import ADDED, Kind, remarks, signed, tables
 from qbench.store import Failure
 
 from ..records import PROVENANCE, make_samples
@@ -126,6 +126,12 @@ def test_the_delta_of_a_model_without_a_twin_says_where_to_look(lone: Report, sm
     )
     assert remarks(lone, "delta") == [said]
     assert remarks(lone, "damage") == remarks(lone) == remarks(small, "delta") == []
+
+
+def test_what_intervals_add_is_said_where_they_are_shown(small: Report, paper: Report) -> None:
+    said = {kind: any(ADDED in table.reading for table in tables(small, kind)) for kind in KINDS}
+    assert said == {"delta": True, "damage": True, "baseline": False, "summary": False}
+    assert not any(ADDED in table.reading for kind in KINDS for table in tables(paper, kind))
 
 
 def test_a_family_without_a_task_says_so_in_the_baseline_table(tmp_path: Path) -> None:
