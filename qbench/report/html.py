@@ -8,11 +8,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from qbench.quantize.audit import Audit
+from qbench.report.audits import audit_table
 from qbench.report.delta import Report
-from qbench.report.outcomes import Gap, Outcome
+from qbench.report.outcomes import Outcome
 from qbench.report.suspicious import suspicious
-from qbench.report.tables import Column, Field, Kind, Table, remarks, tables
+from qbench.report.tables import Column, Field, Kind, Table, formatted, remarks, tables
 from qbench.store import Cost, Record
 
 KINDS: Mapping[Kind, str] = {
@@ -77,7 +77,7 @@ def _sections(report: Report, kinds: Sequence[Kind]) -> list[Section | None]:
         _findings(report),
         *(_results(report, kind) for kind in kinds),
         _plots(report),
-        *((_audits(records), _costs(records), _provenance(records), _recipe(report)) if records else ()),
+        *((_audits(report), _costs(records), _provenance(records), _recipe(report)) if records else ()),
     ]
 
 
@@ -117,29 +117,9 @@ def _plots(report: Report) -> Section:
     return Section("plots", "Plots", [] if drawn else ["There is nothing to draw."], plots=drawn)
 
 
-def _audits(records: Sequence[Outcome]) -> Section | None:
-    stored = [(outcome, record) for outcome, record in _stored(records) if record.cell.method != "none"]
-    audited = [(outcome, record.audit) for outcome, record in stored if record.audit]
-    columns = [
-        *(Column("Cell", "l"), Column("Passed", "l"), Column("Quantized"), Column("Code bits"), Column("Storage bits")),
-        *(Column("Relative error"), Column("SNR (dB)"), Column("KL (nats)"), Column("Top-1 agreement")),
-    ]
-    rows = [_audit_fields(outcome, audit) for outcome, audit in audited]
-    caption = (
-        "Measured on the quantized models: bits a weight in storage, weights against their source, and the next token."
-    )
-    return Section("audits", "Audits", tables=[Shown("Audits", caption, columns, rows)]) if rows else None
-
-
-def _audit_fields(outcome: Outcome, audit: Audit) -> list[Field]:
-    passed = Field("no", tone="worse") if isinstance(outcome.gap, Gap) else Field("yes")
-    measured = audit.model_dump(include={"target_share", "code_bits", "storage_bits", "relative_error", "snr_db"})
-    return [
-        *(Field(outcome.cell.name), passed, _field(measured["target_share"], "{:.1%}")),
-        *(_field(measured[name], "{:.2f}") for name in ("code_bits", "storage_bits")),
-        *(_field(measured["relative_error"], "{:.4f}"), _field(measured["snr_db"], "{:.1f}")),
-        *(_field(audit.kl, "{:.4f}"), _field(audit.top1_agreement, "{:.1%}")),
-    ]
+def _audits(report: Report) -> Section | None:
+    table = audit_table(report.outcomes)
+    return Section("audits", "Audits", [" ".join(table.reading)], tables=[_shown(table)]) if table else None
 
 
 def _costs(records: Sequence[Outcome]) -> Section | None:
@@ -156,9 +136,9 @@ def _costs(records: Sequence[Outcome]) -> Section | None:
 def _cost_fields(name: str, cost: Cost, phases: Sequence[str]) -> list[Field]:
     sizes = (cost.peak_host_bytes, cost.peak_device_bytes, cost.weight_bytes)
     return [
-        *(Field(name), *(_field(cost.seconds.get(phase), "{:.1f}") for phase in phases)),
-        _field(cost.tokens_per_second, "{:.0f}"),
-        *(_field(None if size is None else size / 1e6, "{:.1f}") for size in sizes),
+        *(Field(name), *(formatted(cost.seconds.get(phase), "{:.1f}") for phase in phases)),
+        formatted(cost.tokens_per_second, "{:.0f}"),
+        *(formatted(None if size is None else size / 1e6, "{:.1f}") for size in sizes),
     ]
 
 
@@ -189,10 +169,6 @@ def _yaml(content: Mapping[str, Any]) -> str:
     import yaml
 
     return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
-
-
-def _field(value: float | None, form: str) -> Field:
-    return Field("–") if value is None else Field(form.format(value), value)
 
 
 def _typeset(text: str) -> str:

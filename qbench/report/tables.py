@@ -162,6 +162,11 @@ def number(value: float) -> str:
     return f"{value:.2f}"
 
 
+def formatted(value: float | None, form: str) -> Field:
+    """A number in a form of its own; a dash where there is none."""
+    return Field("–") if value is None else Field(form.format(value), value)
+
+
 def signed(value: float, decimals: int = DECIMALS) -> str:
     """A difference: a sign and two decimals, zero as +0.00."""
     return f"{round(value, decimals) + 0.0:+.{decimals}f}"
