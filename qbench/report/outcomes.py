@@ -224,7 +224,9 @@ def _score(metric: MetricValue) -> Score:
 
 
 def _missing(planned: PlannedCell) -> Gap:
-    return Gap("missing", f"{planned.cell.name} was planned and has no record; `qbench run` makes it.")
+    # In words that all share: a footnote a cell is a page of them. A damage has the footnote of its baseline.
+    what = "The unquantized model is planned" if planned.cell.method == "none" else "Planned"
+    return Gap("missing", f"{what} and not run yet; `qbench run` makes it.")
 
 
 def _not_offered(planned: PlannedCell) -> Gap:

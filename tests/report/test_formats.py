@@ -15,10 +15,10 @@ from qbench.report.html import page
 from qbench.report.latex import latex
 from qbench.report.markdown import markdown
 from qbench.report.tables import ADDED, Kind, remarks, signed, tables
-from qbench.store import Failure
+from qbench.store import Failure, PlannedCell
 
-from ..records import PROVENANCE, make_samples
-from .examples import cell, samples_of, write_cell, write_mini, write_plan_of, write_troubled
+from ..records import PROVENANCE, make_record, make_samples
+from .examples import LABELS, cell, samples_of, write_cell, write_mini, write_plan_of, write_troubled
 from .golden import check
 
 COLUMNS = ["family", "method", "bits", "label", "task", "metric", "better", "softmax", "softpick", "delta"]
@@ -140,6 +140,31 @@ def test_a_family_without_a_task_says_so_in_the_baseline_table(tmp_path: Path) -
     text = markdown(tables(read_report(tmp_path), "baseline"))
     assert "| Piqa | Acc ↑ | 70.00 | 71.00 | +1.00 ▲ | –<sup>a</sup> | –<sup>a</sup> | – |" in unpadded(text)
     assert "<sup>a</sup> B has no acc of piqa." in text
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("none-16", ["Planned and not run yet; `qbench run` makes it."]),
+        ("hqq-2-g64", ["The unquantized model is planned and not run yet; `qbench run` makes it."]),
+    ],
+)
+def test_cells_that_were_not_run_share_a_footnote(run: str, said: list[str], tmp_path: Path) -> None:
+    planned = []
+    for attention, label in ((attention, label) for attention in ("softmax", "softpick") for label in LABELS):
+        about = cell(attention, label)
+        done = label == run
+        planned.append(
+            write_cell(tmp_path, about, samples_of(attention, label))
+            if done
+            else PlannedCell(cell=about, key=make_record(about).key)
+        )
+    write_plan_of(tmp_path, planned)
+    table = tables(read_report(tmp_path), "damage")[-1]
+    rows = [line for line in table.rows if line[2].text == "2-bit g64"]
+    assert {field.text for line in rows for field in line[3:]} <= {"missing", "–"}
+    used = {mark for line in rows for field in line for mark in field.marks.split(",") if mark}
+    assert [table.footnotes[mark] for mark in sorted(used)] == said
 
 
 def test_markdown_of_what_went_wrong(small_troubled: Report) -> None:
