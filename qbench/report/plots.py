@@ -98,9 +98,10 @@ def figures(report: Report) -> Iterator[tuple[str, "Figure"]]:
 def _figures_of(report: Report, family: str) -> Iterator[tuple[str, "Figure"]]:
     rows = _plotted(row for row in report.deltas if row.quantized.family == family)
     damages = _plotted(row for row in report.damages if row.quantized.family == family)
-    if panels := score_panels(rows):
+    twins = report.outcomes.twins_of(family)
+    if panels := score_panels(rows, twins):
         yield f"{family}-score", _grid(panels, f"{family}: score against bits (dashed: unquantized{_bars(panels)})")
-    if panels := damage_panels(damages):
+    if panels := damage_panels(damages, twins):
         yield (
             f"{family}-damage",
             _grid(panels, f"{family}: damage against bits (quantized − unquantized{_bars(panels)})"),
@@ -140,8 +141,8 @@ def inline_svg(figure: "Figure") -> str:
     return svg
 
 
-def score_panels(rows: Sequence[DeltaRow]) -> Panels:
-    """Scores of the quantized, with the unquantized ones as levels."""
+def score_panels(rows: Sequence[DeltaRow], twins: Sequence[str] = TWINS) -> Panels:
+    """Scores of the quantized, with the unquantized ones as levels; twins: those of which scores are expected."""
     panels: Panels = {}
     levels = unquantized_levels(rows)
     for row in rows:
@@ -151,8 +152,8 @@ def score_panels(rows: Sequence[DeltaRow]) -> Panels:
         panel = panels.setdefault((row.measure, row.quantized.method), panel)
         for attention, score in _twins(row).items():
             panel.points[attention].append(Point(row.quantized, score.value, *_ends(score, row.measure)))
-        for attention, found in zip(TWINS, (row.softmax, row.softpick), strict=True):
-            if isinstance(found, Gap):
+        for attention in twins:
+            if isinstance(found := row.of(attention), Gap):
                 panel.add_gap(attention, row.quantized.bits, found)
     return panels
 
@@ -170,12 +171,13 @@ def unquantized_levels(rows: Sequence[DeltaRow]) -> Levels:
     return {m: {attention: score.value for attention, score in twins.items()} for m, twins in baselines.items()}
 
 
-def damage_panels(rows: Sequence[DamageRow]) -> Panels:
-    """Damages, with zero as the level."""
+def damage_panels(rows: Sequence[DamageRow], twins: Sequence[str] = TWINS) -> Panels:
+    """Damages, with zero as the level; twins: those of which damages are expected."""
     panels: Panels = {}
     for row in rows:
         panel = panels.setdefault((row.measure, row.quantized.method), Panel(levels={"none": 0.0}))
-        for attention, damage in zip(TWINS, (row.softmax.score, row.softpick.score), strict=True):
+        for attention in twins:
+            damage = row.of(attention).score
             if isinstance(damage, Gap):
                 panel.add_gap(attention, row.quantized.bits, damage)
             else:
@@ -322,10 +324,11 @@ def _storage(
     """A panel an accuracy; the twins differ in colour and filling, the methods in marker."""
     figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(panels), 2.7))
     methods = list(dict.fromkeys(cell.method for cells in panels.values() for cell in cells))
+    twins = [twin for twin in TWINS if any(cell.attention == twin for cells in panels.values() for cell in cells)]
     guessed = False
     for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         # The legend is filled column by column: a column a method, a line a twin.
-        for (method, marker), attention in product(zip(methods, cycle(METHOD_MARKERS), strict=False), TWINS):
+        for (method, marker), attention in product(zip(methods, cycle(METHOD_MARKERS), strict=False), twins):
             own = [cell for cell in cells if (cell.attention, cell.method) == (attention, method)]
             look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_name(method)}"}
             _draw_stored(axes, own, look)

@@ -72,6 +72,13 @@ def test_columns_stand_straight_on_a_screen(small: Report) -> None:
             assert len({tuple(m.start() for m in re.finditer(r"\|", line)) for line in table.splitlines()}) == 1
 
 
+def test_every_column_has_a_rule_however_narrow_it_is(lone: Report) -> None:
+    """GitHub takes no line for a table's in which a column has no hyphen."""
+    rules = [line for line in markdown(tables(lone, "delta")).splitlines() if line.startswith("| :")]
+    assert rules
+    assert all(re.fullmatch(r"(\| :?-+:? )+\|", rule) for rule in rules)
+
+
 def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_report: Report) -> None:
     (table,) = tables(mini_report, "summary")
     rows = {(row.quantized.label, row.measure.task, row.measure.metric): row for row in mini_report.damages}

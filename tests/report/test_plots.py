@@ -90,6 +90,14 @@ def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_re
     assert {"softmax: no score", "softpick: no score"} < {text.get_text() for text in legend.get_texts()}
 
 
+def test_a_twin_that_does_not_exist_is_not_in_the_legend(tmp_path: Path) -> None:
+    for label in ("none-16", "hqq-3-g64"):
+        write_cell(tmp_path, cell("softmax", label), make_samples(40, tasks=["arc_easy"]))
+    for name, figure in figures(read_report(tmp_path)):
+        labels = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert not any("softpick" in label for label in labels), name
+
+
 def test_the_panels_of_a_figure_have_one_axis_of_bits_and_hold_their_points(paper: Report) -> None:
     for name, figure in figures(paper):
         assert len({axes.get_xlim() for axes in figure.axes}) == 1, name
