@@ -100,8 +100,9 @@ def interval(*terms: tuple[int, Resampled]) -> Interval | None:
     if not np.isfinite([shown, tested]).all():
         return None
     low, high = min(shown[0], tested[0]), max(shown[1], tested[1])
-    if len(terms) == 1 and terms[0][1].share:
-        shown = np.clip(shown, 0, 100)  # two documents more would make it 100.25%
+    if terms[0][1].share:  # two documents more would make an accuracy 100.25%
+        signs = [sign for sign, _ in terms]
+        shown = np.clip(shown, -100 * signs.count(-1), 100 * signs.count(1))
     return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > ROUNDING or high < -ROUNDING))
 
 

@@ -62,7 +62,8 @@ def add_audit(commands: Commands) -> None:
     parser = add_command(
         commands,
         "audit",
-        "what looks unquantized or impossible in a set of results; exit code 1 where something does",
+        "the audits of a set of results, and what looks unquantized or impossible in it; exit code 1 where "
+        "something does",
         "qbench audit results/paper",
     )
     parser.add_argument("source", type=Path, metavar="DIR|CSV", help=SOURCE)
@@ -102,7 +103,7 @@ def _rendered(report: "Report", options: argparse.Namespace) -> str:
     made = tables(report, kind)
     if not made:
         raise ReportError(f"{options.source} has nothing for a table of kind {kind}.")
-    return _for_people(options.format)(made, remarks(report), standalone=options.standalone)
+    return _for_people(options.format)(made, remarks(report, kind), standalone=options.standalone)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -122,10 +123,14 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _audit(options: argparse.Namespace) -> int:
+    from qbench.report.audits import audit_table
     from qbench.report.delta import read_report
+    from qbench.report.markdown import markdown
     from qbench.report.suspicious import suspicious
 
     report = read_report(options.source)
+    if table := audit_table(report.outcomes):
+        print(markdown([table]))
     findings = suspicious(report)
     for finding in findings:
         print(finding)

@@ -61,6 +61,10 @@ class DeltaRow:
     softpick: Score | Gap
     delta: Difference | None  # None where one of the two is not there
 
+    def of(self, attention: str) -> Score | Gap:
+        """The score of one of the twins."""
+        return {"softmax": self.softmax, "softpick": self.softpick}[attention]
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -79,6 +83,10 @@ class DamageRow:
     softmax: Damage
     softpick: Damage
     difference: Difference | None
+
+    def of(self, attention: str) -> Damage:
+        """What it cost one of the twins."""
+        return {"softmax": self.softmax, "softpick": self.softpick}[attention]
 
 
 @dataclass(frozen=True)

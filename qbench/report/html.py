@@ -8,19 +8,21 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from qbench.quantize.audit import Audit
+from qbench.report.audits import audit_table
 from qbench.report.delta import Report
-from qbench.report.outcomes import Gap, Outcome
+from qbench.report.metrics import method_name, metric_name
+from qbench.report.outcomes import Outcome
 from qbench.report.suspicious import suspicious
-from qbench.report.tables import Column, Field, Kind, Table, remarks, tables
+from qbench.report.tables import Column, Field, Kind, Table, formatted, remarks, tables
 from qbench.store import Cost, Record
 
 KINDS: Mapping[Kind, str] = {
     "summary": "Summary",
-    "baseline": "Unquantized models",
-    "delta": "Δ: softpick against softmax",
     "damage": "Damage: what quantization costs",
+    "delta": "Δ: softpick against softmax",
+    "baseline": "Unquantized models",
 }
+MEASURED_ON = ("device", "dtype")
 SIGNS = "▲ for the better, ▼ for the worse, whichever way the metric points."
 
 
@@ -63,29 +65,62 @@ def page(report: Report, kind: Kind | None = None) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters["typeset"] = _typeset
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
-    sections = [section for section in _sections(report, [kind] if kind else list(KINDS)) if section is not None]
+    sections = [section for section in _sections(report, [kind] if kind else _kinds(report)) if section is not None]
     css, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     title = f"Quantization results: {report.outcomes.source.resolve().name}"
     # Ours, and free of markup: they must reach the browser as they are.
     own = {"css": jinja2.utils.markupsafe.Markup(css), "script": jinja2.utils.markupsafe.Markup(script)}
-    return template.render(title=title, summary=_summary(report), sections=sections, **own)
+    words = {"summary": _summary(report), "example": _example(report)}
+    return template.render(title=title, sections=sections, **words, **own)
+
+
+def _kinds(report: Report) -> list[Kind]:
+    """All kinds; of a single family the first table of Δ is that of the unquantized."""
+    families = {row.quantized.family for row in report.deltas}
+    return [kind for kind in KINDS if kind != "baseline" or len(families) > 1]
 
 
 def _sections(report: Report, kinds: Sequence[Kind]) -> list[Section | None]:
+    """What is wrong, the answer, how it looks, and then the rows behind it."""
     records = [outcome for outcome in report.outcomes.cells if outcome.stored]
+    first, *others = kinds
     return [
-        _findings(report),
-        *(_results(report, kind) for kind in kinds),
-        _plots(report),
-        *((_audits(records), _costs(records), _provenance(records), _recipe(report)) if records else ()),
+        *(_findings(report), _results(report, first), _plots(report)),
+        *(_results(report, kind) for kind in others),
+        *((_audits(report), _costs(records), _provenance(records), _recipe(report)) if records else ()),
     ]
 
 
 def _summary(report: Report) -> str:
     cells = report.outcomes.cells
     done = sum(bool(outcome.scores) for outcome in cells)
-    state = f"{done} of {len(cells)} cells have scores."
-    return " ".join([state, *remarks(report)])
+    state = f"{done} of {len(cells)} cells have scores"
+    return " ".join([f"{', '.join([state, *_setting(report)])}.", *remarks(report)])
+
+
+def _setting(report: Report) -> list[str]:
+    """How much was measured, on what and when, as far as it is known."""
+    done = [outcome for outcome in report.outcomes.cells if outcome.scores]
+    counts = sorted({score.documents for outcome in done for score in outcome.scores.values() if score.documents})
+    records = [record for _, record in _stored(done)]
+    where = [sorted({str(r.identity.what[name]) for r in records if name in r.identity.what}) for name in MEASURED_ON]
+    days = sorted({record.provenance.finished[:10] for record in records})
+    return [
+        *[f"{_span([f'{count:,}' for count in counts])} documents a task"] * bool(counts),
+        *(" and ".join(names) for names in where if names),
+        *[_span(days)] * bool(days),
+    ]
+
+
+def _span(ordered: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys([*ordered[:1], *ordered[-1:]]))
+
+
+def _example(report: Report) -> str:
+    """Words to filter rows by, of this report's own."""
+    last = report.deltas[-1].quantized
+    measure = next(row.measure for row in report.deltas if row.quantized == last)
+    return f"{last.family} {method_name(last.method).lower()} {metric_name(measure).split()[0].lower()}"
 
 
 def _findings(report: Report) -> Section | None:
@@ -117,29 +152,9 @@ def _plots(report: Report) -> Section:
     return Section("plots", "Plots", [] if drawn else ["There is nothing to draw."], plots=drawn)
 
 
-def _audits(records: Sequence[Outcome]) -> Section | None:
-    stored = [(outcome, record) for outcome, record in _stored(records) if record.cell.method != "none"]
-    audited = [(outcome, record.audit) for outcome, record in stored if record.audit]
-    columns = [
-        *(Column("Cell", "l"), Column("Passed", "l"), Column("Quantized"), Column("Code bits"), Column("Storage bits")),
-        *(Column("Relative error"), Column("SNR (dB)"), Column("KL (nats)"), Column("Top-1 agreement")),
-    ]
-    rows = [_audit_fields(outcome, audit) for outcome, audit in audited]
-    caption = (
-        "Measured on the quantized models: bits a weight in storage, weights against their source, and the next token."
-    )
-    return Section("audits", "Audits", tables=[Shown("Audits", caption, columns, rows)]) if rows else None
-
-
-def _audit_fields(outcome: Outcome, audit: Audit) -> list[Field]:
-    passed = Field("no", tone="worse") if isinstance(outcome.gap, Gap) else Field("yes")
-    measured = audit.model_dump(include={"target_share", "code_bits", "storage_bits", "relative_error", "snr_db"})
-    return [
-        *(Field(outcome.cell.name), passed, _field(measured["target_share"], "{:.1%}")),
-        *(_field(measured[name], "{:.2f}") for name in ("code_bits", "storage_bits")),
-        *(_field(measured["relative_error"], "{:.4f}"), _field(measured["snr_db"], "{:.1f}")),
-        *(_field(audit.kl, "{:.4f}"), _field(audit.top1_agreement, "{:.1%}")),
-    ]
+def _audits(report: Report) -> Section | None:
+    table = audit_table(report.outcomes)
+    return Section("audits", "Audits", [" ".join(table.reading)], tables=[_shown(table)]) if table else None
 
 
 def _costs(records: Sequence[Outcome]) -> Section | None:
@@ -156,19 +171,20 @@ def _costs(records: Sequence[Outcome]) -> Section | None:
 def _cost_fields(name: str, cost: Cost, phases: Sequence[str]) -> list[Field]:
     sizes = (cost.peak_host_bytes, cost.peak_device_bytes, cost.weight_bytes)
     return [
-        *(Field(name), *(_field(cost.seconds.get(phase), "{:.1f}") for phase in phases)),
-        _field(cost.tokens_per_second, "{:.0f}"),
-        *(_field(None if size is None else size / 1e6, "{:.1f}") for size in sizes),
+        *(Field(name), *(formatted(cost.seconds.get(phase), "{:.1f}") for phase in phases)),
+        formatted(cost.tokens_per_second, "{:.0f}"),
+        *(formatted(None if size is None else size / 1e6, "{:.1f}") for size in sizes),
     ]
 
 
 def _provenance(records: Sequence[Outcome]) -> Section:
-    columns = [Column(title, "l") for title in ("Cell", "State", "Checkpoint", "Key", "Commit", "Started", "Finished")]
+    titles = ("Cell", "State", "Checkpoint", "Key", "Commit", "Started (UTC)", "Finished (UTC)")
+    columns = [Column(title, "l") for title in titles]
     rows, machines = [], dict[str, list[str]]()
     for outcome, record in _stored(records):
         own = record.provenance
         texts = (record.cell.name, record.state, record.cell.checkpoint, record.key[:10], (own.git_commit or "–")[:10])
-        rows.append([Field(text) for text in (*texts, own.started, own.finished)])
+        rows.append([Field(text) for text in (*texts, _minute(own.started), _minute(own.finished))])
         setting = json.dumps({"machine": own.machine, "packages": own.packages}, indent=1, ensure_ascii=False)
         machines.setdefault(setting, []).append(outcome.cell.name)
     listings = [(f"Machine and packages of {len(names)} cells", text) for text, names in machines.items()]
@@ -176,12 +192,8 @@ def _provenance(records: Sequence[Outcome]) -> Section:
     return Section("provenance", "Provenance", tables=[table], listings=listings)
 
 
-def _recipe(report: Report) -> Section | None:
-    plan = report.outcomes.results.plan if report.outcomes.results else None
-    recipes = {plan.recipe: plan.resolved_recipe} if plan else {}
-    if not recipes:
-        own = [record.provenance for _, record in _stored(report.outcomes.cells)]
-        recipes = {provenance.recipe: provenance.resolved_recipe for provenance in own}
+def _recipe(report: Report) -> Section:
+    recipes = report.outcomes.recipes()
     return Section("recipe", "Recipe", listings=[(name, _yaml(content)) for name, content in recipes.items()])
 
 
@@ -195,8 +207,9 @@ def _yaml(content: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
 
 
-def _field(value: float | None, form: str) -> Field:
-    return Field("–") if value is None else Field(form.format(value), value)
+def _minute(time: str) -> str:
+    """A record's time, which is ISO 8601 in UTC, as people write it."""
+    return time[:16].replace("T", " ")
 
 
 def _typeset(text: str) -> str:

@@ -31,7 +31,8 @@ def _grid(table: Table) -> list[str]:
     """The lines of the table, its columns padded: what is read on a screen should stand straight."""
     titles = [_escape(f"{column.group} {column.title}".strip()) for column in table.columns]
     rows = [[_field(field) for field in row] for row in table.rows]
-    widths = [max(len(text) for text in column) for column in zip(titles, *rows, strict=True)]
+    # A rule of a colon alone would be none, and the table a paragraph.
+    widths = [max(3, *map(len, column)) for column in zip(titles, *rows, strict=True)]
 
     def line(texts: Sequence[str]) -> str:
         padded = (PAD[c.align](text, width) for c, text, width in zip(table.columns, texts, widths, strict=True))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from qbench.errors import InputError
 from qbench.quantize.audit import Audit, failures
@@ -93,9 +94,14 @@ class Outcomes:
         if found := self.get(quantized.family, attention, quantized.label):
             return found
         cell = CellRef(attention=attention, checkpoint="", **vars(quantized))
-        if any((c.cell.family, c.cell.attention) == (quantized.family, attention) for c in self.cells):
+        if attention in self.twins_of(quantized.family):
             return Outcome(cell, gap=Gap("missing", f"There is no record of {cell.name}."))
         return Outcome(cell, gap=Gap("–", f"There is no {attention} model of {quantized.family} here."))
+
+    def twins_of(self, family: str) -> list[str]:
+        """Which of the twins the family has, with scores or without."""
+        have = {c.cell.attention for c in self.cells if c.cell.family == family}
+        return [attention for attention in TWINS if attention in have]
 
     def baseline(self, outcome: Outcome) -> Outcome:
         """The unquantized model of a cell; where there is none, an outcome that says so."""
@@ -128,6 +134,13 @@ class Outcomes:
     def other_attentions(self) -> list[str]:
         """Kinds of attention that are in the records and in no Δ."""
         return sorted({c.cell.attention for c in self.cells} - set(TWINS))
+
+    def recipes(self) -> Mapping[str, Mapping[str, Any]]:
+        """The resolved recipes by their names: the run's, or without a run.json those of the records."""
+        if self.results and self.results.plan:
+            return {self.results.plan.recipe: self.results.plan.resolved_recipe}
+        own = [c.stored.record.provenance for c in self.cells if c.stored]
+        return {provenance.recipe: provenance.resolved_recipe for provenance in own}
 
     def of_other_versions(self) -> list[str]:
         """Cells that were measured with other code or packages than the latest one; `run --reuse-stale` keeps such."""
@@ -211,7 +224,9 @@ def _score(metric: MetricValue) -> Score:
 
 
 def _missing(planned: PlannedCell) -> Gap:
-    return Gap("missing", f"{planned.cell.name} was planned and has no record; `qbench run` makes it.")
+    # In words that all share: a footnote a cell is a page of them. A damage has the footnote of its baseline.
+    what = "The unquantized model is planned" if planned.cell.method == "none" else "Planned"
+    return Gap("missing", f"{what} and not run yet; `qbench run` makes it.")
 
 
 def _not_offered(planned: PlannedCell) -> Gap:

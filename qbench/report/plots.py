@@ -30,6 +30,7 @@ ASIDE = {"softmax": -0.05, "softpick": 0.05}  # bits to the side, so that neithe
 METHOD_MARKERS = "ovD^PX*"
 Z95 = 1.96
 TINY = 1e-3
+REACH = 1 / 3  # of an axis, how far beyond it chance is still shown
 FAR = 20  # perplexities that differ by such a factor are drawn on a log axis
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 STYLE = {
@@ -77,6 +78,8 @@ class Stored(NamedTuple):
     method: str
     bits: float  # a weight, measured
     value: float
+    low: float  # the ends of the error bar
+    high: float
 
 
 Panels = dict[tuple[Measure, str], Panel]  # by metric and method
@@ -95,16 +98,16 @@ def figures(report: Report) -> Iterator[tuple[str, "Figure"]]:
 def _figures_of(report: Report, family: str) -> Iterator[tuple[str, "Figure"]]:
     rows = _plotted(row for row in report.deltas if row.quantized.family == family)
     damages = _plotted(row for row in report.damages if row.quantized.family == family)
-    if panels := score_panels(rows):
+    twins = report.outcomes.twins_of(family)
+    if panels := score_panels(rows, twins):
         yield f"{family}-score", _grid(panels, f"{family}: score against bits (dashed: unquantized{_bars(panels)})")
-    if panels := damage_panels(damages):
+    if panels := damage_panels(damages, twins):
         yield (
             f"{family}-damage",
             _grid(panels, f"{family}: damage against bits (quantized − unquantized{_bars(panels)})"),
         )
     if storage := storage_panels(report, rows):
-        title = f"{family}: accuracy against measured bits per weight (dashed: unquantized)"
-        yield f"{family}-bits-per-weight", _storage(storage, unquantized_levels(rows), title)
+        yield f"{family}-bits-per-weight", _storage(storage, unquantized_levels(rows), chances(report, rows), family)
 
 
 def _bars(panels: Panels) -> str:
@@ -138,8 +141,8 @@ def inline_svg(figure: "Figure") -> str:
     return svg
 
 
-def score_panels(rows: Sequence[DeltaRow]) -> Panels:
-    """Scores of the quantized, with the unquantized ones as levels."""
+def score_panels(rows: Sequence[DeltaRow], twins: Sequence[str] = TWINS) -> Panels:
+    """Scores of the quantized, with the unquantized ones as levels; twins: those of which scores are expected."""
     panels: Panels = {}
     levels = unquantized_levels(rows)
     for row in rows:
@@ -148,14 +151,18 @@ def score_panels(rows: Sequence[DeltaRow]) -> Panels:
         panel = Panel(levels=levels.get(row.measure, {}))
         panel = panels.setdefault((row.measure, row.quantized.method), panel)
         for attention, score in _twins(row).items():
-            error = Z95 * (score.stderr or 0)
-            low = max(score.value - error, min(score.value, TINY))  # above zero, for a log scale
-            high = min(score.value + error, 100 if is_share(row.measure.metric) else math.inf)
-            panel.points[attention].append(Point(row.quantized, score.value, low, high))
-        for attention, found in zip(TWINS, (row.softmax, row.softpick), strict=True):
-            if isinstance(found, Gap):
+            panel.points[attention].append(Point(row.quantized, score.value, *_ends(score, row.measure)))
+        for attention in twins:
+            if isinstance(found := row.of(attention), Gap):
                 panel.add_gap(attention, row.quantized.bits, found)
     return panels
+
+
+def _ends(score: Score, measure: Measure) -> tuple[float, float]:
+    """Of the error bar of a score; the score itself where its standard error is not known."""
+    error = Z95 * (score.stderr or 0)
+    low = max(score.value - error, min(score.value, TINY))  # above zero, for a log scale
+    return low, min(score.value + error, 100 if is_share(measure.metric) else math.inf)
 
 
 def unquantized_levels(rows: Sequence[DeltaRow]) -> Levels:
@@ -164,12 +171,13 @@ def unquantized_levels(rows: Sequence[DeltaRow]) -> Levels:
     return {m: {attention: score.value for attention, score in twins.items()} for m, twins in baselines.items()}
 
 
-def damage_panels(rows: Sequence[DamageRow]) -> Panels:
-    """Damages, with zero as the level."""
+def damage_panels(rows: Sequence[DamageRow], twins: Sequence[str] = TWINS) -> Panels:
+    """Damages, with zero as the level; twins: those of which damages are expected."""
     panels: Panels = {}
     for row in rows:
         panel = panels.setdefault((row.measure, row.quantized.method), Panel(levels={"none": 0.0}))
-        for attention, damage in zip(TWINS, (row.softmax.score, row.softpick.score), strict=True):
+        for attention in twins:
+            damage = row.of(attention).score
             if isinstance(damage, Gap):
                 panel.add_gap(attention, row.quantized.bits, damage)
             else:
@@ -187,9 +195,16 @@ def storage_panels(report: Report, rows: Sequence[DeltaRow]) -> dict[Measure, li
             audit = stored.record.audit if stored else None
             if audit and audit.weights:
                 bits = 8 * (audit.code_bytes + audit.metadata_bytes) / audit.weights
-                cell = Stored(attention, row.quantized.method, bits, score.value)
+                cell = Stored(attention, row.quantized.method, bits, score.value, *_ends(score, row.measure))
                 found.setdefault(row.measure, []).append(cell)
     return found
+
+
+def chances(report: Report, rows: Sequence[DeltaRow]) -> dict[Measure, float]:
+    """The accuracies of guessing that are known."""
+    outcomes = ((row, report.outcomes.twin(row.quantized, attention)) for row in rows for attention in _twins(row))
+    known = {row.measure: report.evidence.chance(row.measure, outcome) for row, outcome in outcomes}
+    return {measure: chance for measure, chance in known.items() if chance is not None}
 
 
 def _twins(row: DeltaRow) -> dict[str, Score]:
@@ -222,6 +237,8 @@ def _grid(panels: Panels, title: str) -> "Figure":
     for method, top, bottom in zip(methods, grid[0], grid[-1], strict=True):
         top.set_title(method_name(method))
         bottom.set_xlabel("bits")
+    for axes in figure.axes:  # the last row is a page away from the first
+        axes.tick_params(labelbottom=True)
     # One axis for all methods: a slope means the same in every panel.
     if widths := sorted(_widths(panels.values())):
         grid[0, 0].set_xticks(widths)
@@ -301,20 +318,44 @@ def _lines(points: Sequence[Point]) -> list[list[Point]]:
     return list(lines.values())
 
 
-def _storage(panels: Mapping[Measure, Sequence[Stored]], levels: Levels, title: str) -> "Figure":
+def _storage(
+    panels: Mapping[Measure, Sequence[Stored]], levels: Levels, chances: Mapping[Measure, float], family: str
+) -> "Figure":
     """A panel an accuracy; the twins differ in colour and filling, the methods in marker."""
     figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(panels), 2.7))
     methods = list(dict.fromkeys(cell.method for cells in panels.values() for cell in cells))
+    twins = [twin for twin in TWINS if any(cell.attention == twin for cells in panels.values() for cell in cells)]
+    guessed = False
     for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         # The legend is filled column by column: a column a method, a line a twin.
-        for (method, marker), attention in product(zip(methods, cycle(METHOD_MARKERS), strict=False), TWINS):
+        for (method, marker), attention in product(zip(methods, cycle(METHOD_MARKERS), strict=False), twins):
             own = [cell for cell in cells if (cell.attention, cell.method) == (attention, method)]
             look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_name(method)}"}
-            axes.plot([cell.bits for cell in own], [cell.value for cell in own], linestyle="none", **look)
+            _draw_stored(axes, own, look)
         _draw_levels(axes, levels.get(measure, {}))
+        guessed |= _draw_chance(axes, chances.get(measure))
         axes.set_title(f"{task_name(measure.task)}, {metric_name(measure)}")
         axes.set_xlabel("measured bits per weight")
-    return _finish(figure, title, columns=len(methods))
+    bars = any(cell.low < cell.high for cells in panels.values() for cell in cells)
+    marks = "dashed: unquantized" + "; grey: chance" * guessed + "; bars: 95%" * bars
+    return _finish(figure, f"{family}: accuracy against measured bits per weight ({marks})", columns=len(methods))
+
+
+def _draw_stored(axes: "Axes", cells: Sequence[Stored], look: Mapping[str, Any]) -> None:
+    """Markers with their error bars, the twins side by side: their weights take the same bits."""
+    bits = [cell.bits + ASIDE[cell.attention] for cell in cells]
+    axes.plot(bits, [cell.value for cell in cells], linestyle="none", **look)
+    axes.vlines(bits, [cell.low for cell in cells], [cell.high for cell in cells], look["color"], linewidth=1)
+
+
+def _draw_chance(axes: "Axes", chance: float | None) -> bool:
+    """A line where it does not press together what the panel shows; whether there is one."""
+    low, high = axes.get_ylim()
+    reach = REACH * (high - low)
+    if chance is None or not low - reach <= chance <= high + reach:
+        return False
+    _draw_levels(axes, {"chance": chance})
+    return True
 
 
 def _finish(figure: "Figure", title: str, columns: int) -> "Figure":

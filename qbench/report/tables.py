@@ -1,9 +1,9 @@
 """Rows laid out as tables for people, whichever format they are rendered in: texts, marks and footnotes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from qbench.report.delta import DECIMALS, DamageRow, DeltaRow, Difference, Report, Tone
 from qbench.report.evidence import Flips
@@ -17,7 +17,7 @@ from qbench.report.metrics import (
     metric_name,
     task_name,
 )
-from qbench.report.outcomes import Gap, Quantized, Score
+from qbench.report.outcomes import TWINS, Gap, Outcomes, Quantized, Score
 
 Kind = Literal["delta", "damage", "baseline", "summary"]
 Row = DeltaRow | DamageRow
@@ -29,6 +29,12 @@ PAIRS = (
     "Softmax / softpick: the scores of the unquantized models, and below them what quantization changed; accuracies "
     "are in percent."
 )
+# Of a family that has one of the twins only.
+OWN_DAMAGE = "Damage is quantized − unquantized; accuracies are in percent."
+ONES = (
+    "The scores of the unquantized {attention} model, and below them what quantization changed; accuracies are in "
+    "percent."
+)
 MARKED = (
     "Marked for the better where softpick lost less than softmax and for the worse where it lost more, if the interval "
     "of that difference excludes zero."
@@ -36,6 +42,11 @@ MARKED = (
 FLIPS = "Flips: documents (%) that became wrong / that became right."
 READING = "↑ higher is better, ↓ lower is better."
 STAR = "* marks a 95% interval (paired bootstrap over documents) that excludes zero."
+
+ADDED = (
+    "Intervals of accuracies count two documents more, one changed each way: where no document changed, they reach "
+    "about three documents to both sides."
+)
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,12 @@ def delta_tables(report: Report) -> list[Table]:
 
 
 def damage_tables(report: Report) -> list[Table]:
-    """A table a family and method: what quantization cost each twin, and the difference."""
-    return [_damage_table(q, rows) for q, rows in _by_method(report.damages)]
+    """A table a family and method: what quantization cost each twin, and the difference; or the only one of them."""
+    found = []
+    for about, rows in _by_method(report.damages):
+        twins = report.outcomes.twins_of(about.family)
+        found.append(_damage_table(about, rows) if len(twins) > 1 else _lone_damage_table(about, rows, twins[0]))
+    return found
 
 
 def baseline_tables(report: Report) -> list[Table]:
@@ -128,15 +143,16 @@ def summary_tables(report: Report) -> list[Table]:
         damages = list(group)
         measures = headlines(row.measure for row in damages)
         columns = [Column("Method", "l"), Column("Quantization", "l"), *(Column(_short_name(m)) for m in measures)]
-        caption = f"What quantization costs the {family} models."
-        reading = _reading(damages)
-        reading = [PAIRS, *reading, *[MARKED] * (STAR in reading)]
-        table = Table(f"summary-{family}", f"{family}: summary", caption, reading, columns, heads=1)
+        twins = report.outcomes.twins_of(family)
+        caption = f"What quantization costs the {_models(family, twins)}."
+        table = Table(
+            f"summary-{family}", f"{family}: summary", caption, _summary_reading(damages, twins), columns, heads=1
+        )
         rows: list[Row] = [r for r in report.deltas if r.quantized.is_baseline and r.quantized.family == family]
         for quantized, own in groupby([*rows, *damages], lambda row: row.quantized):
             by_measure = {row.measure: row for row in own}
             head = [Field(method_name(quantized.method)), Field(quantization_name(quantized), quantized.bits)]
-            table.rows.append(head + [_pair_field(table, by_measure[m]) for m in measures])
+            table.rows.append(head + [_summary_field(table, by_measure[m], twins) for m in measures])
         found.append(table)
     return found
 
@@ -144,6 +160,11 @@ def summary_tables(report: Report) -> list[Table]:
 def number(value: float) -> str:
     """A score: two decimals."""
     return f"{value:.2f}"
+
+
+def formatted(value: float | None, form: str) -> Field:
+    """A number in a form of its own; a dash where there is none."""
+    return Field("–") if value is None else Field(form.format(value), value)
 
 
 def signed(value: float, decimals: int = DECIMALS) -> str:
@@ -183,15 +204,37 @@ def difference_field(table: Table, difference: Difference | Gap | None, measure:
     return Field(text, difference.value, tone, difference.significant, marks)
 
 
-def remarks(report: Report) -> list[str]:
-    """What is to be said of the report as a whole."""
-    found = []
+def remarks(report: Report, kind: Kind | None = None) -> list[str]:
+    """What is to be said of the report as a whole, and of tables of one kind."""
+    found = [_trial(limits) for recipe in report.outcomes.recipes().values() if (limits := _limits(recipe))]
     if others := report.outcomes.other_attentions():
         found.append(f"There are records of {', '.join(others)} too: they are in no Δ, which is softpick − softmax.")
     if older := report.outcomes.of_other_versions():
         names = ", ".join(older[:3]) + f" and {len(older) - 3} more" * (len(older) > 3)
         found.append(f"Not all cells are of the same code and packages; other than the latest: {names}.")
-    return found
+    return found + (_without_delta(report.outcomes) if kind == "delta" else [])
+
+
+def _without_delta(outcomes: Outcomes) -> list[str]:
+    """Where Δ tables are columns of dashes, what to look at instead."""
+    families = dict.fromkeys(quantized.family for quantized in outcomes.quantizations())
+    missing = [(family, twin) for family in families for twin in TWINS if twin not in outcomes.twins_of(family)]
+    instead = "so there is no Δ; --kind damage and --kind summary show what quantization cost."
+    return [f"There is no {twin} model of {family} here, {instead}" for family, twin in missing]
+
+
+def _limits(recipe: Mapping[str, Any]) -> dict[str, int]:
+    """How many documents are read of what, where it is not all of them."""
+    tasks = recipe.get("tasks")
+    settings = tasks if isinstance(tasks, Mapping) else {}  # names alone have no limits of their own
+    own = {name: task["limit"] for name, task in settings.items() if task and task.get("limit")}
+    whole = recipe.get("limit")
+    return own | ({"each other task" if own else "each task": whole} if whole else {})
+
+
+def _trial(limits: Mapping[str, int]) -> str:
+    parts = [f"{limit} document{'s' * (limit > 1)} of {what}" for what, limit in limits.items()]
+    return f"A trial: only the first {', '.join(parts)}."
 
 
 def _delta_table(about: Quantized, rows: list[DeltaRow]) -> Table:
@@ -202,7 +245,8 @@ def _delta_table(about: Quantized, rows: list[DeltaRow]) -> Table:
     columns = [*_head(about), Column("Softmax"), Column("Softpick"), Column("Δ")]
     columns += [Column("95% interval")] * with_intervals
     heads = 1 if about.is_baseline else 2
-    table = Table(_slug("delta", about), title, caption, [DELTA, *_reading(rows)], columns, heads)
+    reading = [DELTA, *_reading(rows), *_interval_reading(rows) * with_intervals]
+    table = Table(_slug("delta", about), title, caption, reading, columns, heads)
     for row in _arranged(rows):
         line = [*_head_fields(row), *_twin_fields(table, row)]
         table.rows.append(line + [interval_field(row.delta)] * with_intervals)
@@ -216,7 +260,7 @@ def _damage_table(about: Quantized, rows: list[DamageRow]) -> Table:
     with_intervals = any(row.difference and row.difference.interval for row in rows)
     columns = [*_head(about), *_damage_columns(with_flips), Column("Difference")]
     columns += [Column("95% interval")] * with_intervals
-    reading = [DIFFERENCE, *_reading(rows), *[FLIPS] * with_flips]
+    reading = [DIFFERENCE, *_reading(rows), *_interval_reading(rows) * with_intervals, *[FLIPS] * with_flips]
     table = Table(_slug("damage", about), title, caption, reading, columns)
     for row in _arranged(rows):
         line = _head_fields(row)
@@ -225,6 +269,30 @@ def _damage_table(about: Quantized, rows: list[DamageRow]) -> Table:
         line.append(difference_field(table, row.difference, row.measure))
         table.rows.append(line + [interval_field(row.difference)] * with_intervals)
     return table
+
+
+def _lone_damage_table(about: Quantized, rows: list[DamageRow], attention: str) -> Table:
+    """The damage of the only model, with its own interval beside it."""
+    damages = [(row, row.of(attention)) for row in _arranged(rows)]
+    with_flips = any(damage.flips for _, damage in damages)
+    with_intervals = any(isinstance(damage.score, Difference) and damage.score.interval for _, damage in damages)
+    title = f"{about.family}, {method_name(about.method)}: damage"
+    models = _models(about.family, [attention])
+    caption = f"What {method_name(about.method)} costs the {models}: quantized − unquantized."
+    columns = [*_head(about), Column("Damage"), *[Column("95% interval")] * with_intervals]
+    columns += [Column("Flips")] * with_flips
+    reading = [OWN_DAMAGE, *_reading(rows), *_interval_reading(rows) * with_intervals, *[FLIPS] * with_flips]
+    table = Table(_slug("damage", about), title, caption, reading, columns)
+    for row, damage in damages:
+        line = [*_head_fields(row), difference_field(table, damage.score, row.measure)]
+        line += [interval_field(damage.score)] * with_intervals
+        table.rows.append(line + [_flips_field(damage.flips)] * with_flips)
+    return table
+
+
+def _models(family: str, twins: Sequence[str]) -> str:
+    """How a caption calls what a family has."""
+    return f"{family} models" if len(twins) > 1 else f"{family} {twins[0]} model"
 
 
 def _head(about: Quantized) -> list[Column]:
@@ -248,14 +316,25 @@ def _twin_fields(table: Table, row: DeltaRow) -> list[Field]:
     return [*scores, difference_field(table, row.delta, row.measure)]
 
 
-def _pair_field(table: Table, row: Row) -> Field:
-    """Softmax / softpick; a difference of their damages is told by its tone, if it is more than chance."""
+def _summary_reading(damages: Sequence[DamageRow], twins: Sequence[str]) -> list[str]:
+    reading = _reading(damages)
+    if len(twins) == 1:
+        return [ONES.format(attention=twins[0]), *reading]
+    return [PAIRS, *reading, *[MARKED] * (STAR in reading)]
+
+
+def _summary_field(table: Table, row: Row, twins: Sequence[str]) -> Field:
+    """Softmax / softpick, or the only one of them."""
     if isinstance(row, DeltaRow):
-        sides = [score_field(table, score) for score in (row.softmax, row.softpick)]
-        between = None
+        sides = [score_field(table, row.of(attention)) for attention in twins]
     else:
-        sides = [difference_field(table, side.score, row.measure) for side in (row.softmax, row.softpick)]
-        between = row.difference
+        sides = [difference_field(table, row.of(attention).score, row.measure) for attention in twins]
+    return sides[0] if len(sides) == 1 else _pair_field(row, sides)
+
+
+def _pair_field(row: Row, sides: Sequence[Field]) -> Field:
+    """Both in one field; a difference of their damages is told by its tone, if it is more than chance."""
+    between = row.difference if isinstance(row, DamageRow) else None
     text = " / ".join(side.text + "*" * side.starred for side in sides)
     marks = ",".join(dict.fromkeys(mark for side in sides for mark in side.marks.split(",") if mark))
     tone = between.tone(row.measure) if between and between.significant else None
@@ -275,9 +354,9 @@ def _flips_field(flips: Flips | None) -> Field:
     return Field(f"{number(flips.right_to_wrong)} / {number(flips.wrong_to_right)}", total)
 
 
-def interval_field(difference: Difference | None) -> Field:
+def interval_field(difference: Difference | Gap | None) -> Field:
     """The 95% interval of a difference."""
-    if difference is None or difference.interval is None:
+    if not isinstance(difference, Difference) or difference.interval is None:
         return Field("–")
     low, high = difference.interval.low, difference.interval.high
     return Field(between(low, high, difference.interval_decimals), high - low)
@@ -297,6 +376,11 @@ def _arranged(rows: Sequence[R]) -> list[R]:
 def _reading(rows: Sequence[Row]) -> list[str]:
     with_intervals = any(isinstance(d, Difference) and d.interval for row in rows for d in _differences(row))
     return [READING, *[STAR] * with_intervals]
+
+
+def _interval_reading(rows: Sequence[Row]) -> list[str]:
+    """What a column of intervals needs to be said of it."""
+    return [ADDED] * any(is_share(row.measure.metric) for row in rows)
 
 
 def _differences(row: Row) -> Sequence[Difference | Gap | None]:

@@ -54,10 +54,10 @@ def write_cell(folder: Path, cell: CellRef, samples: pd.DataFrame | None, **chan
     return PlannedCell(cell=cell, key=record.key)
 
 
-def write_plan_of(folder: Path, planned: list[PlannedCell]) -> None:
-    """run.json."""
+def write_plan_of(folder: Path, planned: list[PlannedCell], **changes: object) -> None:
+    """run.json; changes: to its recipe."""
     recipe = {"checkpoints": {"mini": {"softmax": "mini/softmax", "softpick": "mini/softpick"}}, "tasks": ["arc_easy"]}
-    write_plan(folder, RunPlan(recipe="mini.yaml", resolved_recipe=recipe, cells=tuple(planned)))
+    write_plan(folder, RunPlan(recipe="mini.yaml", resolved_recipe=recipe | changes, cells=tuple(planned)))
 
 
 def write_mini(

@@ -83,6 +83,19 @@ def test_the_interval_of_an_accuracy_is_of_percentages() -> None:
     assert alone.low < 100 == alone.high
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_intervals_of_few_documents_stay_within_what_there_is(count: int) -> None:
+    """A difference of two accuracies is within 100 points, and one of two damages within 200."""
+    before, after = paired([1.0] * count, [0.0] * count)
+    for first, second in ((before, before), (after, before), (before, after)):
+        found = interval((1, first), (-1, second))
+        assert found
+        assert -100 <= found.low <= found.high <= 100
+    found = interval((1, after), (-1, before), (-1, before), (1, after))
+    assert found
+    assert -200 == found.low <= found.high <= 200
+
+
 def test_one_document_has_no_interval() -> None:
     before, after = paired([1.0], [0.0])
     assert interval((1, after), (-1, before)) is None

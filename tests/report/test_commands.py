@@ -14,7 +14,7 @@ import pytest
 from qbench.cli import main
 
 from ..records import make_samples
-from .examples import PAPER, cell, write_cell, write_plan_of
+from .examples import PAPER, audit_of, cell, write_cell, write_plan_of
 
 
 def run(*arguments: object) -> int:
@@ -67,8 +67,32 @@ def test_compare_and_audit(mini: Path, capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     assert "1.8B-softmax-hqq-2 and 1.8B-softmax-hqq-3: the same scores in all 9 metrics" in out
     assert out.endswith(f"6 suspicious among 324 scores of 36 cells in {PAPER}\n")
+    assert "| Cell" not in out
     assert run("audit", mini) == 0
     assert "nothing suspicious among 88 scores of 8 cells" in capsys.readouterr().out
+
+
+def test_audit_shows_the_proof_before_its_verdict(
+    mini: Path, troubled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("audit", mini) == 0
+    *table, verdict = capsys.readouterr().out.splitlines()
+    lines = [re.sub(" +", " ", line) for line in table if line.startswith("| mini")]
+    assert lines[1] == "| mini-softmax-hqq-2-g64 | yes | 100.0% | 2.00 | 2.50 | 0.2500 | 12.0 | 0.0625 | 93.8% |"
+    assert len(lines) == 6  # the unquantized have nothing to prove
+    assert "pseudo-random tokens" in "\n".join(table)
+    assert verdict.startswith("nothing suspicious")
+    assert run("audit", troubled) == 1
+    out = re.sub(" +", " ", capsys.readouterr().out)
+    assert "| mini-softpick-hqq-2-g64 | no<sup>a</sup> | 100.0%" in out
+    assert "<sup>a</sup> model.layers.0.mlp.up\\_proj was not quantized." in out
+
+
+def test_a_cell_that_failed_after_its_audit_passed_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = cell("softmax", "hqq-3-g64")
+    write_cell(tmp_path, about, None, audit=audit_of(about))
+    assert run("audit", tmp_path) == 0
+    assert "| mini-softmax-hqq-3-g64 | yes " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

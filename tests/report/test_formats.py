@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 
 from qbench.report import tidy
-from qbench.report.delta import Report, read_report
+from qbench.report.delta import Difference, Report, read_report
 from qbench.report.html import page
 from qbench.report.latex import latex
 from qbench.report.markdown import markdown
-from qbench.report.tables import Kind, remarks, signed, tables
-from qbench.store import Failure
+from qbench.report.tables import ADDED, Kind, remarks, signed, tables
+from qbench.store import Failure, PlannedCell
 
-from ..records import make_samples
-from .examples import cell, write_cell, write_mini, write_troubled
+from ..records import PROVENANCE, make_record, make_samples
+from .examples import LABELS, cell, samples_of, write_cell, write_mini, write_plan_of, write_troubled
 from .golden import check
 
 COLUMNS = ["family", "method", "bits", "label", "task", "metric", "better", "softmax", "softpick", "delta"]
@@ -72,6 +72,13 @@ def test_columns_stand_straight_on_a_screen(small: Report) -> None:
             assert len({tuple(m.start() for m in re.finditer(r"\|", line)) for line in table.splitlines()}) == 1
 
 
+def test_every_column_has_a_rule_however_narrow_it_is(lone: Report) -> None:
+    """GitHub takes no line for a table's in which a column has no hyphen."""
+    rules = [line for line in markdown(tables(lone, "delta")).splitlines() if line.startswith("| :")]
+    assert rules
+    assert all(re.fullmatch(r"(\| :?-+:? )+\|", rule) for rule in rules)
+
+
 def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_report: Report) -> None:
     (table,) = tables(mini_report, "summary")
     rows = {(row.quantized.label, row.measure.task, row.measure.metric): row for row in mini_report.damages}
@@ -85,12 +92,86 @@ def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_repor
     assert all(shown.text.count("*") == 2 for shown in perplexities[1:])
 
 
+@pytest.fixture
+def lone(tmp_path: Path) -> Report:
+    """A family with one model only, of which one cell failed."""
+    for label in ("none-16", "hqq-2-g64"):
+        samples = samples_of("softmax", label)
+        write_cell(tmp_path / "lone", cell("softmax", label), samples[samples["task"].isin(TASKS)])
+    write_cell(tmp_path / "lone", cell("softmax", "hqq-3-g64"), None)
+    return read_report(tmp_path / "lone")
+
+
+def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: Report) -> None:
+    (table,) = tables(lone, "damage")
+    titles = ["Task", "Metric", "Quantization", "Damage", "95% interval", "Flips"]
+    assert [column.title for column in table.columns] == titles
+    assert table.caption == "What HQQ costs the mini softmax model: quantized − unquantized."
+    rows = {(row.quantized.label, row.measure.metric): row.softmax for row in lone.damages}
+    damage = rows["hqq-2-g64", "acc_norm"].score
+    assert isinstance(damage, Difference)
+    assert damage.interval
+    ends = f"[{signed(damage.interval.low)}, {signed(damage.interval.high)}]"
+    assert [field.text for field in table.rows[0][3:5]] == [signed(damage.value), ends]
+    assert [field.text for field in table.rows[1][3:]] == ["failed", "–", "–"]
+    assert not any("softpick" in text for text in (*table.footnotes.values(), *table.reading))
+    check("lone-damage.md", markdown([table]))
+
+
+def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: Report) -> None:
+    (table,) = tables(lone, "summary")
+    assert not any("/" in field.text for line in table.rows for field in line)
+    assert not any("softpick" in text for text in (table.caption, *table.reading))
+    assert any(field.starred for line in table.rows for field in line)
+    check("lone-summary.md", markdown([table]))
+
+
+def test_the_delta_of_a_model_without_a_twin_says_where_to_look(lone: Report, small: Report) -> None:
+    said = (
+        "There is no softpick model of mini here, so there is no Δ; --kind damage and --kind summary show what "
+        "quantization cost."
+    )
+    assert remarks(lone, "delta") == [said]
+    assert remarks(lone, "damage") == remarks(lone) == remarks(small, "delta") == []
+
+
+def test_what_intervals_add_is_said_where_they_are_shown(small: Report, paper: Report) -> None:
+    said = {kind: any(ADDED in table.reading for table in tables(small, kind)) for kind in KINDS}
+    assert said == {"delta": True, "damage": True, "baseline": False, "summary": False}
+    assert not any(ADDED in table.reading for kind in KINDS for table in tables(paper, kind))
+
+
 def test_a_family_without_a_task_says_so_in_the_baseline_table(tmp_path: Path) -> None:
     rows = "A,none,16,piqa,acc,70,71\nA,none,16,sciq,acc,80,81\nB,none,16,sciq,acc,90,91\n"
     (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\n" + rows)
     text = markdown(tables(read_report(tmp_path), "baseline"))
     assert "| Piqa | Acc ↑ | 70.00 | 71.00 | +1.00 ▲ | –<sup>a</sup> | –<sup>a</sup> | – |" in unpadded(text)
     assert "<sup>a</sup> B has no acc of piqa." in text
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("none-16", ["Planned and not run yet; `qbench run` makes it."]),
+        ("hqq-2-g64", ["The unquantized model is planned and not run yet; `qbench run` makes it."]),
+    ],
+)
+def test_cells_that_were_not_run_share_a_footnote(run: str, said: list[str], tmp_path: Path) -> None:
+    planned = []
+    for attention, label in ((attention, label) for attention in ("softmax", "softpick") for label in LABELS):
+        about = cell(attention, label)
+        done = label == run
+        planned.append(
+            write_cell(tmp_path, about, samples_of(attention, label))
+            if done
+            else PlannedCell(cell=about, key=make_record(about).key)
+        )
+    write_plan_of(tmp_path, planned)
+    table = tables(read_report(tmp_path), "damage")[-1]
+    rows = [line for line in table.rows if line[2].text == "2-bit g64"]
+    assert {field.text for line in rows for field in line[3:]} <= {"missing", "–"}
+    used = {mark for line in rows for field in line for mark in field.marks.split(",") if mark}
+    assert [table.footnotes[mark] for mark in sorted(used)] == said
 
 
 def test_markdown_of_what_went_wrong(small_troubled: Report) -> None:
@@ -100,6 +181,35 @@ def test_markdown_of_what_went_wrong(small_troubled: Report) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_latex(kind: Kind, small: Report) -> None:
     check(f"{kind}.tex", latex(tables(small, kind), remarks(small)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"limit": 20}, "A trial: only the first 20 documents of each task."),
+        ({"tasks": {"piqa": {"limit": 1}, "sciq": {"limit": None}}}, "A trial: only the first 1 document of piqa."),
+        (
+            {"limit": 20, "tasks": {"piqa": {"limit": 100}}},
+            "A trial: only the first 100 documents of piqa, 20 documents of each other task.",
+        ),
+    ],
+)
+def test_a_trial_says_so_in_every_format_for_people(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+    planned = [write_cell(tmp_path, cell("softmax", "none-16"), make_samples(5))]
+    write_plan_of(tmp_path, planned)
+    assert remarks(read_report(tmp_path)) == []
+    write_plan_of(tmp_path, planned, **changes)
+    report = read_report(tmp_path)
+    assert remarks(report) == [said]
+    made = tables(report, "delta")
+    head, _, _ = page(report).partition("<main>")
+    assert all(said in text for text in (markdown(made, remarks(report)), latex(made, remarks(report)), head))
+
+
+def test_a_record_without_its_run_tells_of_a_trial_too(tmp_path: Path) -> None:
+    provenance = PROVENANCE.model_copy(update={"resolved_recipe": {"limit": 20}})
+    write_cell(tmp_path, cell("softmax", "none-16"), make_samples(5), provenance=provenance)
+    assert remarks(read_report(tmp_path)) == ["A trial: only the first 20 documents of each task."]
 
 
 def test_latex_of_what_went_wrong(small_troubled: Report) -> None:

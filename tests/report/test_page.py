@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from qbench.report.delta import read_report
+from qbench.report.delta import Report, read_report
 from qbench.report.html import page
-from qbench.store import Failure
+from qbench.store import Failure, Identity
 
+from ..records import PROVENANCE, make_samples
 from .examples import PAPER, cell, write_cell
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -33,15 +34,22 @@ window.addEventListener("load", () => {
   out.push("filtered " + shown.join("; "));
   input.value = ""; input.dispatchEvent(new Event("input"));
   out.push("all " + [...document.querySelectorAll("figure.table")].every((f) => !f.hidden));
-  const frame = document.createElement("iframe");
-  frame.style.width = "390px";
-  frame.srcdoc = document.documentElement.outerHTML.replace(/<script[^]*?<\\/script>/g, "");
-  frame.onload = () => {
-    const root = frame.contentDocument.documentElement;
-    out.push("phone " + (root.scrollWidth <= root.clientWidth));
-    document.title = "RESULT " + out.join(" | ");
+  const page = document.documentElement.outerHTML.replace(/<script[^]*?<\\/script>/g, "");
+  const framed = (width, look) => {
+    const frame = document.createElement("iframe");
+    frame.style.width = width + "px";
+    frame.srcdoc = page;
+    frame.onload = () => look(frame.contentDocument);
+    document.body.append(frame);
   };
-  document.body.append(frame);
+  const fits = (box) => box.scrollWidth <= box.clientWidth;
+  framed(390, (phone) => {
+    out.push("phone " + fits(phone.documentElement));
+    framed(1280, (screen) => {
+      out.push("screen " + [...screen.querySelectorAll(".table .scroll")].every(fits));
+      document.title = "RESULT " + out.join(" | ");
+    });
+  });
 });
 window.addEventListener("error", (event) => { document.title = "ERROR " + event.message; });
 </script>
@@ -53,15 +61,58 @@ def test_it_is_one_file_that_asks_for_nothing(mini_page: str) -> None:
         targets = re.findall(re.escape(attribute) + r'["\']?([^"\')\s>]+)', mini_page)
         assert all(target.startswith("#") for target in targets), targets
     assert "@import" not in mini_page
-    sections = re.findall(r'<section id="(.+?)">', mini_page)
-    assert sections == ["summary", "baseline", "delta", "damage", "plots", "audits", "costs", "provenance", "recipe"]
+
+
+def section_names(text: str) -> list[str]:
+    return re.findall(r'<section id="(.+?)">', text)
+
+
+def test_the_answer_and_the_plots_stand_before_the_rows(mini_page: str, paper: Report) -> None:
+    assert section_names(mini_page) == [
+        "summary",
+        "plots",
+        "damage",
+        "delta",
+        "audits",
+        "costs",
+        "provenance",
+        "recipe",
+    ]
+    # Families side by side are a table of their own; a single one has it at the top of Δ.
+    assert section_names(page(paper)) == ["suspicious", "summary", "plots", "damage", "delta", "baseline"]
+
+
+def test_no_heading_is_said_twice(mini_page: str) -> None:
+    for section in mini_page.split("<section")[1:]:
+        headings = re.findall(r"<h[23]>(.*?)</h[23]>", section)
+        assert len(headings) == len(set(headings))
+
+
+def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, paper: Report) -> None:
+    what = {"device": "cpu", "dtype": "float32", "cell": ""}
+    for label, documents, finished in (("none-16", 1200, "2026-11-15T23:50"), ("hqq-3-g64", 7, "2026-11-16T00:10")):
+        provenance = PROVENANCE.model_copy(update={"finished": f"{finished}:59+00:00"})
+        identity = Identity(what={**what, "cell": label}, code="", packages={})
+        changes = {"provenance": provenance, "identity": identity, "key": identity.key}
+        write_cell(tmp_path, cell("softmax", label), make_samples(documents, tasks=["piqa"]), **changes)
+    text = page(read_report(tmp_path), "delta")
+    measured = "2 of 2 cells have scores, 7 to 1,200 documents a task, cpu, float32, 2026-11-15 to 2026-11-16."
+    assert f"<p>{measured}</p>" in text
+    assert '<td class="l">2026-11-15 23:50</td>' in text
+    assert ">Finished (UTC)<" in text
+    assert "<p>36 of 36 cells have scores.</p>" in page(paper, "baseline")
+
+
+def test_the_filters_example_is_of_this_report(mini_page: str, paper: Report) -> None:
+    assert 'placeholder="mini hqq acc"' in mini_page
+    assert 'placeholder="1.8B hqq acc"' in page(paper, "baseline")
 
 
 def test_suspicious_results_stand_first_and_a_kind_alone(tmp_path: Path) -> None:
     lines = (PAPER / "quantization.csv").read_text().splitlines()
     (tmp_path / "hqq.csv").write_text("\n".join([lines[0], *(line for line in lines if line.startswith("1.8B,hqq"))]))
     text = page(read_report(tmp_path), "delta")
-    assert re.findall(r'<section id="(.+?)">', text) == ["suspicious", "delta", "plots"]
+    assert section_names(text) == ["suspicious", "delta", "plots"]
     assert "<li>1.8B-softmax-hqq-2 and 1.8B-softmax-hqq-3: the same scores in all 9 metrics" in text
 
 
@@ -81,7 +132,7 @@ def test_in_a_browser(mini_page: str, tmp_path: Path) -> None:
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title, done.stderr[-2000:]
     assert title[1].startswith("RESULT"), title[1]
-    up, down, filtered, everything, phone = title[1].removeprefix("RESULT ").split(" | ")
+    up, down, filtered, everything, phone, screen = title[1].removeprefix("RESULT ").split(" | ")
     ascending = [float(text) for text in up.split()[1:]]
     assert ascending == sorted(ascending)
     assert [float(text) for text in down.split()[1:]] == ascending[::-1]
@@ -89,3 +140,4 @@ def test_in_a_browser(mini_page: str, tmp_path: Path) -> None:
     assert filtered == "filtered mini, HQQ: damage"
     assert everything == "all true"
     assert phone == "phone true"
+    assert screen == "screen true"

@@ -1,19 +1,20 @@
 """Plots: what they draw, and that they are files."""
 
 import builtins
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 from qbench.errors import InputError
 from qbench.report.delta import Report, read_report
 from qbench.report.html import page
-from qbench.report.plots import damage_panels, figures, inline_svg, score_panels, storage_panels, write_plots
+from qbench.report.plots import FAINT, damage_panels, figures, inline_svg, score_panels, storage_panels, write_plots
 
-from .examples import write_mini
+from ..records import make_samples, metrics_of
+from .examples import cell, write_cell, write_mini
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,42 @@ def test_damages_have_their_own_intervals(mini_report: Report) -> None:
 
 def test_bits_per_weight_are_the_audits(mini_report: Report) -> None:
     cells = next(iter(storage_panels(mini_report, mini_report.deltas).values()))
-    assert {(method, bits) for _, method, bits, _ in cells} == {("bnb", 4.5), ("hqq", 2.5), ("hqq", 3.5)}
+    assert {(cell.method, cell.bits) for cell in cells} == {("bnb", 4.5), ("hqq", 2.5), ("hqq", 3.5)}
+    assert all(cell.high - cell.low == pytest.approx(2 * 1.96) for cell in cells)  # standard errors of 0.01
+
+
+def test_bits_per_weight_have_error_bars_and_chance_where_it_is_near(mini_report: Report) -> None:
+    figure = dict(figures(mini_report))["mini-bits-per-weight"]
+    assert figure.get_suptitle().endswith("(dashed: unquantized; grey: chance; bars: 95%)")
+    for axes in figure.axes:
+        bars = [path for bar in axes.collections for path in bar.get_paths()]  # type: ignore[attr-defined]
+        assert len(bars) == 6
+        assert all(np.ptp(path.vertices[:, 1]) == pytest.approx(2 * 1.96) for path in bars)
+    chances = {axes.get_title().split(",")[0]: levels(axes, FAINT) for axes in figure.axes}
+    assert chances == {"Arc Easy": [25.0], "Lambada": [], "Piqa": [50.0], "Sciq": []}  # far below sciq's scores
+
+
+def test_chance_that_is_far_off_is_not_drawn(tmp_path: Path) -> None:
+    for label in ("none-16", "hqq-3-g64"):
+        samples = make_samples(40, tasks=["arc_easy"])
+        samples["acc_norm"] = samples["acc"] = [0.0] + [1.0] * (len(samples) - 1)
+        metrics = [metric.model_copy(update={"stderr": None}) for metric in metrics_of(samples)]
+        write_cell(tmp_path, cell("softmax", label), samples, metrics=tuple(metrics))
+    figure = dict(figures(read_report(tmp_path)))["mini-bits-per-weight"]
+    assert levels(figure.axes[0], FAINT) == []
+    assert figure.get_suptitle().endswith("(dashed: unquantized)")
+
+
+def levels(axes: Axes, colour: str) -> list[float]:
+    """The heights of the lines of a colour that go from side to side."""
+    lines = (line for line in axes.lines if line.get_color() == colour)
+    return [float(np.asarray(line.get_ydata())[0]) for line in lines]
+
+
+def test_bits_are_written_under_every_panel(mini_report: Report) -> None:
+    drawn = dict(figures(mini_report))
+    for axes in (*drawn["mini-score"].axes, *drawn["mini-damage"].axes):
+        assert axes.xaxis.get_tick_params()["labelbottom"]
 
 
 def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_report: Report) -> None:
@@ -52,6 +88,14 @@ def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_re
     drawn = dict(figures(troubled_report))
     (legend,) = drawn["mini-score"].legends
     assert {"softmax: no score", "softpick: no score"} < {text.get_text() for text in legend.get_texts()}
+
+
+def test_a_twin_that_does_not_exist_is_not_in_the_legend(tmp_path: Path) -> None:
+    for label in ("none-16", "hqq-3-g64"):
+        write_cell(tmp_path, cell("softmax", label), make_samples(40, tasks=["arc_easy"]))
+    for name, figure in figures(read_report(tmp_path)):
+        labels = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert not any("softpick" in label for label in labels), name
 
 
 def test_the_panels_of_a_figure_have_one_axis_of_bits_and_hold_their_points(paper: Report) -> None:
@@ -94,12 +138,10 @@ def test_without_matplotlib_a_sentence_and_a_report(
 ) -> None:
     original = builtins.__import__
 
-    def without(
-        name: str, names: Mapping[str, Any] | None = None, own: Any = None, listed: Sequence[str] = (), level: int = 0
-    ) -> Any:
+    def without(name: str, *others: Any, **named: Any) -> Any:
         if name.startswith("matplotlib"):
             raise ImportError(name)
-        return original(name, names, own, listed, level)
+        return original(name, *others, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match=r"pip install 'qbench\[plot\]'"):
