@@ -5,7 +5,8 @@ Imports no torch: a plan takes a second.
 
 import fnmatch
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -216,6 +217,34 @@ def stored_records(out: Path) -> list[StoredRecord]:
         if not samples or samples == stored.record.samples_sha256:
             found.append(stored)
     return found
+
+
+def ignored(planned: Plan) -> str:
+    """How many records in the folder do not count, and why, on one line; empty where all of them do."""
+    identities = {entry.cell.ref.name: entry.identity for entry in planned.entries}
+    reasons = Counter(_why_ignored(stored.record, identities) for stored in planned.superseded)
+    return f"ignored records: {', '.join(f'{n} {why}' for why, n in reasons.most_common())}" if reasons else ""
+
+
+def _why_ignored(record: Record, identities: Mapping[str, Identity | None]) -> str:
+    if record.cell.name not in identities:
+        return "of cells that the recipe does not have"
+    now = identities[record.cell.name]
+    if now is None:
+        return "of cells that are not fetched or not offered"
+    then, parts = record.identity.what, sorted(record.identity.what.keys() | now.what.keys())
+    other = [part for part in parts if then.get(part) != now.what.get(part)]
+    if not other:
+        return "of other code or packages"
+    named = [f"tasks{_other_tasks(then['tasks'], now.what['tasks'])}" if part == "tasks" else part for part in other]
+    return f"of another state of {', '.join(named)} than the recipe's"
+
+
+def _other_tasks(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which tasks are not the same, unless none is."""
+    names = sorted(then.keys() | now.keys())
+    other = [name for name in names if then.get(name) != now.get(name)]
+    return f" ({', '.join(other)})" if len(other) < len(names) else ""
 
 
 def recipe_tasks(recipe: Recipe) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,8 @@ import pytest
 
 from qbench import fingerprints
 from qbench.cli import main
-from qbench.recipe import Cell, Plan, PlanEntry, Recipe, RecipeError, cells, choose, load_recipe, plan
+from qbench.recipe import Cell, Plan, PlanEntry, Recipe, RecipeError, cells, choose, ignored, load_recipe, plan
+from qbench.run.matrix import _opening
 from qbench.store import SAMPLES, Identity, cell_folder, read_results, write_plan, write_record
 
 from .records import PROVENANCE, make_record, make_samples
@@ -171,6 +172,26 @@ def test_data_that_a_task_file_names_itself_is_noticed_too(
     assert entry(plan(recipe, tmp_path / "out"), "softmax-none-16").state == "to do"
 
 
+def test_what_is_ignored_is_told_on_one_line_with_what_differs(recipe: Recipe, tmp_path: Path) -> None:
+    for name in ("softmax-none-16", "softpick-none-16", "softmax-bnb-8", "softmax-hqq-3-g64"):
+        finish(cell(recipe, name), tmp_path)
+    assert ignored(plan(recipe, tmp_path)) == ""
+    data = recipe.file.parent / "piqa.jsonl"
+    data.write_text(data.read_text().replace('"label": 1', '"label": 0', 1))
+    planned = plan(recipe, tmp_path)
+    assert ignored(planned) == "ignored records: 4 of another state of tasks (piqa) than the recipe's"
+    assert _opening(planned, planned.entries, []).endswith(f" into {tmp_path}; {ignored(planned)}")
+    (recipe.file.parent / "softpick" / "model.safetensors").write_text("retrained")
+    fewer = [{"method": "none"}, {"method": "bnb", "bits": 8}]
+    changed = load_recipe(write_recipe(recipe.file.parent, quantizations=fewer, limit=3))
+    assert ignored(plan(changed, tmp_path)) == (
+        "ignored records: 2 of another state of tasks than the recipe's, 1 of cells that the recipe does not have, "
+        "1 of another state of checkpoint, tasks than the recipe's"
+    )
+    (recipe.file.parent / "softmax" / "model.safetensors").unlink()
+    assert ignored(plan(changed, tmp_path)).startswith("ignored records: 2 of cells that are not fetched or not off")
+
+
 def test_a_record_counts_however_the_recipe_spells_its_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     finish(cell(recipe, "softmax-none-16"), tmp_path)
     twins = {"softmax": "../recipe/softmax"}
@@ -222,7 +243,7 @@ def test_the_command_shows_states_estimates_and_the_total(
     assert row[1:4] == ["done", "2.4", "GiB"]  # 374 million parameters in float32, and 1 GiB
     assert any(line.startswith("10 cells: 1 done, 1 stale, 2 not offered, 6 to do; ") for line in lines)
     assert "documents: piqa 4, mine 4" in lines
-    assert any(line.startswith("superseded, ignored: tiny-softpick-none-16-") for line in lines)
+    assert lines[-1] == "ignored records: 1 of other code or packages"
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5"])

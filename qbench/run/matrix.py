@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from qbench.machine import git_commit, machine, visible_gpus
-from qbench.recipe import Plan, PlanEntry, Recipe, choose, plan
+from qbench.recipe import Plan, PlanEntry, Recipe, choose, ignored, plan
 from qbench.run.cell import Job
 from qbench.run.estimate import estimate
 from qbench.run.local import Slot, run_local
@@ -140,9 +140,8 @@ def _opening(planned: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) ->
     }
     parts = [f"{len(jobs)} to run", f"{counts['done']} done before"]
     parts += [f"{n} {state}" for state, n in counts.items() if n and state != "done"]
-    if planned.superseded:
-        parts.append(f"{len(planned.superseded)} superseded records ignored")
-    return f"{planned.recipe.file.name}: {len(chosen)} cells ({', '.join(parts)}) into {planned.out}"
+    opening = f"{planned.recipe.file.name}: {len(chosen)} cells ({', '.join(parts)}) into {planned.out}"
+    return "; ".join(filter(None, [opening, ignored(planned)]))
 
 
 def _close(view: PlainView, out: Path, jobs: Sequence[Job]) -> None:
