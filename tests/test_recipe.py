@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.tasks import TaskManager
 
 from qbench import fingerprints
 from qbench.attention import KINDS
-from qbench.recipe import Recipe, RecipeError, cells, load_recipe
+from qbench.recipe import Recipe, RecipeError, cells, load_recipe, plan
 from qbench.recipe_schema import ATTENTION
 
 from .small_recipe import fields, write_recipe
@@ -153,11 +155,37 @@ def test_a_required_field_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_an_unknown_task_is_told_at_the_tasks(tmp_path: Path) -> None:
-    from qbench.recipe import plan
-
     file = write_recipe(tmp_path, tasks=["tasks/code.py"], data=None)
     with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: tasks: .*code\.py: no task there"):
         plan(load_recipe(file), tmp_path / "out")
+
+
+def test_a_misspelt_task_is_told_where_it_is_and_not_at_the_data_of_what_it_extends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recipe(tmp_path)
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: recipe.yaml\nquantizations: [{method: none}]\ntasks: [mien]\n")
+    manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
+    monkeypatch.setattr("qbench.evaluate.tasks._index", lambda *_: manager)  # lm-eval's own take 15 s
+    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: tasks: There is no task 'mien', .* Did you mean mine\?"):
+        plan(load_recipe(own), tmp_path / "out")
+
+
+@pytest.mark.parametrize("named", ["mine", "tasks/mine.yaml"])
+def test_a_task_without_data_is_told_what_it_lacks(named: str, tmp_path: Path) -> None:
+    write_recipe(tmp_path)
+    (tmp_path / "tasks" / "broken.yaml").write_text("task: [")
+    task = tmp_path / "tasks" / "mine.yaml"
+    task.write_text(re.sub("^dataset_.*\n", "", task.read_text(), flags=re.M))
+    own = tmp_path / "own.yaml"
+    own.write_text(f"extends: recipe.yaml\ntasks: [{named}]\ndata: null\n")
+    with pytest.raises(RecipeError) as error:
+        plan(load_recipe(own), tmp_path / "out")
+    assert str(error.value) == (
+        f"{own}, line 2: tasks: The task mine has no data: its task file names no dataset_path; give it a file: "
+        "`data: {mine: FILE.jsonl}`."
+    )
 
 
 def test_the_attentions_are_those_that_can_be_run() -> None:
