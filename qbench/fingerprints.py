@@ -54,6 +54,14 @@ class NotFetchedError(InputError):
     """A checkpoint or a dataset that is not on this machine yet."""
 
 
+class NotCachedError(NotFetchedError):
+    """A name that is no folder and, taken as one on the hub, not in the Hugging Face cache."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is no folder here and not in the Hugging Face cache; `qbench fetch` gets it.")
+        self.name = name
+
+
 @functools.cache
 def package_versions() -> dict[str, str]:
     """The versions of the packages that compute, as installed."""
@@ -134,7 +142,7 @@ def hub_folder(repo: str, revision: str | None, files: Iterable[str]) -> Path:
         found = try_to_load_from_cache(repo, file, revision=revision)
         if isinstance(found, str):
             return Path(found).parent
-    raise NotFetchedError(f"{repo} is no folder here and not in the Hugging Face cache; `qbench fetch` gets it.")
+    raise NotCachedError(repo)
 
 
 def _files_hash(files: Iterable[Path]) -> str:

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from qbench import fingerprints
 from qbench.errors import InputError
-from qbench.fingerprints import NotFetchedError
+from qbench.fingerprints import NotCachedError, NotFetchedError
 from qbench.quantize.options import NotOffered, Quantization, offered, quantization
-from qbench.recipe_check import check_recipe
+from qbench.recipe_check import check_recipe, did_you_mean_folder
 from qbench.recipe_errors import as_sentence
 from qbench.recipe_file import RecipeError, RecipeFile, is_task_path, read_recipe_file
 from qbench.recipe_schema import CheckpointSource, Recipe, fields_at
@@ -270,7 +270,7 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
     try:
         identity = cell.identity()
     except NotFetchedError as error:
-        return PlanEntry(cell, None, None, "not fetched", str(error))
+        return PlanEntry(cell, None, None, "not fetched", f"{error}{_where_looked(error, cell.recipe)}")
     # By the name: the checkpoint may be spelt in another way, and two families may have the same one.
     named = [s.record for s in stored if s.record.cell.name == cell.ref.name]
     own = [record for record in named if record.identity.what_key == identity.what_key]
@@ -283,6 +283,14 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
     if stale is None:
         return PlanEntry(cell, identity, None, "to do")
     return PlanEntry(cell, identity, stale if reuse_stale else None, "stale", _what_changed(stale.identity, identity))
+
+
+def _where_looked(error: NotFetchedError, recipe: Recipe) -> str:
+    if not isinstance(error, NotCachedError):
+        return ""
+    looked = recipe.file.parent / error.name
+    near = did_you_mean_folder(error.name, recipe)
+    return f" Paths are relative to the recipe's folder, and there is no folder {looked}.{near}"
 
 
 def _what_changed(old: Identity, new: Identity) -> str:

@@ -141,6 +141,38 @@ def test_what_is_not_here_is_not_fetched_and_the_rest_is_planned(tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("recipe/softmax", "softmax"),  # from the folder above the recipe's
+        ("twins/soft", "models/twins/soft"),  # from a folder beside the recipe
+        ("nobody/has-this", None),
+    ],
+)
+def test_a_path_from_elsewhere_is_told_what_it_should_be(
+    written: str, meant: str | None, recipe: Recipe, tmp_path: Path
+) -> None:
+    here = recipe.file.parent
+    (here / "models" / "twins" / "soft").mkdir(parents=True)
+    changed = load_recipe(write_recipe(here, checkpoints={"tiny": {"softmax": written}}))
+    note = entry(plan(changed, tmp_path / "out"), "softmax-none-16").note
+    told = f"Paths are relative to the recipe's folder, and there is no folder {here / written}."
+    assert note.endswith(f" {told} Did you mean {meant}?" if meant else told)
+    wrong = write_recipe(here, checkpoints={"tiny": {"softmax": f"./{written}"}})
+    with pytest.raises(RecipeError, match=rf"owner/name\.( Did you mean {meant}\?)$" if meant else "owner/name\\.$"):
+        load_recipe(wrong)  # what begins with ./ is no name on the hub
+
+
+def test_a_path_from_the_working_folder_is_not_taken(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work" / "sub" / "twin").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    wrong = write_recipe(recipe.file.parent, checkpoints={"tiny": {"softmax": "sub/twin"}})
+    with pytest.raises(RecipeError, match=r"relative to the recipe's folder\. Did you mean \.\./work/sub/twin\?$"):
+        load_recipe(wrong)
+
+
 def test_a_changed_task_file_is_noticed_though_it_is_remembered(recipe: Recipe, tmp_path: Path) -> None:
     finish(cell(recipe, "softmax-none-16"), tmp_path)
     assert plan(recipe, tmp_path).tasks["piqa"]["documents"] == 4

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from qbench.machine import git_commit, machine, visible_gpus
-from qbench.recipe import Plan, PlanEntry, Recipe, choose, ignored, plan
+from qbench.recipe import Plan, PlanEntry, Recipe, cells, choose, ignored, plan
+from qbench.recipe_check import did_you_mean_folder
 from qbench.run.cell import Job
 from qbench.run.estimate import estimate
 from qbench.run.local import Slot, run_local
@@ -114,6 +115,8 @@ def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
     with contextlib.redirect_stdout(sys.stderr):  # what it tells is no event
         missing = [line for here, line in fetch(recipe) if not here]
     if missing:
+        paths = dict.fromkeys(cell.source.path for cell in cells(recipe))
+        missing += [f"{path}:{near}" for path in paths if (near := did_you_mean_folder(path, recipe))]
         raise RunError("Not all that the recipe needs is on this machine:\n- " + "\n- ".join(missing))
     planned = plan(recipe, out, reuse_stale=options.reuse_stale)
     if missing := [entry.note for entry in planned.entries if entry.state == "not fetched"]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from qbench.recipe import Recipe, load_recipe
+from qbench.run.lock import RunError
 from qbench.run.matrix import RunOptions, _fetched
 from qbench.run.view import LiveView, PlainView, duration, outcome, view_for
 from qbench.store import Cost, Record
@@ -88,6 +89,17 @@ def test_the_view_fits_where_the_output_goes(monkeypatch: pytest.MonkeyPatch) ->
     view.finished("a", record(2))  # of a cluster, whose cells are heard of when they end
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     assert type(view_for(["a"], as_json=False)) is PlainView
+
+
+def test_what_cannot_be_fetched_may_be_a_path_from_elsewhere(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(small)
+    softmax = recipe.checkpoints["tiny"]["softmax"].model_copy(update={"path": f"{small.parent.name}/softmax"})
+    recipe = recipe.model_copy(update={"checkpoints": {"tiny": {"softmax": softmax}}})
+    monkeypatch.setattr("qbench.fetch.fetch", lambda _: [(False, "checkpoint: not to be had")])
+    with pytest.raises(RunError, match=r"not to be had\n- \S+/softmax: Did you mean softmax\?$"):
+        _fetched(recipe, tmp_path, RunOptions())
 
 
 def test_what_a_download_tells_is_no_event(
