@@ -96,9 +96,9 @@ def _accept(options: argparse.Namespace) -> int:
 
 
 def _power(options: argparse.Namespace) -> int:
-    from qbench.check.power import power, to_table
+    from qbench.check.power import power, to_text
 
-    print(to_table(power(options.folder, options.against), options.format))
+    print(to_text(power(options.folder, options.against), options.format))
     return PASSED
 
 
