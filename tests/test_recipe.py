@@ -30,11 +30,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 # Of each wrong recipe: a line that takes the place of the field of that name, and what is said of it.
 WRONG = [
     # unknown keys, at each level
-    ("seeds: 3", "seeds: unknown; allowed are description, checkpoints, tokenizer,"),
-    ("seeds: 3", "gate, extends. Did you mean seed?"),
-    ("checkpoints: {a: {softmax: {pth: a/b}}}", "checkpoints.a.softmax.pth: unknown; allowed are path, revision, tok"),
+    ("seeds: 3", "seeds: unknown. Did you mean seed? Allowed are description, checkpoints, tokenizer,"),
+    ("seeds: 3", "gate, extends."),
+    ("checkpoints: {a: {softmax: {pth: a/b}}}", "softmax.pth: unknown. Did you mean path? Allowed are path, rev"),
     ("checkpoints: {a: {softmx: a/b}}", "checkpoints.a.softmx: an attention must be one of softmax, softpick. Did you"),
-    ("quantizations: [{method: hqq, bit: 3}]", "quantizations[0].bit: unknown; allowed are method, bits, options, opt"),
+    ("quantizations: [{method: hqq, bit: 3}]", "[0].bit: unknown. Did you mean bits? Allowed are method, bits, op"),
     (
         "quantizations: [{method: hqq, bits: 3, options: {groupsize: 8}}]",
         "options.groupsize: groupsize is not an option",
@@ -44,8 +44,8 @@ WRONG = [
         "quantizations: [{method: hqp, bits: 3}]",
         "quantizations[0].method: method is 'hqp'; it must be one of none, bnb",
     ),
-    ("tasks: {piqa: {limt: 3}}", "tasks.piqa.limt: unknown; allowed are num_fewshot, limit, data. Did you mean limit?"),
-    ("calibration: {source: c4, sample: 3}", "calibration.sample: unknown; allowed are source, samples, length"),
+    ("tasks: {piqa: {limt: 3}}", "tasks.piqa.limt: unknown. Did you mean limit? Allowed are num_fewshot, limit, data."),
+    ("calibration: {source: c4, sample: 3}", "calibration.sample: unknown. Did you mean samples? Allowed are source"),
     ("1: 2", "[1]: the name is 1; it must be a text."),
     # what is missing
     ("tasks: ", "tasks: is null; it must be a list of names, or have a field for each task"),
@@ -78,7 +78,7 @@ WRONG = [
     ("description: 2024-01-01", 'description: is "2024-01-01"; it must be a text.'),
     ("calibration: wikitext2", 'calibration: is "wikitext2"; it must have fields of its own. Allowed are source, sam'),
     ('calibration: {source: c4, samples: "3"}', 'calibration.samples: is "3"; it must be a whole number.'),
-    ("gate: {alfa: 0.1}", "gate.alfa: unknown; allowed are "),
+    ("gate: {alfa: 0.1}", "gate.alfa: unknown. Did you mean alpha? Allowed are "),
     # impossible values
     ("checkpoints: {}", "checkpoints: is {}; it must have at least one."),
     ("checkpoints: {a: {}}", "checkpoints.a: is empty; it must have one of softmax and softpick, or both."),

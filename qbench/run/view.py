@@ -37,7 +37,8 @@ class PlainView:
     def finished(self, name: str, record: Record) -> None:
         """A cell has its record."""
         self.count(record)
-        self.say(f"[{self.done}/{self.total}] {name}: {outcome(record)}{self.left()}")
+        ended, left = outcome(record), self.left()
+        self.say(f"[{self.done}/{self.total}] {name}: {ended.removesuffix('.') if left else ended}{left}")
 
     def say(self, line: str) -> None:
         """Show a line."""
@@ -50,9 +51,11 @@ class PlainView:
         self.seconds += own_seconds(record)
 
     def left(self) -> str:
-        """The time left, as the cells so far took it."""
+        """The time left, as the cells so far took it; where all of them failed, there is no telling."""
         left = self.total - self.done
-        return f"; about {duration(self.seconds / self.done * left / self.slots)} left" if left else ""
+        if not left or self.failed == self.done:
+            return ""
+        return f"; about {duration(self.seconds / self.done * left / self.slots)} left"
 
 
 class LiveView(PlainView):

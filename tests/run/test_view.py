@@ -37,7 +37,14 @@ def test_a_line_a_cell_with_the_time_left_by_the_cells_own_seconds(capsys: pytes
     assert first.endswith("; about 20.0 s left")
     assert second.endswith("; about 30.0 s left")
     assert third.startswith("[3/5] c: FAILED")
+    assert third.endswith("It broke; about 33.3 s left")  # without the reason's full stop; it took 60 s
     assert view.failed == 1
+
+
+def test_cells_that_failed_say_nothing_of_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView(["a", "b"])
+    view.finished("a", make_record(cell_ref(), None))
+    assert capsys.readouterr().out.endswith("It broke.\n")
 
 
 def test_a_failure_shows_its_first_line_and_where() -> None:
