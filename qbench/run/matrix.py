@@ -45,7 +45,8 @@ def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
         write_plan(out, planned.run_plan())
         chosen = choose(planned.entries, options.only)
         jobs = make_jobs(chosen)
-        view = view_for([job.name for job in jobs], as_json=options.as_json)
+        before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
+        view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
         view.say(_opening(planned, chosen, jobs))
         try:
             if jobs:
@@ -157,4 +158,5 @@ def _close(view: PlainView, out: Path, jobs: Sequence[Job]) -> None:
         f"{done} of {len(jobs)} cells done in {took}"
         + (f", {view.failed} FAILED; run again to retry them" if view.failed else "")
     )
-    view.say(f"tables: qbench table {out}")
+    view.say(f"tables: qbench table {out} --kind summary")
+    view.say(f"as a page: qbench table {out} --format html --out {out / 'report.html'}")

@@ -41,6 +41,20 @@ def test_a_line_a_cell_with_the_time_left_by_the_cells_own_seconds(capsys: pytes
     assert view.failed == 1
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_resumed_run_counts_what_was_done_before(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    view = view_for(["a", "b"], before=8, as_json=False)
+    view.finished("a", record(10))
+    assert capsys.readouterr().out.startswith("[9/10] a: done in 10.0 s")
+    assert view.left() == "; about 10.0 s left"  # by the cells of this run
+    if isinstance(view, LiveView):
+        (bar,) = view.bars.tasks
+        assert (bar.completed, bar.total, bar.fields["note"]) == (9, 10, "9/10; about 10.0 s left")
+
+
 def test_cells_that_failed_say_nothing_of_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView(["a", "b"])
     view.finished("a", make_record(cell_ref(), None))
@@ -59,14 +73,18 @@ def test_durations_as_people_say_them() -> None:
 
 
 def test_events_are_json_lines_in_order(undisturbed: tuple[Path, list[dict[str, Any]]]) -> None:
-    _, events = undisturbed
+    out, events = undisturbed
     assert events[0]["text"].startswith("small.yaml: 6 cells (6 to run, 0 done before) into ")
     own = [e for e in events if e.get("cell") == "tiny-softpick-hqq-4-g32"]
     assert own[0]["event"] == "started"
     assert list(dict.fromkeys(e["phase"] for e in own[1:-1])) == ["load", "quantize", "evaluate"]
     assert own[-1]["event"] == "finished"
     assert own[-1]["state"] == "done"
-    assert events[-2]["text"].startswith("6 of 6 cells done in ")
+    assert events[-3]["text"].startswith("6 of 6 cells done in ")
+    assert [event["text"] for event in events[-2:]] == [
+        f"tables: qbench table {out} --kind summary",
+        f"as a page: qbench table {out} --format html --out {out}/report.html",
+    ]
 
 
 def test_the_live_view_on_a_terminal(small: Path, tmp_path: Path) -> None:
