@@ -8,6 +8,9 @@ WORKERS ?= auto
 RECIPE ?= recipes/$(if $(shell nvidia-smi -L 2>/dev/null),paper-340m,mini).yaml
 RUN := results/runs/$(basename $(notdir $(RECIPE)))
 
+# A command of qbench, told before it runs: make would tell the shell around it as well.
+TOLD := told() { echo "$(BIN)/qbench $$*"; $(BIN)/qbench "$$@"; }
+
 .DEFAULT_GOAL := help
 .PHONY: help setup bench check test test-all lint kernels bench-attention bench-quantize bench-scorer twins mini-tasks docs clean
 
@@ -21,14 +24,15 @@ $(VENV)/installed: pyproject.toml scripts/install.py
 
 bench: setup ## run a recipe (RECIPE=…) and print its tables: the paper's where there is a GPU, mini elsewhere
 	$(BIN)/qbench doctor
-	$(BIN)/qbench run $(RECIPE); status=$$?; \
-	$(BIN)/qbench table $(RUN) && $(BIN)/qbench table $(RUN) --kind damage && \
-	$(BIN)/qbench table $(RUN) --format html --out $(RUN)/report.html && $(BIN)/qbench table $(RUN) --kind summary && \
+	@$(TOLD); told run $(RECIPE); status=$$?; \
+	told table $(RUN) && told table $(RUN) --kind damage && \
+	told table $(RUN) --format html --out $(RUN)/report.html && told table $(RUN) --kind summary && \
 	echo "report: $(RUN)/report.html"; \
 	exit $$status
 
+# A failed cell (exit code 1) is for the gate to report.
 check: setup ## the gate: recipes/ci.yaml against the committed results/mini
-	$(BIN)/qbench run recipes/ci.yaml || [ $$? -eq 1 ]  # a failed cell is for the gate to report
+	@$(TOLD); told run recipes/ci.yaml || [ $$? -eq 1 ]
 	$(BIN)/qbench check results/runs/ci --baseline results/mini --junit results/runs/ci/gate.xml --json results/runs/ci/gate.json
 
 test: setup lint ## lint, then the tests; the slow ones are left out

@@ -26,6 +26,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_SIZE = "5GB"
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+GET_AGAIN = "copy it again or `git checkout` it, or, from the hub, remove it and `qbench fetch` it"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 Stored = dict[str, tuple[Path, list[int], str]]  # by tensor: the file, the shape, the dtype by safetensors' name
@@ -346,7 +347,7 @@ def _weight_files(folder: Path) -> list[Path]:
         if not isinstance(name, str) or Path(name).name != name:
             raise CheckpointError(f"{index}: weight_map names {name!r}; it must be the name of a file in that folder.")
         if not (folder / name).is_file():
-            raise CheckpointError(f"{index} names the shard {name}, which is not in the folder; fetch it again.")
+            raise CheckpointError(f"{index} names the shard {name}, which is not in the folder; {GET_AGAIN}.")
     return [folder / name for name in sorted(set(weight_map.values()))]
 
 
@@ -355,7 +356,7 @@ def _open(file: Path) -> Any:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{file} cannot be read as safetensors ({error}): it is truncated or something else; fetch it again."
+            f"{file} cannot be read as safetensors ({error}): it is truncated or something else; {GET_AGAIN}."
         ) from error
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -17,6 +18,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from qbench.command import Commands, add_command
+from qbench.fingerprints import PACKAGES
 from qbench.machine import gpus, has_cuda, machine, torch_build
 from qbench.quantize.options import OFFERED
 
@@ -80,6 +82,7 @@ def add_doctor(commands: Commands) -> None:
         action=argparse.BooleanOptionalAction,
         help="try each kernel and each quantizer on a small case; by default where there is a GPU",
     )
+    parser.add_argument("--packages", action="store_true", help="all packages in a table, not only what is amiss")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.set_defaults(run=_doctor)
 
@@ -96,7 +99,7 @@ def _doctor(options: argparse.Namespace) -> int:
         "checks": None,
     }
     if not options.json:
-        print(render(report), flush=True)
+        print(render(report, all_packages=options.packages), flush=True)
     checks = []
     for check in run_checks("cuda" if has_cuda() else "cpu") if wanted else ():
         checks.append(check)
@@ -202,8 +205,8 @@ def _how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
     return f"the process ended with code {done.returncode}: {last}"
 
 
-def render(report: dict[str, Any]) -> str:
-    """The report without its checks, for people."""
+def render(report: dict[str, Any], *, all_packages: bool = False) -> str:
+    """The report without its checks, for people; its table of packages has those that are amiss, or all."""
     from tabulate import tabulate
 
     here = report["machine"]
@@ -213,16 +216,27 @@ def render(report: dict[str, Any]) -> str:
         *(f"GPU       {card}" for card in cards),
         f"software  Python {here['python']}, {here['platform']}",
         *(f"note      {note}" for note in report["notes"]),
+        packages_in_short(report["packages"]),
         "",
     ]
-    wanted = [[p["name"], p["wanted"], p["installed"] or "-", p["extra"], p["state"]] for p in report["packages"]]
-    lines += [tabulate(wanted, headers=["package", "wanted", "installed", "extra", ""], disable_numparse=True), ""]
+    told = [package for package in report["packages"] if all_packages or package["state"]]
+    if rows := [[p["name"], p["wanted"], p["installed"] or "-", p["extra"], p["state"]] for p in told]:
+        lines += [tabulate(rows, headers=["package", "wanted", "installed", "extra", ""], disable_numparse=True), ""]
     offers = [
         *([f"{o['name']}", ", ".join(map(str, o["widths"])), _yes(o["runs"]), o["note"]] for o in report["methods"]),
         *([f"softpick on {o['name']}", "", _yes(o["runs"]), o["note"]] for o in report["attention"]),
     ]
     lines += [tabulate(offers, headers=["method or kernel", "bits", "runs here", ""], disable_numparse=True), ""]
     return "\n".join(lines)
+
+
+def packages_in_short(found: list[dict[str, Any]]) -> str:
+    """The versions of what computes numbers, and how many packages are as they should be."""
+    versions = [f"{p['name']}=={p['installed']}" for p in found if p["name"] in PACKAGES and p["installed"]]
+    fine = sum(not package["state"] for package in found)
+    count = f"{fine} of {len(found)}" if fine < len(found) else f"all {fine}"
+    text = ", ".join([*versions, f"{count} packages as pinned (--packages lists them)"])
+    return textwrap.fill(text, 120, initial_indent="packages  ", subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def _yes(runs: bool) -> str:

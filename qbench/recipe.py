@@ -5,7 +5,8 @@ Imports no torch: a plan takes a second.
 
 import fnmatch
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +15,9 @@ from pydantic import ValidationError
 
 from qbench import fingerprints
 from qbench.errors import InputError
-from qbench.fingerprints import NotFetchedError
+from qbench.fingerprints import NotCachedError, NotFetchedError
 from qbench.quantize.options import NotOffered, Quantization, offered, quantization
-from qbench.recipe_check import check_recipe
+from qbench.recipe_check import check_recipe, did_you_mean_folder
 from qbench.recipe_errors import as_sentence
 from qbench.recipe_file import RecipeError, RecipeFile, is_task_path, read_recipe_file
 from qbench.recipe_schema import CheckpointSource, Recipe, fields_at
@@ -218,6 +219,34 @@ def stored_records(out: Path) -> list[StoredRecord]:
     return found
 
 
+def ignored(planned: Plan) -> str:
+    """How many records in the folder do not count, and why, on one line; empty where all of them do."""
+    identities = {entry.cell.ref.name: entry.identity for entry in planned.entries}
+    reasons = Counter(_why_ignored(stored.record, identities) for stored in planned.superseded)
+    return f"ignored records: {', '.join(f'{n} {why}' for why, n in reasons.most_common())}" if reasons else ""
+
+
+def _why_ignored(record: Record, identities: Mapping[str, Identity | None]) -> str:
+    if record.cell.name not in identities:
+        return "of cells that the recipe does not have"
+    now = identities[record.cell.name]
+    if now is None:
+        return "of cells that are not fetched or not offered"
+    then, parts = record.identity.what, sorted(record.identity.what.keys() | now.what.keys())
+    other = [part for part in parts if then.get(part) != now.what.get(part)]
+    if not other:
+        return "of other code or packages"
+    named = [f"tasks{_other_tasks(then['tasks'], now.what['tasks'])}" if part == "tasks" else part for part in other]
+    return f"of another state of {', '.join(named)} than the recipe's"
+
+
+def _other_tasks(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which tasks are not the same, unless none is."""
+    names = sorted(then.keys() | now.keys())
+    other = [name for name in names if then.get(name) != now.get(name)]
+    return f" ({', '.join(other)})" if len(other) < len(names) else ""
+
+
 def recipe_tasks(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Facts of the recipe's tasks: fingerprints and sizes; NotFetchedError where a dataset is not on this machine."""
     try:
@@ -241,7 +270,7 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
     try:
         identity = cell.identity()
     except NotFetchedError as error:
-        return PlanEntry(cell, None, None, "not fetched", str(error))
+        return PlanEntry(cell, None, None, "not fetched", f"{error}{_where_looked(error, cell.recipe)}")
     # By the name: the checkpoint may be spelt in another way, and two families may have the same one.
     named = [s.record for s in stored if s.record.cell.name == cell.ref.name]
     own = [record for record in named if record.identity.what_key == identity.what_key]
@@ -254,6 +283,14 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
     if stale is None:
         return PlanEntry(cell, identity, None, "to do")
     return PlanEntry(cell, identity, stale if reuse_stale else None, "stale", _what_changed(stale.identity, identity))
+
+
+def _where_looked(error: NotFetchedError, recipe: Recipe) -> str:
+    if not isinstance(error, NotCachedError):
+        return ""
+    looked = recipe.file.parent / error.name
+    near = did_you_mean_folder(error.name, recipe)
+    return f" Paths are relative to the recipe's folder, and there is no folder {looked}.{near}"
 
 
 def _what_changed(old: Identity, new: Identity) -> str:

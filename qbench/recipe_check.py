@@ -1,5 +1,6 @@
 """What the types of a recipe do not say: files that must be there, options that must fit, labels that must differ."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,22 @@ def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
 def _check_source(where: Where, text: str, recipe: Recipe) -> None:
     """Where there is no such folder, it must at least be a name that the hub could have."""
     path = recipe.file.parent / text
-    if path.is_dir() or (HUB_ID.fullmatch(text) and not path.exists()):
+    if path.is_dir():
         return
-    raise recipe._file.error(where, f"there is no folder {path}, and a name on the hub is owner/name.")
+    near = did_you_mean_folder(text, recipe)
+    if Path(text).is_dir():  # what loads it would take it, and from another working folder something else
+        raise recipe._file.error(where, f"there is no folder {path}; a path is relative to the recipe's folder.{near}")
+    if HUB_ID.fullmatch(text) and not path.exists():
+        return
+    raise recipe._file.error(where, f"there is no folder {path}, and a name on the hub is owner/name.{near}")
+
+
+def did_you_mean_folder(text: str, recipe: Recipe) -> str:
+    """' Did you mean ../mini/softmax?' where the path leads to a folder from elsewhere than the recipe's folder."""
+    here = recipe.file.parent.resolve()
+    places = [] if (here / text).is_dir() else [Path.cwd(), here.parent, *sorted(here.glob("*/"))]
+    meant = next((place / text for place in places if (place / text).is_dir()), None)
+    return f" Did you mean {os.path.relpath(meant, here)}?" if meant else ""
 
 
 def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:

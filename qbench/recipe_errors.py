@@ -37,7 +37,7 @@ def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[F
         return read.error(field, f"the name is {shown(first['input'])}; it must {_must_be([first])}.")
     if kind == "extra_forbidden":
         allowed = fields_at(field[:-1])
-        return read.error(field, f"unknown; allowed are {', '.join(allowed)}.{did_you_mean(field[-1], allowed)}")
+        return read.error(field, f"unknown.{did_you_mean(field[-1], allowed)} Allowed are {', '.join(allowed)}.")
     if kind == "missing":
         return read.error(field, "is missing.")
     if kind == "value_error":

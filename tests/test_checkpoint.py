@@ -585,13 +585,14 @@ def test_a_truncated_file_is_named(tmp_path, shards, keep):
     file.write_bytes(file.read_bytes()[:keep])
     message = error(tmp_path)
     assert message.startswith(f"{file} cannot be read as safetensors")
-    assert "fetch it again" in message
+    assert message.endswith("; copy it again or `git checkout` it, or, from the hub, remove it and `qbench fetch` it.")
 
 
 def test_a_shard_that_is_absent_is_named(tmp_path):
     (fla(tmp_path, shards=3) / "model-00002-of-00003.safetensors").unlink()
     message = error(tmp_path)
     assert "model.safetensors.index.json names the shard model-00002-of-00003.safetensors, which is not" in message
+    assert "in the folder; copy it again or `git checkout` it, or" in message
 
 
 @pytest.mark.parametrize(

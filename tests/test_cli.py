@@ -43,8 +43,8 @@ ONE = QUANTIZED + "checkpoints: {tiny: {softmax: a/b}}\n"
 BAD_RECIPES = [
     ("", "recipe.yaml: a recipe must have fields"),
     ("checkpoints: [a\ntasks", "recipe.yaml, line 2: not YAML"),
-    (ONE + "task: [piqa]", "recipe.yaml, line 3: task: unknown; allowed are description, checkpoints,"),
-    (ONE + "task: [piqa]", "extends. Did you mean tasks?"),
+    (ONE + "task: [piqa]", "recipe.yaml, line 3: task: unknown. Did you mean tasks? Allowed are description,"),
+    (ONE + "task: [piqa]", "extends."),
     (ONE, "recipe.yaml: tasks: is missing."),
     (
         QUANTIZED + "checkpoints: {340M: {softmax: 3}}\ntasks: [piqa]",

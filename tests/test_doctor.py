@@ -1,6 +1,7 @@
 """The doctor: what it tells, and that a broken kernel or quantizer does not pass."""
 
 import json
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from qbench import doctor, self_check
 from qbench.cli import main
-from qbench.doctor import Check, run_checks
+from qbench.doctor import Check, Package, run_checks
 from qbench.quantize import AuditError
 from qbench.quantize.options import OFFERED
 
@@ -62,6 +63,23 @@ class TestReport:
         states = {p["name"]: p["state"] for p in report(capsys)["packages"]}
         assert states["torch"] == "other numbers than with ==2.13.0 may come out: pip install 'torch==2.13.0'"
         assert states["transformers"] == ""
+
+    def test_people_see_the_packages_that_compute_and_a_table_of_what_is_amiss(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(doctor, "packages", lambda: [Package("torch", "==2.0", "2.0"), Package("psutil", "", "7")])
+        assert main(["doctor"]) == 0
+        said = capsys.readouterr().out
+        assert "\npackages  torch==2.0, all 2 packages as pinned (--packages lists them)\n" in said
+        assert "wanted" not in said
+        assert main(["doctor", "--packages"]) == 0
+        assert "\npsutil " in capsys.readouterr().out
+        monkeypatch.setattr(doctor, "packages", lambda: [Package("torch", "==2.0", "1.0"), Package("psutil", "", "7")])
+        assert main(["doctor"]) == 0
+        said = capsys.readouterr().out
+        assert "packages  torch==1.0, 1 of 2 packages as pinned" in said
+        assert re.search("^torch +==2.0 +1.0 +other numbers than with ==2.0 may come out", said, re.M)
+        assert "\npsutil " not in said
 
     def test_a_method_without_its_library_says_what_to_install(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

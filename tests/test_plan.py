@@ -11,7 +11,8 @@ import pytest
 
 from qbench import fingerprints
 from qbench.cli import main
-from qbench.recipe import Cell, Plan, PlanEntry, Recipe, RecipeError, cells, choose, load_recipe, plan
+from qbench.recipe import Cell, Plan, PlanEntry, Recipe, RecipeError, cells, choose, ignored, load_recipe, plan
+from qbench.run.matrix import _opening
 from qbench.store import SAMPLES, Identity, cell_folder, read_results, write_plan, write_record
 
 from .records import PROVENANCE, make_record, make_samples
@@ -140,6 +141,38 @@ def test_what_is_not_here_is_not_fetched_and_the_rest_is_planned(tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("recipe/softmax", "softmax"),  # from the folder above the recipe's
+        ("twins/soft", "models/twins/soft"),  # from a folder beside the recipe
+        ("nobody/has-this", None),
+    ],
+)
+def test_a_path_from_elsewhere_is_told_what_it_should_be(
+    written: str, meant: str | None, recipe: Recipe, tmp_path: Path
+) -> None:
+    here = recipe.file.parent
+    (here / "models" / "twins" / "soft").mkdir(parents=True)
+    changed = load_recipe(write_recipe(here, checkpoints={"tiny": {"softmax": written}}))
+    note = entry(plan(changed, tmp_path / "out"), "softmax-none-16").note
+    told = f"Paths are relative to the recipe's folder, and there is no folder {here / written}."
+    assert note.endswith(f" {told} Did you mean {meant}?" if meant else told)
+    wrong = write_recipe(here, checkpoints={"tiny": {"softmax": f"./{written}"}})
+    with pytest.raises(RecipeError, match=rf"owner/name\.( Did you mean {meant}\?)$" if meant else "owner/name\\.$"):
+        load_recipe(wrong)  # what begins with ./ is no name on the hub
+
+
+def test_a_path_from_the_working_folder_is_not_taken(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work" / "sub" / "twin").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    wrong = write_recipe(recipe.file.parent, checkpoints={"tiny": {"softmax": "sub/twin"}})
+    with pytest.raises(RecipeError, match=r"relative to the recipe's folder\. Did you mean \.\./work/sub/twin\?$"):
+        load_recipe(wrong)
+
+
 def test_a_changed_task_file_is_noticed_though_it_is_remembered(recipe: Recipe, tmp_path: Path) -> None:
     finish(cell(recipe, "softmax-none-16"), tmp_path)
     assert plan(recipe, tmp_path).tasks["piqa"]["documents"] == 4
@@ -169,6 +202,26 @@ def test_data_that_a_task_file_names_itself_is_noticed_too(
     assert entry(plan(recipe, tmp_path / "out"), "softmax-none-16").state == "done"
     own.write_text(own.read_text().replace("Open", "Close"))
     assert entry(plan(recipe, tmp_path / "out"), "softmax-none-16").state == "to do"
+
+
+def test_what_is_ignored_is_told_on_one_line_with_what_differs(recipe: Recipe, tmp_path: Path) -> None:
+    for name in ("softmax-none-16", "softpick-none-16", "softmax-bnb-8", "softmax-hqq-3-g64"):
+        finish(cell(recipe, name), tmp_path)
+    assert ignored(plan(recipe, tmp_path)) == ""
+    data = recipe.file.parent / "piqa.jsonl"
+    data.write_text(data.read_text().replace('"label": 1', '"label": 0', 1))
+    planned = plan(recipe, tmp_path)
+    assert ignored(planned) == "ignored records: 4 of another state of tasks (piqa) than the recipe's"
+    assert _opening(planned, planned.entries, []).endswith(f" into {tmp_path}; {ignored(planned)}")
+    (recipe.file.parent / "softpick" / "model.safetensors").write_text("retrained")
+    fewer = [{"method": "none"}, {"method": "bnb", "bits": 8}]
+    changed = load_recipe(write_recipe(recipe.file.parent, quantizations=fewer, limit=3))
+    assert ignored(plan(changed, tmp_path)) == (
+        "ignored records: 2 of another state of tasks than the recipe's, 1 of cells that the recipe does not have, "
+        "1 of another state of checkpoint, tasks than the recipe's"
+    )
+    (recipe.file.parent / "softmax" / "model.safetensors").unlink()
+    assert ignored(plan(changed, tmp_path)).startswith("ignored records: 2 of cells that are not fetched or not off")
 
 
 def test_a_record_counts_however_the_recipe_spells_its_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
@@ -222,7 +275,7 @@ def test_the_command_shows_states_estimates_and_the_total(
     assert row[1:4] == ["done", "2.4", "GiB"]  # 374 million parameters in float32, and 1 GiB
     assert any(line.startswith("10 cells: 1 done, 1 stale, 2 not offered, 6 to do; ") for line in lines)
     assert "documents: piqa 4, mine 4" in lines
-    assert any(line.startswith("superseded, ignored: tiny-softpick-none-16-") for line in lines)
+    assert lines[-1] == "ignored records: 1 of other code or packages"
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5"])

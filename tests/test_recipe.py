@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.tasks import TaskManager
 
 from qbench import fingerprints
 from qbench.attention import KINDS
-from qbench.recipe import Recipe, RecipeError, cells, load_recipe
+from qbench.recipe import Recipe, RecipeError, cells, load_recipe, plan
 from qbench.recipe_schema import ATTENTION
 
 from .small_recipe import fields, write_recipe
@@ -28,11 +30,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 # Of each wrong recipe: a line that takes the place of the field of that name, and what is said of it.
 WRONG = [
     # unknown keys, at each level
-    ("seeds: 3", "seeds: unknown; allowed are description, checkpoints, tokenizer,"),
-    ("seeds: 3", "gate, extends. Did you mean seed?"),
-    ("checkpoints: {a: {softmax: {pth: a/b}}}", "checkpoints.a.softmax.pth: unknown; allowed are path, revision, tok"),
+    ("seeds: 3", "seeds: unknown. Did you mean seed? Allowed are description, checkpoints, tokenizer,"),
+    ("seeds: 3", "gate, extends."),
+    ("checkpoints: {a: {softmax: {pth: a/b}}}", "softmax.pth: unknown. Did you mean path? Allowed are path, rev"),
     ("checkpoints: {a: {softmx: a/b}}", "checkpoints.a.softmx: an attention must be one of softmax, softpick. Did you"),
-    ("quantizations: [{method: hqq, bit: 3}]", "quantizations[0].bit: unknown; allowed are method, bits, options, opt"),
+    ("quantizations: [{method: hqq, bit: 3}]", "[0].bit: unknown. Did you mean bits? Allowed are method, bits, op"),
     (
         "quantizations: [{method: hqq, bits: 3, options: {groupsize: 8}}]",
         "options.groupsize: groupsize is not an option",
@@ -42,8 +44,8 @@ WRONG = [
         "quantizations: [{method: hqp, bits: 3}]",
         "quantizations[0].method: method is 'hqp'; it must be one of none, bnb",
     ),
-    ("tasks: {piqa: {limt: 3}}", "tasks.piqa.limt: unknown; allowed are num_fewshot, limit, data. Did you mean limit?"),
-    ("calibration: {source: c4, sample: 3}", "calibration.sample: unknown; allowed are source, samples, length"),
+    ("tasks: {piqa: {limt: 3}}", "tasks.piqa.limt: unknown. Did you mean limit? Allowed are num_fewshot, limit, data."),
+    ("calibration: {source: c4, sample: 3}", "calibration.sample: unknown. Did you mean samples? Allowed are source"),
     ("1: 2", "[1]: the name is 1; it must be a text."),
     # what is missing
     ("tasks: ", "tasks: is null; it must be a list of names, or have a field for each task"),
@@ -76,7 +78,7 @@ WRONG = [
     ("description: 2024-01-01", 'description: is "2024-01-01"; it must be a text.'),
     ("calibration: wikitext2", 'calibration: is "wikitext2"; it must have fields of its own. Allowed are source, sam'),
     ('calibration: {source: c4, samples: "3"}', 'calibration.samples: is "3"; it must be a whole number.'),
-    ("gate: {alfa: 0.1}", "gate.alfa: unknown; allowed are "),
+    ("gate: {alfa: 0.1}", "gate.alfa: unknown. Did you mean alpha? Allowed are "),
     # impossible values
     ("checkpoints: {}", "checkpoints: is {}; it must have at least one."),
     ("checkpoints: {a: {}}", "checkpoints.a: is empty; it must have one of softmax and softpick, or both."),
@@ -153,11 +155,37 @@ def test_a_required_field_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_an_unknown_task_is_told_at_the_tasks(tmp_path: Path) -> None:
-    from qbench.recipe import plan
-
     file = write_recipe(tmp_path, tasks=["tasks/code.py"], data=None)
     with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: tasks: .*code\.py: no task there"):
         plan(load_recipe(file), tmp_path / "out")
+
+
+def test_a_misspelt_task_is_told_where_it_is_and_not_at_the_data_of_what_it_extends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recipe(tmp_path)
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: recipe.yaml\nquantizations: [{method: none}]\ntasks: [mien]\n")
+    manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
+    monkeypatch.setattr("qbench.evaluate.tasks._index", lambda *_: manager)  # lm-eval's own take 15 s
+    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: tasks: There is no task 'mien', .* Did you mean mine\?"):
+        plan(load_recipe(own), tmp_path / "out")
+
+
+@pytest.mark.parametrize("named", ["mine", "tasks/mine.yaml"])
+def test_a_task_without_data_is_told_what_it_lacks(named: str, tmp_path: Path) -> None:
+    write_recipe(tmp_path)
+    (tmp_path / "tasks" / "broken.yaml").write_text("task: [")
+    task = tmp_path / "tasks" / "mine.yaml"
+    task.write_text(re.sub("^dataset_.*\n", "", task.read_text(), flags=re.M))
+    own = tmp_path / "own.yaml"
+    own.write_text(f"extends: recipe.yaml\ntasks: [{named}]\ndata: null\n")
+    with pytest.raises(RecipeError) as error:
+        plan(load_recipe(own), tmp_path / "out")
+    assert str(error.value) == (
+        f"{own}, line 2: tasks: The task mine has no data: its task file names no dataset_path; give it a file: "
+        "`data: {mine: FILE.jsonl}`."
+    )
 
 
 def test_the_attentions_are_those_that_can_be_run() -> None:

@@ -79,11 +79,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _accept(options: argparse.Namespace) -> int:
-    from qbench.check.accept import accept
+    from qbench.check.accept import accept, check_meant, is_new
     from qbench.check.gate import check
     from qbench.check.terminal import to_text
 
-    report, why_none = None, ""
+    check_meant(options.baseline, options.folder)
+    report, why_none, new = None, "", is_new(options.baseline)
     try:
         report = check(options.folder, options.baseline)
         print(to_text(report))
@@ -91,14 +92,15 @@ def _accept(options: argparse.Namespace) -> int:
         why_none = str(error)
         print(f"Not compared: {why_none}\n")
     size = accept(options.folder, options.baseline, options.reason, report, why_none)
-    print(f"{options.baseline} is now what {options.folder} was ({size / 1e6:.2f} MB).")
+    became = "is a new baseline:" if new else "is now"
+    print(f"{options.baseline} {became} what {options.folder} was ({size / 1e6:.2f} MB).")
     return PASSED
 
 
 def _power(options: argparse.Namespace) -> int:
-    from qbench.check.power import power, to_table
+    from qbench.check.power import power, to_text
 
-    print(to_table(power(options.folder, options.against), options.format))
+    print(to_text(power(options.folder, options.against), options.format))
     return PASSED
 
 

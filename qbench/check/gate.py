@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
+from qbench.check.baseline import read_baseline
 from qbench.check.documents import OtherDocuments, pair_documents
 from qbench.check.hypotheses import Hypothesis, hypotheses
 from qbench.check.join import CheckError, Joined, check_documents, join
@@ -81,7 +82,8 @@ def check(
     run: Path | str, baseline: Path | str, settings: GateSettings | None = None, scores_only: bool = False
 ) -> Report:
     """Hold a folder of records against its baseline. settings: by default, those of the run's recipe."""
-    now, then = read_results(run), read_results(baseline)
+    now = read_results(run)
+    then = read_baseline(Path(baseline), now.folder)
     settings = settings or settings_of(now)
     joined = join(now, then, settings)
     failures, warnings = _unfinished(joined), []

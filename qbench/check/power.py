@@ -24,7 +24,7 @@ from qbench.check.statistics import ratio
 from qbench.store import Results, StoredRecord, read_results
 
 POWERS = (0.8, 0.9)
-MULTIPLES = (2, 4)  # of the tolerance: the losses whose number of documents is shown
+MULTIPLES = (2, 4)  # of the tolerance: the losses whose number of documents is shown, at the first power
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Power:
     kind: Kind
     documents: int
     found: dict[float, float]  # by power: the smallest loss that is found at these documents
-    needed: dict[float, dict[float, int]]  # by power and loss: the documents to find it
+    needed: dict[float, int]  # by loss: the documents to find it with the first power
 
 
 def power(folder: Path, against: Path | None = None) -> list[Power]:
@@ -88,17 +88,44 @@ def smallest_loss(documents: int, tolerance: float, noise: Noise, alpha: float, 
     return high
 
 
-def to_table(rows: Sequence[Power], style: str = "text") -> str:
-    """The powers as a table for people."""
-    header = ["task", "metric", "documents", *(f"loss seen, {power:.0%}" for power in POWERS)]
-    header += [f"documents for {times}×, {power:.0%}" for power in POWERS for times in MULTIPLES]
+def to_text(rows: Sequence[Power], style: str = "text") -> str:
+    """The powers as a table for people, and how to read a row of it."""
+    markdown = style == "markdown"
+    header = ["task", "metric", "documents", *(f"loss seen\n({power:.0%})" for power in POWERS)]
+    header += [f"documents for\n{times}× tolerance ({POWERS[0]:.0%})" for times in MULTIPLES]
     shown = []
     for row in rows:
-        unit = UNITS[row.kind]
-        losses = [f"{row.found[power]:.3g}{unit}" for power in POWERS]
-        counts = [f"{n:,} ({loss:g}{unit})" for power in POWERS for loss, n in row.needed[power].items()]
+        losses = [_in_words(row.found[power], row.kind) for power in POWERS]
+        counts = [f"{n:,} for {_in_words(loss, row.kind)}" for loss, n in row.needed.items()]
         shown.append([row.task, row.metric, f"{row.documents:,}", *losses, *counts])
-    return tabulate(shown, header, tablefmt="github" if style == "markdown" else "simple", disable_numparse=True)
+    if markdown:  # whose cells are of one line
+        header = [name.replace("\n", " ") for name in header]
+    table = tabulate(shown, header, tablefmt="github" if markdown else "simple", disable_numparse=True)
+    return f"{table}\n\n{_reading(rows)}"
+
+
+def _reading(rows: Sequence[Power]) -> str:
+    """What the first row says that sees anything."""
+    row = next((row for row in rows if all(map(math.isfinite, row.found.values()))), None)
+    if row is None:
+        return "The documents are too few to see any loss."
+    seen = [f"{_in_words(row.found[power], row.kind)} with a chance of {power:.0%}" for power in POWERS]
+    needed = [
+        f"{_in_words(loss, row.kind)} ({times} times the tolerance) takes {n:,} documents"
+        for times, (loss, n) in zip(MULTIPLES, row.needed.items(), strict=True)
+    ]
+    return (
+        f"How to read it: the {row.documents:,} documents of {row.task} show a loss in {row.metric} of "
+        f"{', and one of '.join(seen)}.\n"
+        f"To see, with a chance of {POWERS[0]:.0%}, a loss of {', one of '.join(needed)}."
+    )
+
+
+def _in_words(loss: float, kind: Kind) -> str:
+    if math.isinf(loss):
+        return "none"
+    text = f"{loss:.3g}{UNITS[kind]}"
+    return text.removesuffix("s") if text.startswith("1 ") else text
 
 
 def _power(own: Sequence[Hypothesis], size: int) -> Power:
@@ -110,8 +137,8 @@ def _power(own: Sequence[Hypothesis], size: int) -> Power:
     # A tolerance of 0 has no multiples; the default one says what size matters.
     unit = first.tolerance or getattr(GateSettings().tolerances, kind)
 
-    def needed(loss: float, power: float) -> int:
-        return math.ceil(documents_needed(mean_loss(kind, loss), allowed, noise, alpha, power))
+    def needed(loss: float) -> int:
+        return math.ceil(documents_needed(mean_loss(kind, loss), allowed, noise, alpha, POWERS[0]))
 
     return Power(
         task=first.task,
@@ -119,7 +146,7 @@ def _power(own: Sequence[Hypothesis], size: int) -> Power:
         kind=kind,
         documents=documents,
         found={p: in_unit(kind, smallest_loss(documents, allowed, noise, alpha, p)) for p in POWERS},
-        needed={p: {times * unit: needed(times * unit, p) for times in MULTIPLES} for p in POWERS},
+        needed={times * unit: needed(times * unit) for times in MULTIPLES},
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qbench.command import Commands, add_command
 from qbench.hub import OFFLINE, go_offline_if_unreachable
-from qbench.recipe import Plan, Recipe, load_recipe, plan
+from qbench.recipe import Plan, Recipe, ignored, load_recipe, plan
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 
@@ -110,6 +110,5 @@ def render_plan(planned: Plan) -> str:
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
     lines += [f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do", f"documents: {documents}"]
-    lines += [f"records: {planned.out}"]
-    lines += [f"superseded, ignored: {stored.folder.name}" for stored in planned.superseded]
+    lines += [f"records: {planned.out}", *filter(None, [ignored(planned)])]
     return "\n".join(lines)

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from qbench.machine import git_commit, machine, visible_gpus
-from qbench.recipe import Plan, PlanEntry, Recipe, choose, plan
+from qbench.recipe import Plan, PlanEntry, Recipe, cells, choose, ignored, plan
+from qbench.recipe_check import did_you_mean_folder
 from qbench.run.cell import Job
 from qbench.run.estimate import estimate
 from qbench.run.local import Slot, run_local
@@ -44,7 +45,8 @@ def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
         write_plan(out, planned.run_plan())
         chosen = choose(planned.entries, options.only)
         jobs = make_jobs(chosen)
-        view = view_for([job.name for job in jobs], as_json=options.as_json)
+        before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
+        view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
         view.say(_opening(planned, chosen, jobs))
         try:
             if jobs:
@@ -114,6 +116,8 @@ def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
     with contextlib.redirect_stdout(sys.stderr):  # what it tells is no event
         missing = [line for here, line in fetch(recipe) if not here]
     if missing:
+        paths = dict.fromkeys(cell.source.path for cell in cells(recipe))
+        missing += [f"{path}:{near}" for path in paths if (near := did_you_mean_folder(path, recipe))]
         raise RunError("Not all that the recipe needs is on this machine:\n- " + "\n- ".join(missing))
     planned = plan(recipe, out, reuse_stale=options.reuse_stale)
     if missing := [entry.note for entry in planned.entries if entry.state == "not fetched"]:
@@ -140,9 +144,8 @@ def _opening(planned: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) ->
     }
     parts = [f"{len(jobs)} to run", f"{counts['done']} done before"]
     parts += [f"{n} {state}" for state, n in counts.items() if n and state != "done"]
-    if planned.superseded:
-        parts.append(f"{len(planned.superseded)} superseded records ignored")
-    return f"{planned.recipe.file.name}: {len(chosen)} cells ({', '.join(parts)}) into {planned.out}"
+    opening = f"{planned.recipe.file.name}: {len(chosen)} cells ({', '.join(parts)}) into {planned.out}"
+    return "; ".join(filter(None, [opening, ignored(planned)]))
 
 
 def _close(view: PlainView, out: Path, jobs: Sequence[Job]) -> None:
@@ -155,4 +158,5 @@ def _close(view: PlainView, out: Path, jobs: Sequence[Job]) -> None:
         f"{done} of {len(jobs)} cells done in {took}"
         + (f", {view.failed} FAILED; run again to retry them" if view.failed else "")
     )
-    view.say(f"tables: qbench table {out}")
+    view.say(f"tables: qbench table {out} --kind summary")
+    view.say(f"as a page: qbench table {out} --format html --out {out / 'report.html'}")

@@ -16,8 +16,9 @@ from qbench.store import Record
 class PlainView:
     """A line for each cell that starts and ends."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], before: int = 0) -> None:
         self.total, self.done, self.failed = len(names), 0, 0
+        self.before = before  # cells that were done when the run began
         self.slots = 1  # cells at once
         self.seconds = 0.0  # of all cells that have ended, one after another
         self.begun = time.monotonic()
@@ -37,7 +38,8 @@ class PlainView:
     def finished(self, name: str, record: Record) -> None:
         """A cell has its record."""
         self.count(record)
-        self.say(f"[{self.done}/{self.total}] {name}: {outcome(record)}{self.left()}")
+        ended, left = outcome(record), self.left()
+        self.say(f"[{self.place()}] {name}: {ended.removesuffix('.') if left else ended}{left}")
 
     def say(self, line: str) -> None:
         """Show a line."""
@@ -49,20 +51,27 @@ class PlainView:
         self.failed += record.state == "failed"
         self.seconds += own_seconds(record)
 
+    def place(self) -> str:
+        """How many of the recipe's cells are behind it, of how many."""
+        return f"{self.before + self.done}/{self.before + self.total}"
+
     def left(self) -> str:
-        """The time left, as the cells so far took it."""
+        """The time left, as the cells so far took it; where all of them failed, there is no telling."""
         left = self.total - self.done
-        return f"; about {duration(self.seconds / self.done * left / self.slots)} left" if left else ""
+        if not left or self.failed == self.done:
+            return ""
+        return f"; about {duration(self.seconds / self.done * left / self.slots)} left"
 
 
 class LiveView(PlainView):
     """A bar for each running cell with its phase, one for the whole run, and the lines of finished cells above."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(names)
+    def __init__(self, names: Sequence[str], before: int = 0) -> None:
+        super().__init__(names, before)
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
         self.bars = Progress(*columns, TimeElapsedColumn(), console=Console())
-        self.whole = self.bars.add_task("all cells", total=len(names), note=f"0/{len(names)}, importing packages")
+        note = f"{self.place()}, importing packages"
+        self.whole = self.bars.add_task("all cells", total=before + self.total, completed=before, note=note)
         self.tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> "LiveView":
@@ -85,8 +94,8 @@ class LiveView(PlainView):
         if name in self.tasks:
             self.bars.remove_task(self.tasks.pop(name))
         super().finished(name, record)
-        note = f"{self.done}/{self.total}" + (f", {self.failed} failed" if self.failed else "") + self.left()
-        self.bars.update(self.whole, completed=self.done, note=note)
+        note = self.place() + (f", {self.failed} failed" if self.failed else "") + self.left()
+        self.bars.update(self.whole, completed=self.before + self.done, note=note)
 
     def say(self, line: str) -> None:
         """Show a line above the bars."""
@@ -118,11 +127,11 @@ class JsonView(PlainView):
         print(json.dumps(fields), flush=True)
 
 
-def view_for(names: Sequence[str], *, as_json: bool) -> PlainView:
-    """The view that fits where the output goes."""
+def view_for(names: Sequence[str], *, before: int = 0, as_json: bool) -> PlainView:
+    """The view that fits where the output goes; before: how many cells are done already."""
     if as_json:
-        return JsonView(names)
-    return LiveView(names) if sys.stdout.isatty() else PlainView(names)
+        return JsonView(names, before)
+    return LiveView(names, before) if sys.stdout.isatty() else PlainView(names, before)
 
 
 def outcome(record: Record) -> str:

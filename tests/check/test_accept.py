@@ -76,10 +76,36 @@ def test_the_run_takes_the_baselines_place(baseline: Path, tmp_path: Path, capsy
 
 def test_a_first_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert accept(run(tmp_path / "run"), tmp_path / "results" / "mini") == 0
-    assert "Not compared: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Not compared: " in said
+    assert f"results/mini is a new baseline: what {tmp_path / 'run'} was (" in said.splitlines()[-1]
     (change,) = changes(tmp_path / "results" / "mini")
     assert change["cells"]["added"] == sorted(cell.name for cell in CELLS)
     assert change["verdict"].startswith("not compared: ")
+
+
+def test_a_misspelt_baseline_is_not_made_unless_its_folder_is(
+    baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, misspelt = run(tmp_path / "run"), baseline.with_name("mni")
+    assert accept(folder, misspelt) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"qbench: There is no folder {misspelt}. Did you mean {baseline}? "
+        f"If it is to be a new baseline, make the folder first: mkdir {misspelt}\n"
+    )
+    assert not misspelt.exists()
+    misspelt.mkdir()
+    assert accept(folder, misspelt) == 0
+    assert "mni is a new baseline: what" in capsys.readouterr().out
+    assert accept(folder, misspelt) == 0
+    assert "mni is now what" in capsys.readouterr().out
+
+
+def test_a_new_baseline_may_have_the_name_of_its_run_or_one_that_is_no_ones(baseline: Path, tmp_path: Path) -> None:
+    (tmp_path / "results" / "base-new").mkdir()  # holds no records
+    assert accept(run(tmp_path / "results" / "base-run"), tmp_path / "results" / "base") == 0
 
 
 def test_other_documents_can_be_accepted(baseline: Path, tmp_path: Path) -> None:

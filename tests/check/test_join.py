@@ -110,6 +110,16 @@ def test_no_folder_at_all(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "is not a folder" in refused(tmp_path / "nowhere", run, capsys)
 
 
+def test_a_misspelt_baseline_is_told_what_is_beside_it(
+    run: Path, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    misspelt = baseline.with_name(f"{baseline.name}s")
+    assert f"There is no folder {misspelt}. Did you mean {baseline}?" in refused(run, misspelt, capsys)
+    run.rename(misspelt.with_name("renamed"))  # a run is not its own baseline
+    own = misspelt.with_name("rename")
+    assert "is not a folder" in refused(misspelt.with_name("renamed"), own, capsys)
+
+
 def test_a_baseline_against_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is the baseline itself" in refused(run, run / ".." / "run", capsys)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qbench.check.power import Noise, documents_needed, power, smallest_loss
+from qbench.check.power import Noise, Power, documents_needed, power, smallest_loss, to_text
 from qbench.check.statistics import settle
 from qbench.cli import main
 
@@ -65,8 +65,23 @@ def test_more_noise_needs_more_documents(tmp_path: Path) -> None:
     for key in (("wikitext", "word_perplexity"), ("sciq", "gold_logprob")):
         assert quiet[key].found[0.8] < quiet[key].found[0.9]
         assert quiet[key].found[0.8] < noisy[key].found[0.8]
-        for loss, documents in quiet[key].needed[0.8].items():
-            assert documents <= noisy[key].needed[0.8][loss]
+        for loss, documents in quiet[key].needed.items():
+            assert documents <= noisy[key].needed[loss]
+
+
+def test_the_table_is_explained_by_a_row_that_sees_something() -> None:
+    blind = Power("sciq", "acc", "accuracy", 3, {0.8: math.inf, 0.9: math.inf}, {1.0: 900, 2.0: 300})
+    row = Power("piqa", "acc", "accuracy", 400, {0.8: 2.94, 0.9: 3.2149}, {1.0: 3304, 2.0: 841})
+    assert to_text([blind, row]).splitlines()[3:] == [
+        "sciq    acc       3            none         none         900 for 1 point       300 for 2 points",
+        "piqa    acc       400          2.94 points  3.21 points  3,304 for 1 point     841 for 2 points",
+        "",
+        "How to read it: the 400 documents of piqa show a loss in acc of 2.94 points with a chance of 80%, and one of "
+        "3.21 points with a chance of 90%.",
+        "To see, with a chance of 80%, a loss of 1 point (2 times the tolerance) takes 3,304 documents, one of "
+        "2 points (4 times the tolerance) takes 841 documents.",
+    ]
+    assert to_text([blind]).endswith("\nThe documents are too few to see any loss.")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +93,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["power", str(folder), "--format", "markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| task")
-    assert len(lines) == 2 + 12
+    assert "| documents for 2× tolerance (80%) " in lines[0]  # on one line, which Markdown needs
+    assert lines[14:15] == [""]  # after 12 rows
+    assert lines[15].startswith("How to read it: ")
+    assert main(["power", str(folder)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines()[:15])) < 120
     alone = write_cells(tmp_path / "alone", {quantized: population.samples()})
     assert main(["power", str(alone)]) == 2
     assert "no pair of cells to take the noise from" in capsys.readouterr().err

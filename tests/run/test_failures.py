@@ -96,8 +96,8 @@ def test_whatever_fails_leaves_its_reason_and_the_others_finish(trouble: Path, t
     assert "model.safetensors" in found["cut-softmax-none-16"].reason
     assert "Traceback" in found["wide-softmax-gptq-4-g32"].log_tail
     assert not left_behind(out)
-    assert driver.events[-2]["text"].startswith("3 of 12 cells done in")
-    assert "9 FAILED; run again to retry them" in driver.events[-2]["text"]
+    assert driver.events[-3]["text"].startswith("3 of 12 cells done in")
+    assert "9 FAILED; run again to retry them" in driver.events[-3]["text"]
     _the_next_run_retries_only_the_failed(trouble, out, found)
 
 

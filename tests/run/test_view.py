@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from qbench.recipe import Recipe, load_recipe
+from qbench.run.lock import RunError
 from qbench.run.matrix import RunOptions, _fetched
 from qbench.run.view import LiveView, PlainView, duration, outcome, view_for
 from qbench.store import Cost, Record
@@ -36,7 +37,28 @@ def test_a_line_a_cell_with_the_time_left_by_the_cells_own_seconds(capsys: pytes
     assert first.endswith("; about 20.0 s left")
     assert second.endswith("; about 30.0 s left")
     assert third.startswith("[3/5] c: FAILED")
+    assert third.endswith("It broke; about 33.3 s left")  # without the reason's full stop; it took 60 s
     assert view.failed == 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_resumed_run_counts_what_was_done_before(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    view = view_for(["a", "b"], before=8, as_json=False)
+    view.finished("a", record(10))
+    assert capsys.readouterr().out.startswith("[9/10] a: done in 10.0 s")
+    assert view.left() == "; about 10.0 s left"  # by the cells of this run
+    if isinstance(view, LiveView):
+        (bar,) = view.bars.tasks
+        assert (bar.completed, bar.total, bar.fields["note"]) == (9, 10, "9/10; about 10.0 s left")
+
+
+def test_cells_that_failed_say_nothing_of_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView(["a", "b"])
+    view.finished("a", make_record(cell_ref(), None))
+    assert capsys.readouterr().out.endswith("It broke.\n")
 
 
 def test_a_failure_shows_its_first_line_and_where() -> None:
@@ -51,14 +73,18 @@ def test_durations_as_people_say_them() -> None:
 
 
 def test_events_are_json_lines_in_order(undisturbed: tuple[Path, list[dict[str, Any]]]) -> None:
-    _, events = undisturbed
+    out, events = undisturbed
     assert events[0]["text"].startswith("small.yaml: 6 cells (6 to run, 0 done before) into ")
     own = [e for e in events if e.get("cell") == "tiny-softpick-hqq-4-g32"]
     assert own[0]["event"] == "started"
     assert list(dict.fromkeys(e["phase"] for e in own[1:-1])) == ["load", "quantize", "evaluate"]
     assert own[-1]["event"] == "finished"
     assert own[-1]["state"] == "done"
-    assert events[-2]["text"].startswith("6 of 6 cells done in ")
+    assert events[-3]["text"].startswith("6 of 6 cells done in ")
+    assert [event["text"] for event in events[-2:]] == [
+        f"tables: qbench table {out} --kind summary",
+        f"as a page: qbench table {out} --format html --out {out}/report.html",
+    ]
 
 
 def test_the_live_view_on_a_terminal(small: Path, tmp_path: Path) -> None:
@@ -88,6 +114,17 @@ def test_the_view_fits_where_the_output_goes(monkeypatch: pytest.MonkeyPatch) ->
     view.finished("a", record(2))  # of a cluster, whose cells are heard of when they end
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     assert type(view_for(["a"], as_json=False)) is PlainView
+
+
+def test_what_cannot_be_fetched_may_be_a_path_from_elsewhere(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(small)
+    softmax = recipe.checkpoints["tiny"]["softmax"].model_copy(update={"path": f"{small.parent.name}/softmax"})
+    recipe = recipe.model_copy(update={"checkpoints": {"tiny": {"softmax": softmax}}})
+    monkeypatch.setattr("qbench.fetch.fetch", lambda _: [(False, "checkpoint: not to be had")])
+    with pytest.raises(RunError, match=r"not to be had\n- \S+/softmax: Did you mean softmax\?$"):
+        _fetched(recipe, tmp_path, RunOptions())
 
 
 def test_what_a_download_tells_is_no_event(
