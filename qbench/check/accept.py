@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qbench.check.as_json import score
-from qbench.check.baseline import holds_records, similar_folder
+from qbench.check.baseline import holds_records
 from qbench.check.gate import Report, settings_of
 from qbench.check.join import CheckError
 from qbench.errors import InputError
@@ -49,15 +49,6 @@ def accept(run: Path, baseline: Path, reason: str, report: Report | None, why_no
 def is_new(baseline: Path) -> bool:
     """Whether there are no records yet, nor any that a killed accept put aside."""
     return not holds_records(baseline) and not holds_records(_aside(baseline, "old"))
-
-
-def check_meant(baseline: Path, run: Path) -> None:
-    """An error where a new baseline looks like another one's name misspelt; a folder that was made for it is meant."""
-    if is_new(baseline) and not baseline.exists() and (other := similar_folder(baseline, run)):
-        raise CheckError(
-            f"There is no folder {baseline}. Did you mean {other}? "
-            f"If it is to be a new baseline, make the folder first: mkdir {baseline}"
-        )
 
 
 def _aside(baseline: Path, which: str) -> Path:

@@ -79,11 +79,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _accept(options: argparse.Namespace) -> int:
-    from qbench.check.accept import accept, check_meant, is_new
+    from qbench.check.accept import accept, is_new
     from qbench.check.gate import check
     from qbench.check.terminal import to_text
 
-    check_meant(options.baseline, options.folder)
     report, why_none, new = None, "", is_new(options.baseline)
     try:
         report = check(options.folder, options.baseline)
