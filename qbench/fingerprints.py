@@ -10,12 +10,10 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from qbench.errors import InputError
 from qbench.recipe_file import is_task_path
@@ -178,7 +176,6 @@ def task_facts(
     local = [*map(Path, given), *_task_files([*folders, *filter(is_task_path, names)])]
 
     def compute() -> dict[str, dict[str, Any]]:
-        from qbench.evaluate.data import TaskError
         from qbench.evaluate.documents import build_documents
         from qbench.evaluate.tasks import MissingDatasetError, load_tasks, task_fingerprint
 
@@ -186,14 +183,6 @@ def task_facts(
             tasks = load_tasks(names, data, folders, num_fewshot)
         except MissingDatasetError as error:
             raise NotFetchedError(str(error)) from None
-        except TaskError as error:
-            failed = (name for name in _tasks_without_data(local) if str(error).startswith(f"The task {name} ("))
-            if name := next(failed, None):
-                raise TaskError(
-                    f"The task {name} has no data: its task file names no dataset_path; give it a file: "
-                    f"`data: {{{name}: FILE.jsonl}}`."
-                ) from error
-            raise
         facts, chosen = {}, limits(tasks)
         for name, task in tasks.items():
             own = chosen[name]
@@ -226,19 +215,6 @@ def _own_data(dataset: str | None, arguments: Mapping[str, Any]) -> list[str]:
     found = {file for pattern in patterns for file in glob.glob(os.path.join(within, pattern), recursive=True)}
     found |= {str(file) for folder in folders for file in Path(folder).rglob("*") if file.is_file()}
     return sorted(found)
-
-
-def _tasks_without_data(files: Iterable[Path]) -> Iterator[str]:
-    """The tasks among the files that do not say where their documents are: lm-eval has no words for that."""
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    for file in files:
-        try:
-            config = load_yaml(file, resolve_func=False) if file.suffix == ".yaml" else {}
-        except (OSError, ValueError, yaml.YAMLError):
-            continue  # lm-eval passes over such files too
-        if "task" in config and not any(map(config.get, ("dataset_path", "custom_dataset", "class"))):
-            yield config["task"]
 
 
 def _task_files(names: Iterable[str]) -> list[Path]:

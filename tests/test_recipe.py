@@ -183,7 +183,7 @@ def test_a_task_without_data_is_told_what_it_lacks(named: str, tmp_path: Path) -
     with pytest.raises(RecipeError) as error:
         plan(load_recipe(own), tmp_path / "out")
     assert str(error.value) == (
-        f"{own}, line 2: tasks: The task mine has no data: its task file names no dataset_path; give it a file: "
+        f"{own}, line 2: tasks: The task mine has no data: {task} names no dataset_path; give it a file: "
         "`data: {mine: FILE.jsonl}`."
     )
 

@@ -38,6 +38,8 @@ NOT_CONTENT |= {"task_alias", "tag", "metadata", "should_decontaminate", "doc_to
 
 log = logging.getLogger(__name__)
 
+# Fields of a task file of which one says where its documents come from.
+SOURCES = {"dataset_path", "custom_dataset", "class", "task_list", "group"}
 # lm-eval compiles a task's template anew for every document, which takes a hundred times as long as to render it.
 lm_eval.utils.env.from_string = lru_cache(maxsize=4096)(lm_eval.utils.env.from_string)
 
@@ -187,7 +189,13 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
                 f"({_sentence(error)}). Run `qbench fetch` where there is network, or give a file: "
                 f"`data: {{{name}: FILE.jsonl}}`."
             ) from error
-        raise TaskError(f"The task {name} ({_file(manager, name)}) cannot be loaded: {_sentence(error)}") from error
+        file = _file(manager, name)
+        if file and not SOURCES & load_yaml(file, resolve_func=False).keys():
+            raise TaskError(
+                f"The task {name} has no data: {file} names no dataset_path; give it a file: "
+                f"`data: {{{name}: FILE.jsonl}}`."
+            ) from error
+        raise TaskError(f"The task {name} ({file}) cannot be loaded: {_sentence(error)}") from error
     if given := sorted(tasks.keys() & data.keys()):
         raise TaskError(f"data gives a file to {given[0]}, a task of the group {name}; name the task instead.")
     return tasks
