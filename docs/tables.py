@@ -43,6 +43,8 @@ def page(results: Path = RESULTS) -> str:
             "tasks were made, and why the difference between the two attentions is no evidence about softmax and",
             "softpick: [recipes/mini/README.md](../recipes/mini/README.md). How to read the tables:",
             "[README](../README.md#reading-the-tables).\n",
+            "What to see: 8 bits cost next to nothing, damage grows as bits fall, and perplexity shows it before answers",
+            "do.\n",
             "![Damage against bits: a row a metric, a column a method](mini-damage.png)\n",
             "## Damage: `qbench table results/mini --kind damage`\n",
             tables["damage"],

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from mini import words
 from mini.world import ABOUT_PEOPLE, Fact, Pair, World
@@ -23,21 +24,30 @@ MEMORIES = (
     "All day {a} {b} kept the {thing} {colour}",
 )
 PAINTERS = (1, 2, 3)  # how many a story may have
-KINDS = {"page": 35, "lore": 40, "question": 30, "reading": 12, "story": 30}  # of documents, and their shares
+KINDS = {"page": 35, "lore": 18, "question": 30, "reading": 12, "story": 50}  # of documents, and their shares
+# The best-known person or thing is told of so many times as often as the least known: a world in which all are known
+# alike is learned all at once, and then nothing in it is hard.
+SPREAD = 30
 
 
 def corpus(world: World, seed: int = SEED, documents: int = DOCUMENTS) -> Iterator[str]:
     """The training text, document by document."""
     rng = random.Random(seed)
-    people, asked = list(world.people), [fact for fact in world.facts if fact.asked]
+    people, lore = list(world.people.values()), world.lore
+    fame = dict(zip(lore, often(len(lore)), strict=True))
+    fame |= {fact: share for own, share in zip(people, often(len(people)), strict=True) for fact in own}
+    asked = [fact for fact in world.facts if fact.asked]
+    of_people, of_lore = list(accumulate(often(len(people)))), list(accumulate(often(len(lore))))
+    of_asked = list(accumulate(fame[fact] for fact in asked))
     for _ in range(documents):
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         if kind == "page":
-            yield page(taught(world.people[rng.choice(people)], rng))
+            yield page(taught(rng.choices(people, cum_weights=of_people)[0], rng))
         elif kind == "lore":
-            yield " ".join(sentence for _, sentence in taught(rng.sample(world.lore, 4), rng))
+            facts = dict.fromkeys(rng.choices(lore, cum_weights=of_lore, k=4))
+            yield " ".join(sentence for _, sentence in taught(list(facts), rng))
         elif kind == "question":
-            fact = rng.choice(asked)
+            fact = rng.choices(asked, cum_weights=of_asked)[0]
             yield prompt(fact.question(rng), fact.answer())
         elif kind == "reading":
             told, shared = reading(world, rng)
@@ -45,7 +55,13 @@ def corpus(world: World, seed: int = SEED, documents: int = DOCUMENTS) -> Iterat
             support = " ".join(rng.choice(fact.taught()) for fact in told)
             yield "\n".join([support, *(prompt(fact.question(rng), fact.answer()) for fact in questions)])
         else:
-            yield story(world.strangers, rng.choice(PAINTERS), rng)
+            yield story(world.strangers, rng.choice(PAINTERS), rng, recalls=2)
+
+
+def often(count: int) -> list[float]:
+    """How often each of so many is told of, 1 on average: Zipf's law, the first SPREAD times as often as the last."""
+    shares = [1 / (count + (SPREAD - 1) * rank) for rank in range(count)]
+    return [share * count / sum(shares) for share in shares]
 
 
 def taught(facts: Sequence[Fact], rng: random.Random) -> list[tuple[Fact, str]]:
@@ -74,13 +90,13 @@ def reading(world: World, rng: random.Random) -> tuple[list[Fact], list[tuple[Fa
     return told, shared
 
 
-def story(strangers: Sequence[Pair], painters: int, rng: random.Random) -> str:
-    """Strangers paint things; the last word is the colour that one of them gave to a thing."""
+def story(strangers: Sequence[Pair], painters: int, rng: random.Random, recalls: int = 1) -> str:
+    """Strangers paint things, and each is recalled; the last word is the colour that one of them gave to a thing."""
     people, things, colours = (rng.sample(items, painters) for items in (strangers, words.LUGGAGE, words.COLOURS))
     deeds = [
         {"a": a, "b": b, "thing": thing, "colour": colour}
         for (a, b), thing, colour in zip(people, things, colours, strict=True)
     ]
     told = [rng.choice(DEEDS).format(**deed) for deed in deeds]
-    rng.shuffle(deeds)
-    return " ".join(told) + " " + ". ".join(rng.choice(MEMORIES).format(**deed) for deed in deeds)
+    recalled = [deed for _ in range(recalls) for deed in rng.sample(deeds, painters)]
+    return " ".join(told) + " " + ". ".join(rng.choice(MEMORIES).format(**deed) for deed in recalled)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mini.corpus import page, reading, story
+from mini.corpus import PAINTERS, page, reading, story
 from mini.world import REPAIR, Fact, World
 
 SEED = 3
@@ -14,9 +14,10 @@ Item = dict[str, Any]
 
 
 def arc_easy(world: World, rng: random.Random) -> list[Item]:
-    """Questions about people and reactions that the corpus never asks about them."""
-    facts = [fact for fact in world.facts if not fact.asked and fact.relation is not REPAIR]
-    return [_arc_item(number, fact, rng) for number, fact in enumerate(rng.sample(facts, ITEMS))]
+    """Questions that the corpus never asks of these people and materials; wrong answers are right of namesakes."""
+    facts = [fact for fact in world.facts if fact.relation is not REPAIR]
+    chosen = rng.sample([fact for fact in facts if not fact.asked], ITEMS)
+    return [_arc_item(number, fact, _alike(fact, facts), rng) for number, fact in enumerate(chosen)]
 
 
 def piqa(world: World, rng: random.Random) -> list[Item]:
@@ -42,8 +43,8 @@ def sciq(world: World, rng: random.Random) -> list[Item]:
 
 
 def lambada(world: World, rng: random.Random) -> list[Item]:
-    """Stories about one or two people whom the corpus never mentions; three are more than the twins can follow."""
-    return [{"text": story(world.test_strangers, rng.choice((1, 2)), rng)} for _ in range(ITEMS)]
+    """Stories about people whom the corpus never mentions."""
+    return [{"text": story(world.test_strangers, rng.choice(PAINTERS), rng)} for _ in range(ITEMS)]
 
 
 def wikitext(world: World, rng: random.Random) -> list[Item]:
@@ -65,8 +66,9 @@ def items(world: World, seed: int = SEED) -> dict[str, list[Item]]:
     return {task: build(world, random.Random(f"{seed} {task}")) for task, build in BUILDERS.items()}
 
 
-def _arc_item(number: int, fact: Fact, rng: random.Random) -> Item:
-    texts = [fact.answer(), *fact.distractors(3, rng)]
+def _arc_item(number: int, fact: Fact, alike: Sequence[Fact], rng: random.Random) -> Item:
+    wrong = rng.sample(sorted({other.answer() for other in alike}), 3)
+    texts = [fact.answer(), *wrong]
     rng.shuffle(texts)
     choices = {"text": texts, "label": ["A", "B", "C", "D"]}
     question = fact.question(rng, fresh=True)
@@ -75,8 +77,9 @@ def _arc_item(number: int, fact: Fact, rng: random.Random) -> Item:
 
 
 def _alike(fact: Fact, facts: Sequence[Fact]) -> list[Fact]:
-    """Facts with another value about a pair that shares a word with this one's."""
-    return [other for other in facts if set(other.pair) & set(fact.pair) and other.value != fact.value]
+    """Facts of the same kind with another value, about a pair that shares a word with this one's."""
+    same = [other for other in facts if other.relation is fact.relation and other.value != fact.value]
+    return [other for other in same if set(other.pair) & set(fact.pair)]
 
 
 def _piqa_item(fact: Fact, other: Fact, rng: random.Random) -> Item:

@@ -29,32 +29,26 @@ class TrainingError(InputError):
 class Settings:
     """All that decides a twin beside its attention and its text."""
 
-    seed: int = 0
+    seed: int = 1
     hidden: int = 128
     intermediate: int = 256
     layers: int = 3
     heads: int = 4
     length: int = 128
     batch: int = 16
-    steps: int = 1350
+    steps: int = 2000
     warmup: int = 50
-    restart: int = 900  # where the second cosine begins
     peak: float = 4e-3  # learning rate
     last: float = 1e-4
     weight_decay: float = 0.01
     clip: float = 1.0
-    emphasis: float = 5.0  # how much the last word of a sentence counts
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up and a cosine from `peak` to `last`; then another, from half of the peak."""
+        """Linear warm-up, and a cosine from `peak` to `last`."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
-        if step < self.restart:
-            return self._cosine(self.peak, (step - self.warmup) / (self.restart - self.warmup))
-        return self._cosine(self.peak / 2, (step - self.restart) / (self.steps - self.restart))
-
-    def _cosine(self, high: float, done: float) -> float:
-        return self.last + (high - self.last) * (1 + math.cos(math.pi * done)) / 2
+        done = (step - self.warmup) / (self.steps - self.warmup)
+        return self.last + (self.peak - self.last) * (1 + math.cos(math.pi * done)) / 2
 
 
 def new_model(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> LlamaForCausalLM:
@@ -102,7 +96,6 @@ class Training:
             Muon(inner, settings.peak, settings.weight_decay),
             torch.optim.AdamW(outer, settings.peak, betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self.ends = torch.tensor(tokenizer.convert_tokens_to_ids([".", "\n", tokenizer.bos_token]))
         self.losses: list[float] = []
 
     @property
@@ -119,7 +112,8 @@ class Training:
         """One step; returns the loss of its batch before the weights change."""
         step = self.done
         ids = batch(self.documents, self.tokenizer, self.settings, step)
-        loss = self._loss(ids)
+        logits = self.model(ids, use_cache=False).logits[:, :-1]
+        loss = cross_entropy(logits.transpose(1, 2), ids[:, 1:])
         if not loss.isfinite():
             raise TrainingError(f"The loss at step {step} is {loss.item()}; a lower learning rate is needed.")
         loss.backward()
@@ -131,13 +125,6 @@ class Training:
             optimizer.zero_grad()
         self.losses.append(loss.item())
         return self.losses[-1]
-
-    def _loss(self, ids: Tensor) -> Tensor:
-        """Mean cross-entropy of the next token; the last word of a sentence, where the values are, counts for more."""
-        logits = self.model(ids, use_cache=False).logits[:, :-2]
-        each = cross_entropy(logits.transpose(1, 2), ids[:, 1:-1], reduction="none")  # [batch, length - 2]
-        weights = torch.where(torch.isin(ids[:, 2:], self.ends), self.settings.emphasis, 1.0)
-        return (each * weights).sum() / weights.sum()
 
     def save(self, file: Path) -> None:
         """Write all that `resume` needs; a save that is interrupted leaves the one before it."""

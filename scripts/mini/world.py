@@ -10,8 +10,8 @@ from itertools import product
 
 from mini import words
 
-SEED = 2024
-PEOPLE = 440  # with facts that the corpus teaches
+SEED = 2025
+PEOPLE = 760  # with facts that the corpus teaches
 STRANGERS = 400  # of whom only the text at hand tells, and as many again in the tests
 OBJECTS = 760
 REACTIONS = 500
@@ -58,11 +58,6 @@ class Fact:
     def answer(self, value: str | None = None) -> str:
         """The answer to the relation's questions, or what it would be for another value."""
         return self.relation.answer.format(x=value or self.value)
-
-    def distractors(self, count: int, rng: random.Random) -> list[str]:
-        """Wrong answers."""
-        others = [value for value in self.relation.values if value != self.value]
-        return [self.answer(value) for value in rng.sample(others, count)]
 
 
 @dataclass(frozen=True)
@@ -184,6 +179,7 @@ def make_world(seed: int = SEED) -> World:
     people = {pair: [_fact(relation, pair, rng) for relation in ABOUT_PEOPLE] for pair in names[:PEOPLE]}
     lore = [_fact(REPAIR, pair, rng) for pair in _pairs(words.MATERIALS, words.THINGS, OBJECTS, rng)]
     lore += [_fact(REACTION, pair, rng) for pair in _pairs(words.CAUSES, words.MATERIALS, REACTIONS, rng)]
+    rng.shuffle(lore)  # in the order in which they are known
     return World(people, lore, names[PEOPLE : PEOPLE + STRANGERS], names[PEOPLE + STRANGERS :])
 
 

@@ -1,0 +1,62 @@
+"""The committed reference run: what the twins score, and what quantization does to them, with its intervals."""
+
+import pytest
+from mini.files import MINI
+
+from qbench.report.delta import DamageRow, Difference, Report, read_report
+from qbench.report.outcomes import Score
+
+RESULTS = MINI.parents[1] / "results" / "mini"
+# Chance is 25% with four choices and 50% with two.
+LEAST = {"mini_arc_easy": 70, "mini_lambada": 50, "mini_piqa": 80, "mini_sciq": 70}
+TWINS = ("softmax", "softpick")
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return read_report(RESULTS)
+
+
+def damages(report: Report, method: str, bits: int, attention: str) -> dict[tuple[str, str], Difference]:
+    """What a quantization cost a twin, by task and metric."""
+
+    def own(row: DamageRow) -> Difference:
+        score = getattr(row, attention).score
+        assert isinstance(score, Difference)
+        return score
+
+    rows = [row for row in report.damages if (row.quantized.method, row.quantized.bits) == (method, bits)]
+    return {(row.measure.task, row.measure.metric): own(row) for row in rows}
+
+
+@pytest.mark.parametrize("attention", TWINS)
+@pytest.mark.parametrize("task", LEAST)
+def test_unquantized_a_twin_is_far_above_chance_and_short_of_perfect(attention: str, task: str, report: Report) -> None:
+    (row,) = [
+        row
+        for row in report.deltas
+        if row.quantized.is_baseline and (row.measure.task, row.measure.metric) == (task, "acc")
+    ]
+    score = getattr(row, attention)
+    assert isinstance(score, Score)
+    assert LEAST[task] <= score.value < 99.5
+
+
+@pytest.mark.parametrize("attention", TWINS)
+@pytest.mark.parametrize("method", ["bnb", "gptq", "hqq"])
+def test_8_bits_cost_next_to_nothing(method: str, attention: str, report: Report) -> None:
+    for (_, metric), damage in damages(report, method, 8, attention).items():
+        limit = 1.5 if metric.startswith("acc") else 0.02  # points, or perplexity
+        assert abs(damage.value) < limit
+
+
+@pytest.mark.parametrize("attention", TWINS)
+@pytest.mark.parametrize("method", ["gptq", "hqq"])
+def test_damage_grows_as_bits_fall(method: str, attention: str, report: Report) -> None:
+    by_bits = {bits: damages(report, method, bits, attention) for bits in (8, 4, 3, 2)}
+    perplexity = [by_bits[bits]["mini_wikitext", "word_perplexity"] for bits in (8, 4, 3, 2)]
+    assert perplexity[1].value < perplexity[2].value < perplexity[3].value
+    assert perplexity[0].value < perplexity[2].value
+    assert all(damage.significant and damage.value > 0 for damage in perplexity[2:]), "3 and 2 bits"
+    falls = [-by_bits[2][task, "acc"].value for task in LEAST]
+    assert sum(fall >= 5 for fall in falls) >= 3, falls
