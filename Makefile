@@ -59,7 +59,7 @@ bench-scorer: setup ## our scorer beside lm-eval's own: time, tokens forwarded a
 	$(BIN)/python benchmarks/scorer.py
 	$(BIN)/python benchmarks/cell.py
 
-twins: setup ## train the mini twins again from nothing, or go on where it was stopped: about 10 minutes on 2 cores
+twins: setup ## train the mini twins again from nothing, or go on where it was stopped: about 12 minutes on 2 cores
 	PYTHONPATH=scripts $(BIN)/python -m mini.twins
 
 mini-tasks: setup ## write the items of the mini tasks and the calibration text again

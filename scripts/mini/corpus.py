@@ -24,7 +24,7 @@ MEMORIES = (
     "All day {a} {b} kept the {thing} {colour}",
 )
 PAINTERS = (1, 2, 3)  # how many a story may have
-KINDS = {"page": 35, "lore": 18, "question": 30, "reading": 12, "story": 50}  # of documents, and their shares
+KINDS = {"page": 35, "lore": 18, "question": 30, "reading": 12, "story": 55}  # of documents, and their shares
 # The best-known person or thing is told of so many times as often as the least known: a world in which all are known
 # alike is learned all at once, and then nothing in it is hard.
 SPREAD = 30

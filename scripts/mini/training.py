@@ -36,7 +36,7 @@ class Settings:
     heads: int = 4
     length: int = 128
     batch: int = 16
-    steps: int = 2000
+    steps: int = 3000
     warmup: int = 50
     peak: float = 4e-3  # learning rate
     last: float = 1e-4
