@@ -1,9 +1,9 @@
 """The folder that is named as the baseline: read, or which one beside it may have been meant."""
 
+import difflib
 from pathlib import Path
 
 from qbench.check.join import CheckError
-from qbench.errors import did_you_mean
 from qbench.store import RECORD, Results, read_results
 
 
@@ -20,8 +20,8 @@ def similar_folder(folder: Path, run: Path) -> Path | None:
         return None
     shown = [found for found in sorted(folder.parent.iterdir()) if not found.name.startswith(".")]
     beside = [found for found in shown if holds_records(found) and found.resolve() != run.resolve()]
-    hint = did_you_mean(folder.name, [found.name for found in beside])
-    return next((found for found in beside if hint and hint == did_you_mean(folder.name, [found.name])), None)
+    near = difflib.get_close_matches(folder.name, [found.name for found in beside], n=1)
+    return folder.with_name(near[0]) if near else None
 
 
 def holds_records(folder: Path) -> bool:

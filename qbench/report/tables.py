@@ -27,7 +27,7 @@ DELTA = "Δ is softpick − softmax; accuracies are in percent."
 DIFFERENCE = "The difference is softpick's damage − softmax's; accuracies are in percent."
 PAIRS = (
     "Softmax / softpick: the scores of the unquantized models, and below them what quantization changed; accuracies "
-    "are in percent."
+    "are in percent, normalized by length (acc_norm) where a task has that."
 )
 # Of a family that has one of the twins only.
 OWN_DAMAGE = "Damage is quantized − unquantized; accuracies are in percent."

@@ -21,7 +21,7 @@ def damages(report: Report, method: str, bits: int, attention: str) -> dict[tupl
     """What a quantization cost a twin, by task and metric."""
 
     def own(row: DamageRow) -> Difference:
-        score = getattr(row, attention).score
+        score = row.of(attention).score
         assert isinstance(score, Difference)
         return score
 
@@ -32,14 +32,12 @@ def damages(report: Report, method: str, bits: int, attention: str) -> dict[tupl
 @pytest.mark.parametrize("attention", TWINS)
 @pytest.mark.parametrize("task", LEAST)
 def test_unquantized_a_twin_is_far_above_chance_and_short_of_perfect(attention: str, task: str, report: Report) -> None:
-    (row,) = [
-        row
-        for row in report.deltas
-        if row.quantized.is_baseline and (row.measure.task, row.measure.metric) == (task, "acc")
-    ]
-    score = getattr(row, attention)
-    assert isinstance(score, Score)
-    assert LEAST[task] <= score.value < 99.5
+    rows = [row for row in report.deltas if row.quantized.is_baseline and row.measure.task == task]
+    accuracies = [row.of(attention) for row in rows if row.measure.metric.startswith("acc")]
+    assert accuracies
+    for score in accuracies:
+        assert isinstance(score, Score)
+        assert LEAST[task] <= score.value < 100
 
 
 @pytest.mark.parametrize("attention", TWINS)
@@ -51,12 +49,12 @@ def test_8_bits_cost_next_to_nothing(method: str, attention: str, report: Report
 
 
 @pytest.mark.parametrize("attention", TWINS)
-@pytest.mark.parametrize("method", ["gptq", "hqq"])
+@pytest.mark.parametrize("method", ["gptq", "hqq"])  # bnb has two widths only
 def test_damage_grows_as_bits_fall(method: str, attention: str, report: Report) -> None:
     by_bits = {bits: damages(report, method, bits, attention) for bits in (8, 4, 3, 2)}
     perplexity = [by_bits[bits]["mini_wikitext", "word_perplexity"] for bits in (8, 4, 3, 2)]
-    assert perplexity[1].value < perplexity[2].value < perplexity[3].value
-    assert perplexity[0].value < perplexity[2].value
+    values = [damage.value for damage in perplexity]
+    assert values == sorted(values)
     assert all(damage.significant and damage.value > 0 for damage in perplexity[2:]), "3 and 2 bits"
     falls = [-by_bits[2][task, "acc"].value for task in LEAST]
     assert sum(fall >= 5 for fall in falls) >= 3, falls
