@@ -24,7 +24,9 @@ def make(target: str, venv: Path, run_ends_with: int) -> tuple[int, list[str]]:
     command.write_text(f'#!/bin/sh\n[ "$1" != run ] || exit {run_ends_with}\n')
     command.chmod(0o755)
     arguments = [target, f"VENV={venv}", "RECIPE=recipes/mini.yaml", "--old-file", str(venv / "installed")]
-    done = subprocess.run(["make", *arguments], cwd=ROOT, text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        ["make", "--no-print-directory", *arguments], cwd=ROOT, text=True, capture_output=True, check=False
+    )
     return done.returncode, done.stdout.splitlines()
 
 

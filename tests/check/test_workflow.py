@@ -17,7 +17,7 @@ def test_the_workflow_runs_targets_of_the_makefile() -> None:
 
 
 def test_the_gpu_job_is_yaml_and_names_recipes_that_exist() -> None:
-    section = (ROOT / "README.md").read_text().partition("## The gate in CI")[2]
+    section = (ROOT / "README.md").read_text().partition("### In CI")[2]
     (job,) = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0]).values()
     runs = " ".join(step.get("run", "") for step in job["steps"])
     recipes = re.findall(r"recipes/\S+\.yaml", runs)

@@ -340,12 +340,12 @@ def test_each_stage_is_calibrated_on_what_the_quantized_modules_before_it_put_ou
             slow.set_submodule(name, packed)
     assert disagreement(model, slow) < 0.005
 
-    # Sabotage: every stage calibrated on the activations of the unquantized model. It shows, and it is worse.
+    # Sabotage: every stage calibrated on the activations of the unquantized model. It shows in the codes. Whether it is
+    # worse does not show on a model this small: its divergence was 0.97 to 1.05 times the other's over four settings.
     for names, x in stages_with_inputs(source, ids):
         for name, packed in gptq.solve({n: source.get_submodule(n) for n in names}, [x], 3, G64).items():
             shortcut.set_submodule(name, packed)
     assert disagreement(model, shortcut) > 0.02
-    assert kl(source, shortcut) > 1.1 * kl(source, model)
 
 
 @torch.no_grad()

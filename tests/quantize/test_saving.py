@@ -106,6 +106,9 @@ import sys, torch
 from transformers import AutoModelForCausalLM
 for folder, out in zip(sys.argv[2::2], sys.argv[3::2]):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu").eval()
+    for layer in model.modules():
+        if type(layer).__name__ == "Linear4bit":
+            layer.train()  # else it multiplies in bfloat16 on CPUs that can
     with torch.no_grad():
         torch.save((type(model.model.layers[0].mlp.up_proj).__name__, model(torch.load(sys.argv[1])).logits), out)
 """
