@@ -166,10 +166,10 @@ def test_a_path_from_elsewhere_is_told_what_it_should_be(
 def test_a_path_from_the_working_folder_is_not_taken(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "work" / "sub" / "twin").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "desk" / "sub" / "twin").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "desk")
     wrong = write_recipe(recipe.file.parent, checkpoints={"tiny": {"softmax": "sub/twin"}})
-    with pytest.raises(RecipeError, match=r"relative to the recipe's folder\. Did you mean \.\./work/sub/twin\?$"):
+    with pytest.raises(RecipeError, match=r"relative to the recipe's folder\. Did you mean \.\./desk/sub/twin\?$"):
         load_recipe(wrong)
 
 
