@@ -74,7 +74,7 @@ def package_versions() -> dict[str, str]:
 
 @functools.cache
 def code_hash() -> str:
-    """A hash of our own code that computes: the kernels, attention, loading, quantizers and evaluation."""
+    """A hash of our own code that computes: the kernels, attention, loading, quantizers, evaluation and the worker."""
     import importlib.util
 
     softpick = importlib.util.find_spec("softpick")
@@ -83,6 +83,7 @@ def code_hash() -> str:
     kernels = Path(softpick.origin).parent
     files = [*kernels.rglob("*.py"), PACKAGE / "attention.py", PACKAGE / "checkpoint.py"]
     files += [*(PACKAGE / "quantize").rglob("*.py"), *(PACKAGE / "evaluate").rglob("*.py")]
+    files.append(PACKAGE / "run" / "cell.py")  # it decides which model is evaluated
     digest = hashlib.sha256()
     for name, file in sorted((_module_path(file, kernels), file) for file in files):
         digest.update(f"{name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())

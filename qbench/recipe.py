@@ -3,8 +3,8 @@
 Imports no torch: a plan takes a second.
 """
 
+import contextlib
 import fnmatch
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from qbench import fingerprints
 from qbench.errors import InputError
 from qbench.fingerprints import NotCachedError, NotFetchedError
+from qbench.integrity import altered
 from qbench.quantize.options import NotOffered, Quantization, offered, quantization
 from qbench.recipe_check import check_recipe, did_you_mean_folder
 from qbench.recipe_errors import as_sentence
@@ -23,7 +24,6 @@ from qbench.recipe_file import RecipeError, RecipeFile, is_task_path, read_recip
 from qbench.recipe_schema import CheckpointSource, Recipe, fields_at
 from qbench.store import (
     RECORD,
-    SAMPLES,
     CellRef,
     Identity,
     PlannedCell,
@@ -206,16 +206,13 @@ def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
 
 
 def stored_records(out: Path) -> list[StoredRecord]:
-    """The records in a folder that are whole; what is damaged is as good as not there."""
+    """The records in a folder that are whole; what is damaged or altered is as good as not there."""
     found = []
     for file in sorted(out.glob(f"*/{RECORD}")):
-        try:
+        with contextlib.suppress(StoreError):
             stored = StoredRecord(read_record(file), file.parent)
-            samples = stored.has_samples and hashlib.sha256((file.parent / SAMPLES).read_bytes()).hexdigest()
-        except (StoreError, OSError):
-            continue
-        if not samples or samples == stored.record.samples_sha256:
-            found.append(stored)
+            if not altered(stored):
+                found.append(stored)
     return found
 
 

@@ -109,7 +109,7 @@ def metrics_of(samples: pd.DataFrame) -> tuple[MetricValue, ...]:
                     stderr=0.01,
                     better=better,
                     aggregation=aggregation,
-                    documents=len(rows),
+                    documents=int(rows[metric].notna().sum()),
                 )
             )
     return tuple(found)
@@ -117,7 +117,8 @@ def metrics_of(samples: pd.DataFrame) -> tuple[MetricValue, ...]:
 
 def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: Any) -> Record:
     """A finished record of these samples, or a failed one where there are none."""
-    identity = Identity(what={"cell": cell.model_dump()}, code="c0de", packages={"torch": "2.13.0"})
+    made_up = Identity(what={"cell": cell.model_dump()}, code="c0de", packages={"torch": "2.13.0"})
+    identity = changes.get("identity", made_up)
     fields: dict[str, Any] = {
         "state": "failed" if samples is None else "done",
         "cell": cell,

@@ -189,6 +189,7 @@ class TestCode:
             "qbench/checkpoint.py",
             "qbench/quantize/hqq.py",
             "qbench/evaluate/scorer.py",
+            "qbench/run/cell.py",
         ],
     )
     def test_what_computes_changes_the_hash(self, name: str, code: Path) -> None:

@@ -17,6 +17,7 @@ def to_json(report: Report) -> str:
         "scores": [score(outcome) for outcome in report.outcomes],
         "failures": [_finding(failure) for failure in report.failures],
         "warnings": [_finding(warning) for warning in report.warnings],
+        "changed": report.changed,
         "notes": report.notes,
         "differences": report.differences,
     }

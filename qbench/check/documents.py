@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from qbench.evaluate.samples import FIELDS
+from qbench.evaluate.samples import FIELDS, as_floats, one_array
 from qbench.store import SAMPLES, StoredRecord, StoreError
 
 GOLD_LOGPROB = "gold_logprob"
@@ -25,7 +25,9 @@ class PairedDocuments:
     task: str
     ids: Ints  # [documents] as the second record counts them
     group: Ints  # [documents] which are the same document, where one occurs more than once
-    values: dict[str, tuple[Floats, Floats]]  # by column: before and after
+    values: dict[str, tuple[Floats, Floats]]  # by column that both have: before and after
+    lost: tuple[str, ...] = ()  # columns that only the first record has
+    gained: tuple[str, ...] = ()  # columns that only the second record has
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ def pair_documents(before: StoredRecord, after: StoredRecord) -> Iterator[Paired
     values = [_values(table) for table in tables]
     rows = [_rows_of_tasks(table) for table in tables]
     none = np.empty(0, dtype=np.int64)
+    columns = [name for name in values[0] if name in values[1]]
+    lost, gained = (tuple(sorted(set(values[i]) - set(values[1 - i]))) for i in (0, 1))
     for task in dict.fromkeys([*rows[0], *rows[1]]):
         order = [
             own[np.argsort(code[own], kind="stable")]
@@ -54,10 +58,10 @@ def pair_documents(before: StoredRecord, after: StoredRecord) -> Iterator[Paired
         if not np.array_equal(before_codes, after_codes):
             yield OtherDocuments(task, len(before_codes), len(after_codes), _common(before_codes, after_codes))
             continue
-        ids = _numbers(_array(tables[1]["doc_id"])).astype(np.int64)[order[1]]
-        columns = [name for name in values[0] if name in values[1]]
+        ids = as_floats(tables[1]["doc_id"]).astype(np.int64)[order[1]]
         found = {name: (values[0][name][order[0]], values[1][name][order[1]]) for name in columns}
-        yield PairedDocuments(task, ids, np.cumsum(np.diff(before_codes, prepend=before_codes[:1]) != 0), found)
+        group = np.cumsum(np.diff(before_codes, prepend=before_codes[:1]) != 0)
+        yield PairedDocuments(task, ids, group, found, lost, gained)
 
 
 def gold_logprobs(table: pa.Table) -> Floats:
@@ -98,11 +102,11 @@ def _read(stored: StoredRecord) -> pa.Table:
 def _values(table: pa.Table) -> dict[str, Floats]:
     """The columns of metrics and weights, with the log-softmax of the right answer beside them."""
     metrics = [name for name in table.column_names if name not in FIELDS.names]
-    return {name: _numbers(_array(table[name])) for name in metrics} | {GOLD_LOGPROB: gold_logprobs(table)}
+    return {name: as_floats(table[name]) for name in metrics} | {GOLD_LOGPROB: gold_logprobs(table)}
 
 
 def _rows_of_tasks(table: pa.Table) -> dict[str, Ints]:
-    encoded = _array(table["task"]).dictionary_encode()
+    encoded = one_array(table["task"]).dictionary_encode()
     codes = np.from_dlpack(encoded.indices)
     return {name: np.flatnonzero(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
 
@@ -111,8 +115,8 @@ def _codes(tables: list[pa.Table]) -> list[Ints]:
     """For each table, a number a row that stands for the document's content."""
     hashes = [table["doc_hash"] for table in tables]
     if hashes[0].equals(hashes[1]):
-        return [_encoded(_array(hashes[0]))] * 2
-    both = pa.concat_arrays([_array(column) for column in hashes])
+        return [_encoded(one_array(hashes[0]))] * 2
+    both = pa.concat_arrays([one_array(column) for column in hashes])
     return np.split(_encoded(both), [len(tables[0])])
 
 
@@ -126,23 +130,7 @@ def _encoded(strings: pa.Array) -> Ints:
     return np.asarray(np.from_dlpack(strings.dictionary_encode().indices), dtype=np.int64)
 
 
-def _array(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
 def _lists(column: pa.ChunkedArray) -> tuple[Floats, Ints]:
     """The values of a column of lists, one after the other, and how many there are in each row."""
-    array = _array(column)
-    return _numbers(array.flatten()), np.diff(np.from_dlpack(array.offsets)).astype(np.int64)
-
-
-def _numbers(array: pa.Array) -> Floats:
-    """A column as floats, NaN for null. From its buffers: pyarrow's own conversions import pandas, which takes longer
-    than many a check."""
-    valid, content = array.buffers()
-    numbers = np.frombuffer(content, array.type.to_pandas_dtype())[array.offset : array.offset + len(array)]
-    numbers = numbers.astype(np.float64)
-    if valid is not None and array.null_count:
-        bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")
-        numbers[bits[array.offset : array.offset + len(array)] == 0] = np.nan
-    return numbers
+    array = one_array(column)
+    return as_floats(array.flatten()), np.diff(np.from_dlpack(array.offsets)).astype(np.int64)

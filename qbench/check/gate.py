@@ -12,11 +12,12 @@ from qbench.check.baseline import read_baseline
 from qbench.check.documents import OtherDocuments, pair_documents
 from qbench.check.hypotheses import Hypothesis, hypotheses
 from qbench.check.join import CheckError, Joined, check_documents, join
-from qbench.check.provenance import differences
+from qbench.check.provenance import CHECKPOINT, differences, in_words, other_parts, other_settings, other_versions
 from qbench.check.settings import GateSettings
 from qbench.check.statistics import holm, settle, sign_flip
-from qbench.check.structure import audit_changes, cost_warnings, new_nans
+from qbench.check.structure import audit_changes, cost_warnings, new_nans, other_columns, other_metrics
 from qbench.errors import did_you_mean
+from qbench.integrity import altered
 from qbench.store import CellRef, Results, StoredRecord, read_results
 
 Verdict = Literal["worse", "better", "unclear", "same"]
@@ -51,6 +52,8 @@ class Report:
     outcomes: tuple[Outcome, ...]
     failures: tuple[Finding, ...]
     warnings: tuple[Finding, ...]
+    changed: tuple[str, ...]  # what a reader must know before the scores, such as another calibration
+    by_scores_alone: bool  # a checkpoint is not the baseline's, so that its audits cannot be compared
     notes: tuple[str, ...]
     differences: dict[str, tuple[str, ...]]  # by the names of cells that failed: what else is not the same
 
@@ -86,13 +89,15 @@ def check(
     then = read_baseline(Path(baseline), now.folder)
     settings = settings or settings_of(now)
     joined = join(now, then, settings)
+    _check_altered(then, joined)
+    parts = {after.record.cell.name: other_parts(before.record, after.record) for before, after in joined.pairs}
     failures, warnings = _unfinished(joined), []
     table: list[Hypothesis] = []
     for before, after in joined.pairs:
         found, problems = _compare(before, after, settings)
         table += found
         failures += problems
-        if not scores_only:
+        if not scores_only and CHECKPOINT not in parts[after.record.cell.name]:
             changes = audit_changes(before.record.audit, after.record.audit, settings)
             failures += [Finding(after.record.cell, "audit", change) for change in changes]
         costs = cost_warnings(before.record, after.record, settings)
@@ -110,6 +115,8 @@ def check(
         outcomes=outcomes,
         failures=tuple(failures),
         warnings=tuple(warnings),
+        changed=tuple(in_words(parts.items())),
+        by_scores_alone=any(CHECKPOINT in changed for changed in parts.values()),
         notes=tuple(_notes(now, then, joined, settings, scores_only)),
         differences={
             after.record.cell.name: tuple(differences(before.record, after.record))
@@ -164,15 +171,22 @@ def _compare(
 ) -> tuple[list[Hypothesis], list[Finding]]:
     cell = after.record.cell
     table: list[Hypothesis] = []
-    problems: list[str] = []
+    problems = [*altered(after), *other_settings(before.record, after.record)]
+    problems += other_metrics(before.record, after.record)
     for paired in pair_documents(before, after):
         if isinstance(paired, OtherDocuments):
             problems.append(check_documents(cell, paired))
             continue
-        problems += new_nans(paired)
-        metrics = tuple(metric for metric in after.record.metrics if metric.task == paired.task)
+        problems += [*other_columns(paired), *new_nans(paired)]
+        metrics = tuple(metric for metric in before.record.metrics if metric.task == paired.task)
         table += hypotheses(cell, paired, metrics, settings)
-    return table, [Finding(cell, "records", problem) for problem in problems]
+    return table, [Finding(cell, "records", problem) for problem in dict.fromkeys(problems)]
+
+
+def _check_altered(baseline: Results, joined: Joined) -> None:
+    for before, _ in joined.pairs:
+        if reasons := altered(before):
+            raise CheckError(f"{baseline.folder} is not a baseline: {before.record.cell.name}: {reasons[0]}")
 
 
 def _unfinished(joined: Joined) -> list[Finding]:
@@ -205,6 +219,8 @@ def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, 
     untouched = len(then.current) - len(joined.pairs) - len(joined.missing) - len(joined.failed)
     if untouched:
         notes.append(f"{untouched} cells of the baseline are no part of this run, which its recipe allows.")
+    versions = [other_versions(before.record, after.record) for before, after in joined.pairs]
+    notes += [f"Not the baseline's: {found}." for found in dict.fromkeys(versions) if found]
     part = {"baseline_may_hold_more": False}
     if settings_of(then).model_copy(update=part) != settings.model_copy(update=part):
         notes.append("The gate's settings are not those that the baseline was made with.")

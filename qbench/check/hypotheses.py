@@ -82,17 +82,20 @@ def mean_loss(kind: Kind, amount: float) -> float:
 def hypotheses(
     cell: CellRef, paired: PairedDocuments, metrics: tuple[MetricValue, ...], settings: GateSettings
 ) -> Iterator[Hypothesis]:
-    """The hypotheses of one task. Perplexities by word and by byte and bits per byte are one: the first is tested."""
-    seen: list[Floats] = []
+    """The hypotheses of one task; metrics: the baseline's, so that a run cannot lose one or turn it round.
+
+    Perplexities by word and by byte and bits per byte are one: the first is tested.
+    """
+    seen: list[tuple[Floats, Floats]] = []
     for metric in metrics:
         kind = kind_of(metric)
         if kind is None or not _in_both(paired, metric.metric):
             continue
-        after = paired.values[metric.metric][1]
-        if kind == "perplexity" and any(np.array_equal(after, other, equal_nan=True) for other in seen):
+        both = paired.values[metric.metric]
+        if kind == "perplexity" and any(_equal(both, other) for other in seen):
             continue
         if kind == "perplexity":
-            seen.append(after)
+            seen.append(both)
         yield _hypothesis(cell, paired, metric.metric, kind, metric.better == "lower", settings)
     if _in_both(paired, GOLD_LOGPROB):
         yield _hypothesis(cell, paired, GOLD_LOGPROB, "gold_logprob", False, settings)
@@ -103,6 +106,10 @@ def kind_of(metric: MetricValue) -> Kind | None:
     if metric.aggregation in PERPLEXITIES:
         return "perplexity"
     return "accuracy" if metric.aggregation == "mean" and metric.better else None
+
+
+def _equal(columns: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> bool:
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(columns, other, strict=True))
 
 
 def _in_both(paired: PairedDocuments, metric: str) -> bool:

@@ -6,6 +6,7 @@ from qbench.check.documents import OtherDocuments
 from qbench.check.settings import GateSettings
 from qbench.errors import InputError
 from qbench.store import CellRef, Results, StoredRecord
+from qbench.text import some
 
 Key = tuple[str, str, str]
 
@@ -24,7 +25,7 @@ class Joined:
 
 
 def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
-    """Pair the records of two folders. The tasks and metrics of each pair are the same, or it is an error."""
+    """Pair the records of two folders. The tasks of each pair are the same, or it is an error."""
     before, after = _by_cell(baseline), _by_cell(run)
     _check_baseline(baseline, run, before)
     if not after:
@@ -45,7 +46,7 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     both = [(before[key], stored) for key, stored in after.items()]
     pairs = [pair for pair in both if pair[1].record.state == "done"]
     for then, now in pairs:
-        _check_metrics(then, now)
+        _check_tasks(then, now)
     return Joined(
         tuple(pairs),
         tuple(pair for pair in both if pair[1].record.state == "failed"),
@@ -79,16 +80,16 @@ def _check_baseline(baseline: Results, run: Results, before: dict[Key, StoredRec
         raise CheckError(f"{baseline.folder} is no baseline: {_some(failed)} failed in it. Accept a run that is done.")
 
 
-def _check_metrics(before: StoredRecord, after: StoredRecord) -> None:
-    then, now = ({(m.task, m.metric) for m in stored.record.metrics} for stored in (before, after))
+def _check_tasks(before: StoredRecord, after: StoredRecord) -> None:
     for stored in (before, after):
         if not stored.has_samples:
             raise CheckError(f"{stored.folder} has no per-document results (samples.parquet), which the gate compares.")
+    then, now = ({m.task for m in stored.record.metrics} for stored in (before, after))
     if then != now:
-        task, metric = sorted(then ^ now)[0]
-        has, lacks = (before, after) if (task, metric) in then else (after, before)
+        task = sorted(then ^ now)[0]
+        has, lacks = (before, after) if task in then else (after, before)
         raise CheckError(
-            f"{task} {metric} is in {has.folder} and not in {lacks.folder}: the two are of other recipes. "
+            f"The task {task} is in {has.folder} and not in {lacks.folder}: they are runs of different recipes. "
             "Run the same tasks, or renew the baseline with `qbench accept`."
         )
 
@@ -103,5 +104,4 @@ def _key(cell: CellRef) -> Key:
 
 
 def _some(keys: list[Key]) -> str:
-    names = ["-".join(key) for key in keys]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return some(["-".join(key) for key in keys])

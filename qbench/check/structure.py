@@ -10,6 +10,7 @@ from qbench.check.settings import GateSettings
 from qbench.evaluate.samples import WEIGHT
 from qbench.quantize.audit import Audit, LayerAudit
 from qbench.store import Record
+from qbench.text import some
 
 
 def audit_changes(before: Audit | None, after: Audit | None, settings: GateSettings) -> list[str]:
@@ -25,12 +26,12 @@ def audit_changes(before: Audit | None, after: Audit | None, settings: GateSetti
     new = {layer.name: layer for layer in after.layers}
     lost, gained = [name for name in old if name not in new], [name for name in new if name not in old]
     if lost:
-        changes.append(f"{len(new)} layers are quantized, {len(old)} were; no longer {_some(lost)}.")
+        changes.append(f"{len(new)} layers are quantized, {len(old)} were; no longer {some(lost)}.")
     if gained:
-        changes.append(f"{len(gained)} more layers are quantized: {_some(gained)}.")
+        changes.append(f"{len(gained)} more layers are quantized: {some(gained)}.")
     drifts = {name: drift for name in old if name in new and (drift := _drift(old[name], new[name], settings))}
     for what in dict.fromkeys(drifts.values()):
-        changes.append(f"{what}: {_some([name for name, drift in drifts.items() if drift == what])}.")
+        changes.append(f"{what}: {some([name for name, drift in drifts.items() if drift == what])}.")
     return changes
 
 
@@ -45,6 +46,31 @@ def new_nans(paired: PairedDocuments) -> Iterator[str]:
             )
         if column.endswith(WEIGHT) and not np.array_equal(before, after, equal_nan=True):
             yield f"{paired.task} {column}: what log-likelihoods are divided by is not the same in both runs."
+
+
+def other_columns(paired: PairedDocuments) -> Iterator[str]:
+    """Sentences: columns of values that only one of the records has. A hypothesis would vanish with its column."""
+    if paired.lost:
+        yield f"Its samples lack the columns {', '.join(paired.lost)}, which the baseline's have."
+    if paired.gained:
+        yield f"Its samples have the columns {', '.join(paired.gained)}, which the baseline's lack."
+
+
+def other_metrics(before: Record, after: Record) -> Iterator[str]:
+    """Sentences: metrics that only one of the records has, or that have another direction or aggregation."""
+    then, now = ({(m.task, m.metric): m for m in record.metrics} for record in (before, after))
+    for task, metric in dict.fromkeys([*then, *now]):
+        old, new = then.get((task, metric)), now.get((task, metric))
+        if old is None or new is None:
+            has, lacks = ("run", "baseline") if old is None else ("baseline", "run")
+            yield f"{task} {metric} is in the {has} and not in the {lacks}."
+            continue
+        for field, name in (("better", "direction (better)"), ("aggregation", "aggregation")):
+            if getattr(old, field) != getattr(new, field):
+                yield (
+                    f"{task} {metric}: the {name} is {_shown(getattr(new, field))} in the run and "
+                    f"{_shown(getattr(old, field))} in the baseline."
+                )
 
 
 def cost_warnings(before: Record, after: Record, settings: GateSettings) -> Iterator[str]:
@@ -87,8 +113,6 @@ def _relative_error(layer: LayerAudit) -> float:
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

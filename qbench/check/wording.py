@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from qbench.check.gate import Outcome, Report
 from qbench.check.hypotheses import UNITS
 from qbench.check.settings import Kind
+from qbench.text import some
 
 DIFFERENCES, UNCLEAR = 20, 5  # shown to people; JSON has all
 HEADER = ("cell", "task", "metric", "before", "after", "loss", "95% interval", "tolerance", "p", "adjusted p")
@@ -31,7 +32,8 @@ def headline(report: Report) -> str:
     if others := len(report.failures) - audits:
         found.append(f"{_count(others, 'finding')} on records")
     what = ", ".join(found) or f"none of {len(report.outcomes)} scores got worse"
-    return f"{'PASS' if report.passed else 'FAIL'}: {what}. {report.run} against {report.baseline}"
+    alone = " by scores alone (another checkpoint than the baseline's)" if report.by_scores_alone else ""
+    return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what}. {report.run} against {report.baseline}"
 
 
 def explanation(report: Report) -> str:
@@ -45,6 +47,8 @@ def explanation(report: Report) -> str:
 
 def sections(report: Report) -> Iterator[Section]:
     """The report's parts, the worst first; empty ones are left out."""
+    if report.changed:
+        yield Section("Before you read the scores", lines=report.changed)
     for by in ("audit", "records"):
         lines = tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by)
         if lines:
@@ -117,8 +121,7 @@ def _by_differences(report: Report) -> Iterator[tuple[str, tuple[str, ...]]]:
         shown = differing[:DIFFERENCES]
         if len(differing) > len(shown):
             shown += (f"and {len(differing) - len(shown)} more",)
-        named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        yield named, shown or ("nothing that is recorded",)
+        yield some(names), shown or ("nothing that is recorded",)
 
 
 def _count(number: int, what: str) -> str:

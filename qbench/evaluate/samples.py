@@ -84,6 +84,26 @@ def aggregate(samples: "pd.DataFrame", metric: str, aggregation: str) -> float:
     return AGGREGATIONS[aggregation](rows[metric].to_numpy(), np.asarray(weights))
 
 
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array."""
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def as_floats(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
+    """A column of numbers as float64, NaN for null.
+
+    From its buffers: pyarrow's own conversions import pandas, which takes longer than a check does.
+    """
+    array = one_array(column) if isinstance(column, pa.ChunkedArray) else column
+    valid, content = array.buffers()
+    numbers = np.frombuffer(content, array.type.to_pandas_dtype())[array.offset : array.offset + len(array)]
+    numbers = numbers.astype(np.float64)
+    if valid is not None and array.null_count:
+        bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")
+        numbers[bits[array.offset : array.offset + len(array)] == 0] = np.nan
+    return numbers
+
+
 def _schema(columns: "Sequence[str] | pd.Index") -> pa.Schema:
     metrics = [column for column in columns if column not in FIELDS.names]
     return pa.schema([*FIELDS, *((metric, pa.float64()) for metric in metrics)])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError
+from qbench.integrity import altered
 from qbench.quantize.audit import Audit, failures
 from qbench.quantize.options import OFFERED
 from qbench.report.metrics import Measure, in_order, is_share, measure
@@ -201,6 +202,9 @@ def _of_record(stored: StoredRecord) -> Outcome:
         gap = Gap(
             "audit failed" if failure and failure.kind == "audit" else "failed", f"{record.cell.name} failed{why}"
         )
+        return Outcome(record.cell, gap=gap, stored=stored)
+    if reasons := altered(stored):
+        gap = Gap("altered", f"{record.cell.name} is not what was measured: {reasons[0]} Run the cell again.")
         return Outcome(record.cell, gap=gap, stored=stored)
     if record.audit and (reasons := audit_failures(record, record.audit)):
         gap = Gap("audit failed", f"{record.cell.name} did not pass its audit: {_first_line(reasons[0])}")

@@ -131,7 +131,7 @@ OTHER_RUNS = [
     ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "another recipe: it has no mini-softmax-hqq-3-g128"),
     ({cell_ref(family="340M"): make_samples(12)}, "another recipe: it has no 340M-softmax-hqq-3-g64"),
     ({SOFTMAX: make_samples(12)}, "it has mini-softpick-hqq-3-g64, which is no part of the plan"),
-    (dict.fromkeys((SOFTMAX, SOFTPICK), make_samples(12, tasks=["piqa", "sciq"])), "arc_easy acc is in"),
+    (dict.fromkeys((SOFTMAX, SOFTPICK), make_samples(12, tasks=["piqa", "sciq"])), "The task arc_easy is in"),
 ]
 
 
