@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qbench.check.join import CheckError
-from qbench.store import write_atomically
 
 MARK = "`qbench accept` made the .new and .old folders beside this file; the next `qbench accept` removes them.\n"
 
@@ -29,10 +28,10 @@ def replacing(folder: Path) -> Iterator[Path]:
     new, old, mark = (aside(folder, which) for which in ("new", "old", "accept"))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.parent):
-        if _is_ours(folder):
+        if _left_by_a_killed_accept(folder):
             _tidy(folder)
         try:
-            write_atomically(mark, MARK)
+            mark.write_text(MARK, encoding="utf-8")
             new.mkdir()
             yield new
             os.sync()
@@ -61,12 +60,14 @@ def _locked(parent: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether a killed accept left something; an error if someone else's files have the names that we need."""
-    mark = aside(folder, "accept")
-    if mark.is_file() and mark.read_bytes() == MARK.encode():
+def _left_by_a_killed_accept(folder: Path) -> bool:
+    """Whether there is something to tidy up; an error if someone else's files have the names that we need."""
+    new, old, mark = (aside(folder, which) for which in ("new", "old", "accept"))
+    written = mark.read_bytes() if mark.is_file() else b""
+    if written == MARK.encode():
         return True
-    for path in (mark, aside(folder, "new"), aside(folder, "old")):
+    killed_while_marking = mark.is_file() and MARK.encode().startswith(written)
+    for path in (new, old) if killed_while_marking else (new, old, mark):
         if os.path.lexists(path):
             raise CheckError(
                 f"{path} was not made by `qbench accept`, which needs that name to replace {folder.name}. "
@@ -76,7 +77,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _tidy(folder: Path) -> None:
-    """Put the old folder back if the new one did not take its place, and remove what is left of the other."""
+    """Put the old folder back if the new one did not take its place, and remove whichever of the two is left."""
     new, old = aside(folder, "new"), aside(folder, "old")
     if os.path.lexists(old):
         if not os.path.lexists(folder):
@@ -84,7 +85,7 @@ def _tidy(folder: Path) -> None:
         elif os.path.lexists(new):
             raise CheckError(
                 f"Something else made {folder} while it was being replaced; the old folder is {old}. "
-                f"Move one of the two away, then accept again."
+                "Move one of the two away, then accept again."
             )
     for left in (new, old):
         if os.path.lexists(left):
