@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import os
 import shutil
 import subprocess
 from datetime import UTC, datetime
@@ -10,81 +9,95 @@ from pathlib import Path
 from typing import Any
 
 from qbench.check.as_json import score
-from qbench.check.baseline import holds_records
-from qbench.check.gate import Report, settings_of
+from qbench.check.baseline import CHANGES, check_replaceable, holds_records
+from qbench.check.gate import Report, check, settings_of
 from qbench.check.join import CheckError
+from qbench.check.replacing import aside, replacing
 from qbench.errors import InputError
 from qbench.store import RECORD, RUN, SAMPLES, Results, StoredRecord, read_results, write_plan
 
-CHANGES = "CHANGES.jsonl"
+MAX_REASONS = 3  # in the sentence that refuses a run
 
 
 def accept(run: Path, baseline: Path, reason: str, report: Report | None, why_none: str = "") -> int:
     """Put the run's records in the baseline's place; returns the bytes that they take.
 
-    report: of the run against the baseline as it was; None where there is none to compare with, and why_none says why.
+    report: of the run against the baseline as it was; None if there is none to compare with, and why_none says why.
     """
     if not reason.strip():
         raise CheckError("--reason is empty; it must say why the baseline changes.")
     results = read_results(run)
-    _check_whole(results, baseline)
-    new, old = _aside(baseline, "new"), _aside(baseline, "old")
+    target = baseline.resolve()  # a link stays, and what it leads to is replaced
     try:
-        _recover(baseline, new, old)
-        change = _change(results, baseline, reason, report, why_none)
-        new.mkdir(parents=True)
-        _keep_files(baseline, new)
-        for stored in results.current:
-            _copy(stored, new / stored.folder.name)
-        if results.plan:
-            write_plan(new, results.plan)
-        with (new / CHANGES).open("a", encoding="utf-8") as log:
-            log.write(json.dumps(change, allow_nan=False) + "\n")
-        _swap(baseline, new, old)
+        check_replaceable(baseline, run)
+        _check_whole(results)
+        with replacing(target) as new:
+            change = _change(results, target, reason, report, why_none)
+            _fill(new, target, results, change)
+            _check_usable(run, new)
     except OSError as error:
-        raise CheckError(f"{baseline}: the baseline cannot be written ({error.strerror or error}).") from error
-    return sum(file.stat().st_size for file in baseline.rglob("*") if file.is_file())
+        problem = f"{baseline}: the baseline cannot be written ({error.strerror or error})."
+        raise CheckError(problem + _where_the_old_one_is(target)) from error
+    return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
 
 
 def is_new(baseline: Path) -> bool:
     """Whether there are no records yet, nor any that a killed accept put aside."""
-    return not holds_records(baseline) and not holds_records(_aside(baseline, "old"))
+    return not holds_records(baseline) and not holds_records(aside(baseline.resolve(), "old"))
 
 
-def _aside(baseline: Path, which: str) -> Path:
-    return baseline.parent / f".{baseline.name}.{which}"
+def _where_the_old_one_is(baseline: Path) -> str:
+    """A sentence if the old baseline could not be put back either, else nothing."""
+    old = aside(baseline, "old")
+    if baseline.exists() or not old.exists():
+        return ""
+    return f" The old one is {old}; the next `qbench accept` puts it back."
 
 
-def _check_whole(results: Results, baseline: Path) -> None:
+def _check_whole(results: Results) -> None:
     folder = results.folder
-    if baseline.resolve() == folder.resolve():
-        raise CheckError(f"{folder} is the baseline itself; there is nothing to accept.")
     failed = [stored.record.cell.name for stored in results.current if stored.record.state == "failed"]
     if lacking := [cell.cell.name for cell in results.missing] + failed:
         raise CheckError(f"{folder}: {lacking[0]} is missing or failed; only a run that is done becomes a baseline.")
     if not results.current:
         raise CheckError(f"{folder} holds no record of its plan's cells; there is nothing to accept.")
+    if empty := [stored.folder for stored in results.current if not stored.record.metrics]:
+        raise CheckError(f"{empty[0]} has no metrics, so no later run could be compared with it; run the cell again.")
     if settings_of(results).baseline_may_hold_more:
         raise CheckError(
             f"{folder} is a part of a baseline (gate.baseline_may_hold_more); accept a run of the whole recipe."
         )
 
 
-def _recover(baseline: Path, new: Path, old: Path) -> None:
-    """Undo what a killed accept left: the old baseline comes back if the new one had not taken its place."""
-    if old.exists() and not baseline.exists():
-        old.rename(baseline)
-    for unfinished in (new, old):
-        if unfinished.exists():
-            shutil.rmtree(unfinished)
-
-
-def _keep_files(baseline: Path, new: Path) -> None:
-    """What people put beside the cells, and the log, stay."""
-    if baseline.is_dir():
+def _fill(new: Path, baseline: Path, results: Results, change: dict[str, Any]) -> None:
+    """Write the run's records, what people put beside the old cells, and the log with one more line."""
+    if baseline.exists():
         for file in baseline.iterdir():
             if file.is_file() and file.name != RUN:
                 shutil.copy2(file, new / file.name)
+    for stored in results.current:
+        _copy(stored, new / stored.folder.name)
+    if results.plan:
+        write_plan(new, results.plan)
+    with (new / CHANGES).open("a", encoding="utf-8") as log:
+        log.write(json.dumps(change, allow_nan=False) + "\n")
+
+
+def _check_usable(run: Path, new: Path) -> None:
+    """The gate itself must pass the run against its copy: if not, every later check would fail too."""
+    try:
+        report = check(run, new)
+    except InputError as error:
+        message = str(error).replace(str(new), str(run))  # the copy is gone when this is read
+        raise CheckError(f"{run} cannot be a baseline: {message}") from None
+    if not report.passed:
+        worse = [f"{outcome.hypothesis.name} is worse than itself" for outcome in report.worse]
+        reasons = [f"{failure.cell.name}: {failure.message}" for failure in report.failures] + worse
+        more = f" (and {len(reasons) - MAX_REASONS} more)" if len(reasons) > MAX_REASONS else ""
+        raise CheckError(
+            f"{run} cannot be a baseline, because it fails the check against itself: "
+            f"{' '.join(reasons[:MAX_REASONS])}{more}"
+        )
 
 
 def _copy(stored: StoredRecord, folder: Path) -> None:
@@ -94,16 +107,6 @@ def _copy(stored: StoredRecord, folder: Path) -> None:
         (folder / SAMPLES).write_bytes(stored.samples_content())
     content = json.dumps(stored.record.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
     (folder / RECORD).write_text(content + "\n", encoding="utf-8")
-
-
-def _swap(baseline: Path, new: Path, old: Path) -> None:
-    """Rename twice: never a mixture. Killed in between, there is no baseline, and _recover finds the old one."""
-    os.sync()
-    if baseline.exists():
-        baseline.rename(old)
-    new.rename(baseline)
-    if old.exists():
-        shutil.rmtree(old)
 
 
 def _change(results: Results, baseline: Path, reason: str, report: Report | None, why_none: str) -> dict[str, Any]:
