@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qbench.report.delta import Report, read_report
@@ -25,14 +26,15 @@ def published(folder: Path, rows: str) -> list[str]:
     return findings(folder)
 
 
-def test_in_the_paper_it_finds_the_unquantized_hqq_and_nothing_else(paper: Report) -> None:
+def test_in_the_paper_it_finds_the_1_8b_rows_of_hqq_and_nothing_else(paper: Report) -> None:
     found = suspicious(paper)
     assert {name for finding in found for name in finding.where.split(" and ")} == HQQ
     assert [f.where for f in found if "the same scores in all 9 metrics" in f.why] == [
         "1.8B-softmax-hqq-2 and 1.8B-softmax-hqq-3",
         "1.8B-softpick-hqq-2 and 1.8B-softpick-hqq-3",
     ]
-    assert {f.where for f in found if "scores as the unquantized model does" in f.why} == HQQ
+    # What is shown is that they are not of 2 or 3 bits; an 8-bit model would score the same.
+    assert {f.where for f in found if "unquantized or nearly lossless" in f.why} == HQQ
 
 
 def test_without_those_rows_the_paper_is_clean(tmp_path: Path) -> None:
@@ -46,41 +48,92 @@ def test_a_sound_run_is_clean(mini: Path) -> None:
     assert findings(mini) == []
 
 
-def test_twins_that_are_one_model_are_found(tmp_path: Path) -> None:
+def test_records_are_judged_by_their_documents(tmp_path: Path) -> None:
     for attention in ("softmax", "softpick"):
         write_cell(tmp_path, cell(attention, "none-16"), samples_of("softmax", "none-16"))
     (found,) = findings(tmp_path)
-    assert found.startswith("mini-softmax-none-16 and mini-softpick-none-16: the same scores in all 9 metrics")
+    assert found.startswith("mini-softmax-none-16: ")
+    assert "equal to the last bit to those of mini-softpick-none-16" in found
 
 
-def test_8_bits_equal_to_the_last_digit_are_found(tmp_path: Path) -> None:
-    samples = make_samples(40)
-    for label in ("none-16", "hqq-8-g64"):
-        write_cell(tmp_path, cell("softmax", label), samples)
-    assert any("mini-softmax-hqq-8-g64" in found and "the same scores" in found for found in findings(tmp_path))
-
-
-def test_8_bits_near_the_baseline_are_not_suspicious(tmp_path: Path) -> None:
-    write_cell(tmp_path, cell("softmax", "none-16"), make_samples(40))
-    write_cell(tmp_path, cell("softmax", "hqq-8-g64"), make_samples(40, loss=1e-6))
-    assert findings(tmp_path) == []
-
-
-def test_few_equal_accuracies_are_no_proof(tmp_path: Path) -> None:
-    for label, seed in (("hqq-3-g64", 0), ("hqq-4-g64", 1)):
-        samples = make_samples(20, tasks=["arc_easy", "piqa"], seed=seed)
-        samples["acc"] = samples["acc_norm"] = [1.0, 1.0, 1.0, 0.0] * 10
+def test_equal_accuracies_of_records_are_no_proof(tmp_path: Path) -> None:
+    for label, loss in (("hqq-3-g64", 0.1), ("hqq-4-g64", 0.05)):
+        samples = make_samples(200, loss, tasks=["arc_easy", "piqa", "sciq"])
+        samples["acc"] = samples["acc_norm"] = [1.0, 1.0, 1.0, 0.0] * 150
         write_cell(tmp_path, cell("softmax", label), samples)
     assert findings(tmp_path) == []
+
+
+FULL_TASKS = {"arc_easy": 2376, "lambada_openai": 5153, "piqa": 1838, "sciq": 1000}
+
+
+def table_of(scores: dict[str, dict[str, float]], documents: dict[str, int]) -> str:
+    """Published rows of one model: by label and task, accuracies in percent, or word perplexities of wikitext."""
+    rows = []
+    for label, tasks in scores.items():
+        for task, score in tasks.items():
+            metric = "word_perplexity" if task == "wikitext" else "acc"
+            method, bits = label.split("-")
+            rows.append(f"S,{method},{bits},{task},{metric},{score:.2f},,,{documents.get(task, '')}\n")
+    return "".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("labels", "guilty"),
+    [
+        (("none-16", "hqq-2"), {"S-softmax-hqq-2", "S-softmax-none-16"}),
+        (("none-16", "bnb-4"), {"S-softmax-bnb-4", "S-softmax-none-16"}),
+        (("hqq-2", "gptq-4"), {"S-softmax-hqq-2", "S-softmax-gptq-4"}),
+        (("none-16", "hqq-8"), set()),  # wide cells may agree to the second decimal
+        (("hqq-8", "gptq-8"), set()),
+    ],
+)
+def test_equal_published_scores_of_full_tasks(labels: tuple[str, ...], guilty: set[str], tmp_path: Path) -> None:
+    scores = {"arc_easy": 60.35, "lambada_openai": 36.25, "piqa": 66.97, "sciq": 80.5, "wikitext": 23.85}
+    found = published(tmp_path, table_of(dict.fromkeys(labels, scores), {}))
+    named = {name for line in found if "is not a share" not in line for name in line.split(":")[0].split(" and ")}
+    assert named == guilty
+
+
+@pytest.mark.parametrize("tasks", [{"sciq": 200, "piqa": 200}, {"sciq": 100, "piqa": 100, "a": 100, "b": 100}])
+def test_equal_published_scores_of_few_documents_are_no_proof(tasks: dict[str, int], tmp_path: Path) -> None:
+    scores = dict.fromkeys(tasks, 62.0)
+    assert published(tmp_path, table_of(dict.fromkeys(("none-16", "hqq-4", "gptq-4", "bnb-8"), scores), tasks)) == []
+
+
+def test_equal_scores_of_two_models_are_found(tmp_path: Path) -> None:
+    rows = [
+        f"S,none,16,{task},acc,{s},{s},0,\n" for task, s in zip(FULL_TASKS, (60.35, 36.25, 66.97, 80.5), strict=True)
+    ]
+    found = published(tmp_path, "".join([*rows, "S,none,16,wikitext,word_perplexity,23.85,23.85,0,\n"]))
+    assert any(line.startswith("S-softmax-none-16 and S-softpick-none-16: the same scores") for line in found)
+
+
+def honest_table(seed: int) -> str:
+    """Published scores of two to five tasks: answers flip at random, 0.5% to 2% of them at 8 bits, 3% to 6% at 4."""
+    draw = np.random.default_rng(seed)
+    tasks = {f"task{i}": int(draw.integers(200, 600)) for i in range(draw.integers(2, 6))}
+    answers = {task: draw.random(count) < draw.uniform(0.3, 0.9) for task, count in tasks.items()}
+    scores: dict[str, dict[str, float]] = {"none-16": {task: 100 * right.mean() for task, right in answers.items()}}
+    for label in ("bnb-8", "gptq-8", "hqq-8", "bnb-4", "gptq-4", "hqq-4"):
+        low, high = (0.005, 0.02) if label.endswith("8") else (0.03, 0.06)
+        flips = {task: draw.random(len(right)) < draw.uniform(low, high) for task, right in answers.items()}
+        scores[label] = {task: 100 * (right ^ flips[task]).mean() for task, right in answers.items()}
+    return table_of(scores, tasks)
+
+
+def test_of_200_honest_published_tables_at_most_one_is_accused(tmp_path: Path) -> None:
+    accused = [seed for seed in range(200) if published(tmp_path, honest_table(seed))]
+    assert len(accused) <= 1
 
 
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ("S,hqq,3,sciq,acc,50.1,50.25,0.15,\n", "50.25 is no share of 1000 documents; the nearest one is 50.2000."),
+        ("S,hqq,3,sciq,acc,50.1,50.25,0.15,\n", "50.25 is not a share of 1000 documents; the nearest one is 50.2000."),
         ("S,hqq,3,odd,acc,33.33,50.00,16.67,6\n", ""),
-        ("S,hqq,3,odd,acc,33.33,51.00,17.67,6\n", "51 is no share of 6 documents"),
-        ("S,hqq,3,odd,acc,101,50,-51,\n", "101.00 is no percentage."),
+        ("S,hqq,3,odd,acc,33.33,51.00,17.67,6\n", "51 is not a share of 6 documents"),
+        ("S,hqq,3,odd,acc,101,50,-51,\n", "101.00 is not a percentage."),
         ("S,hqq,3,wikitext,word_perplexity,0.90,2,1.10,\n", "0.90 is below 1"),
         ("S,hqq,3,odd,acc,40,50,11,\n", "Δ is +11.00, but softpick − softmax is +10.00."),
         ("S,hqq,3,odd,acc,40,50,10.01,\n", ""),
