@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qbench.evaluate.samples import WEIGHT
+from qbench.evaluate.samples import WEIGHT, Floats, as_floats, gold_logprobs, lists, rows_of_tasks
 from qbench.quantize.audit import Audit, failures
-from qbench.sample_columns import Floats, gold_logprobs, lists, numbers, one_chunk, rows_of_tasks
 from qbench.store import SAMPLES, CellRef, Record, StoredRecord, StoreError
 
 UNQUANTIZED = "none-16"
@@ -320,7 +319,7 @@ def _decisions(table: pa.Table) -> Floats:
     """Nats of each document's decision; of pages per word, which is the smallest of their weights."""
     flat, lengths = lists(table["loglikelihoods"])
     alone = lengths == 1
-    weights = [numbers(one_chunk(table[name])) for name in table.column_names if name.endswith(WEIGHT)]
+    weights = [as_floats(table[name]) for name in table.column_names if name.endswith(WEIGHT)]
     words = np.nan_to_num(np.fmin.reduce(weights), nan=1.0) if weights else np.ones(len(lengths))
     decisions = gold_logprobs(table)
     single = flat[(np.cumsum(lengths) - lengths)[alone]] / words[alone]

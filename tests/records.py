@@ -1,5 +1,6 @@
 """Records made up for tests of what reads them: the numbers are invented, the format is not."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from qbench.evaluate.samples import aggregate, to_frame
+from qbench.quantize.audit import Audit, LayerAudit, failures
 from qbench.store import (
     CellRef,
     Cost,
@@ -115,6 +117,32 @@ def metrics_of(samples: pd.DataFrame) -> tuple[MetricValue, ...]:
     return tuple(found)
 
 
+def audit_of(cell: CellRef, **changes: object) -> Audit:
+    """An audit that passes, unless it is changed."""
+    weights, codes = 4096, 2**cell.bits
+    stored = {"weights": weights, "code_bytes": weights * cell.bits // 8, "metadata_bytes": weights // 16}
+    energies = {"source_energy": 100.0, "error_energy": 100.0 * 4.0**-cell.bits}
+    layer = LayerAudit(
+        **{"name": "model.layers.0.mlp.down_proj", "bits": cell.bits, "group_size": 64, **stored, **energies},
+        **{"levels": min(codes, 60), "codes_used": codes, "max_code": codes - 1, "codes_possible": codes},
+        **{"one_value_a_code": True, "median_steps": 0.25, "median_bias": 0.0, "cosine": 0.99, "slope": 1.0},
+        **{"misplaced": 0.0, "narrow": 0.0, "packed_bytes": stored["code_bytes"], "nearest": True, "finite": True},
+    )
+    audit = Audit(
+        **{"label": cell.label, "method": cell.method, "bits": cell.bits, "activation_bits": None, "dtype": "float32"},
+        **{"execution": "dense", "linear_weights": 2 * weights, "target_weights": weights, "layers": (layer,)},
+        **{"kl": 4.0**-cell.bits, "top1_agreement": 1 - 4.0**-cell.bits, **stored, **energies},
+    )
+    assert not failures(audit)
+    return audit.model_copy(update=changes)
+
+
+def of_model(samples: pd.DataFrame, cell: CellRef) -> pd.DataFrame:
+    """The samples with log-likelihoods of the cell's own: two models never agree to the last bit."""
+    factor = 1 + 1e-12 * (zlib.crc32(cell.name.encode()) % 1000 + 1)
+    return samples.assign(loglikelihoods=[factor * np.asarray(row) for row in samples["loglikelihoods"]])
+
+
 def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: Any) -> Record:
     """A finished record of these samples, or a failed one where there are none."""
     made_up = Identity(what={"cell": cell.model_dump()}, code="c0de", packages={"torch": "2.13.0"})
@@ -130,6 +158,7 @@ def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: A
         fields["failure"] = Failure(kind="error", reason="It broke.", phase="quantize", log_tail="…")
     else:
         fields["metrics"] = metrics_of(samples)
+        fields["audit"] = None if cell.label == "none-16" else audit_of(cell)
         fields["cost"] = Cost(seconds={"load": 1.0, "quantize": 2.0, "evaluate": 3.0}, weight_bytes=1000)
     return Record(**fields | changes)
 
@@ -138,7 +167,8 @@ def write_run(folder: Path, cells: Mapping[CellRef, pd.DataFrame | None], *, pla
     """A folder of records; a cell without samples is one that failed. planned: with a run.json."""
     for cell, samples in cells.items():
         record = make_record(cell, samples)
-        write_record(cell_folder(folder, cell, record.key), record, samples)
+        own = None if samples is None else of_model(samples, cell)
+        write_record(cell_folder(folder, cell, record.key), record, own)
     if planned:
         entries = [PlannedCell(cell=cell, key=make_record(cell).key) for cell in cells]
         write_plan(folder, RunPlan(recipe="test.yaml", resolved_recipe={}, cells=tuple(entries)))

@@ -6,16 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from qbench.evaluate.samples import FIELDS, as_floats, one_array
+from qbench.evaluate.samples import FIELDS, Floats, Ints, as_floats, gold_logprobs, one_array, rows_of_tasks
 from qbench.store import SAMPLES, StoredRecord, StoreError
 
 GOLD_LOGPROB = "gold_logprob"
 UNUSED = {"target", "response", "is_greedy", "bytes", "tokens"}
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ def pair_documents(before: StoredRecord, after: StoredRecord) -> Iterator[Paired
     tables = [_read(before), _read(after)]
     codes = _codes(tables)
     values = [_values(table) for table in tables]
-    rows = [_rows_of_tasks(table) for table in tables]
+    rows = [rows_of_tasks(table) for table in tables]
     none = np.empty(0, dtype=np.int64)
     columns = [name for name in values[0] if name in values[1]]
     lost, gained = (tuple(sorted(set(values[i]) - set(values[1 - i]))) for i in (0, 1))
@@ -64,33 +60,6 @@ def pair_documents(before: StoredRecord, after: StoredRecord) -> Iterator[Paired
         yield PairedDocuments(task, ids, group, found, lost, gained)
 
 
-def gold_logprobs(table: pa.Table) -> Floats:
-    """The log-softmax of the right answer over the choices, the mean of them if several are right; NaN without choices.
-
-    Of the log-likelihoods, those beyond the choices (acc_mutual_info's unconditional ones) do not count.
-    """
-    rows = np.arange(len(table))
-    scores, lengths = _lists(table["loglikelihoods"])
-    gold, golds = _lists(table["gold"])
-    choices = _lists(table["characters"])[1]
-    has_choices = (choices >= 2) & (golds > 0) & (lengths >= choices)
-    starts = np.cumsum(lengths) - lengths
-    row_of = np.repeat(rows, lengths)
-    counted = has_choices[row_of] & (np.arange(len(scores)) - starts[row_of] < choices[row_of])
-    totals = np.full(len(rows), np.nan)
-    if counted.any():
-        kept_rows = row_of[counted]
-        firsts = np.flatnonzero(np.diff(kept_rows, prepend=-1))
-        totals[kept_rows[firsts]] = np.logaddexp.reduceat(scores[counted], firsts)
-    gold_rows, gold = np.repeat(rows, golds), gold.astype(np.int64)
-    right = has_choices[gold_rows] & (gold >= 0) & (gold < choices[gold_rows])
-    gold_rows, gold = gold_rows[right], gold[right]
-    logprobs = scores[starts[gold_rows] + gold] - totals[gold_rows]
-    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: a document without choices
-        sums = np.bincount(gold_rows, weights=logprobs, minlength=len(rows))
-        return sums / np.bincount(gold_rows, minlength=len(rows))
-
-
 def _read(stored: StoredRecord) -> pa.Table:
     file = pq.ParquetFile(pa.BufferReader(stored.samples_content()))
     columns = file.schema_arrow.names
@@ -103,12 +72,6 @@ def _values(table: pa.Table) -> dict[str, Floats]:
     """The columns of metrics and weights, with the log-softmax of the right answer beside them."""
     metrics = [name for name in table.column_names if name not in FIELDS.names]
     return {name: as_floats(table[name]) for name in metrics} | {GOLD_LOGPROB: gold_logprobs(table)}
-
-
-def _rows_of_tasks(table: pa.Table) -> dict[str, Ints]:
-    encoded = one_array(table["task"]).dictionary_encode()
-    codes = np.from_dlpack(encoded.indices)
-    return {name: np.flatnonzero(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
 
 
 def _codes(tables: list[pa.Table]) -> list[Ints]:
@@ -128,9 +91,3 @@ def _common(before: Ints, after: Ints) -> int:
 
 def _encoded(strings: pa.Array) -> Ints:
     return np.asarray(np.from_dlpack(strings.dictionary_encode().indices), dtype=np.int64)
-
-
-def _lists(column: pa.ChunkedArray) -> tuple[Floats, Ints]:
-    """The values of a column of lists, one after the other, and how many there are in each row."""
-    array = one_array(column)
-    return as_floats(array.flatten()), np.diff(np.from_dlpack(array.offsets)).astype(np.int64)

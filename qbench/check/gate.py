@@ -19,6 +19,7 @@ from qbench.check.structure import audit_changes, cost_warnings, new_nans, other
 from qbench.errors import did_you_mean
 from qbench.integrity import altered
 from qbench.store import CellRef, Results, StoredRecord, read_results
+from qbench.suspicious import suspicious_records
 
 Verdict = Literal["worse", "better", "unclear", "same"]
 
@@ -90,8 +91,10 @@ def check(
     settings = settings or settings_of(now)
     joined = join(now, then, settings)
     _check_altered(then, joined)
+    suspected = suspicious_records([after for _, after in joined.pairs], then.current)
     parts = {after.record.cell.name: other_parts(before.record, after.record) for before, after in joined.pairs}
     failures, warnings = _unfinished(joined), []
+    failures += [Finding(found.cell, found.found_by, found.message) for found in suspected]
     table: list[Hypothesis] = []
     for before, after in joined.pairs:
         found, problems = _compare(before, after, settings)

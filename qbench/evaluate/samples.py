@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 WEIGHT = ".weight"
 FIELDS = pa.schema(
@@ -89,7 +93,7 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def as_floats(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
+def as_floats(column: pa.ChunkedArray | pa.Array) -> Floats:
     """A column of numbers as float64, NaN for null.
 
     From its buffers: pyarrow's own conversions import pandas, which takes longer than a check does.
@@ -102,6 +106,46 @@ def as_floats(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
         bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")
         numbers[bits[array.offset : array.offset + len(array)] == 0] = np.nan
     return numbers
+
+
+def gold_logprobs(table: pa.Table) -> Floats:
+    """The log-softmax of the right answer over the choices, the mean of them if several are right; NaN without choices.
+
+    Of the log-likelihoods, those beyond the choices (acc_mutual_info's unconditional ones) do not count.
+    """
+    rows = np.arange(len(table))
+    scores, lengths = lists(table["loglikelihoods"])
+    gold, golds = lists(table["gold"])
+    choices = lists(table["characters"])[1]
+    has_choices = (choices >= 2) & (golds > 0) & (lengths >= choices)
+    starts = np.cumsum(lengths) - lengths
+    row_of = np.repeat(rows, lengths)
+    counted = has_choices[row_of] & (np.arange(len(scores)) - starts[row_of] < choices[row_of])
+    totals = np.full(len(rows), np.nan)
+    if counted.any():
+        kept_rows = row_of[counted]
+        firsts = np.flatnonzero(np.diff(kept_rows, prepend=-1))
+        totals[kept_rows[firsts]] = np.logaddexp.reduceat(scores[counted], firsts)
+    gold_rows, gold = np.repeat(rows, golds), gold.astype(np.int64)
+    right = has_choices[gold_rows] & (gold >= 0) & (gold < choices[gold_rows])
+    gold_rows, gold = gold_rows[right], gold[right]
+    logprobs = scores[starts[gold_rows] + gold] - totals[gold_rows]
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: a document without choices
+        sums = np.bincount(gold_rows, weights=logprobs, minlength=len(rows))
+        return sums / np.bincount(gold_rows, minlength=len(rows))
+
+
+def rows_of_tasks(table: pa.Table) -> dict[str, Ints]:
+    """The rows of each task."""
+    encoded = one_array(table["task"]).dictionary_encode()
+    codes = np.from_dlpack(encoded.indices)
+    return {name: np.flatnonzero(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
+
+
+def lists(column: pa.ChunkedArray) -> tuple[Floats, Ints]:
+    """The values of a column of lists, one after the other, and how many there are in each row."""
+    array = one_array(column)
+    return as_floats(array.flatten()), np.diff(np.from_dlpack(array.offsets)).astype(np.int64)
 
 
 def _schema(columns: "Sequence[str] | pd.Index") -> pa.Schema:

@@ -71,12 +71,6 @@ class Evidence:
             return task.chance
         return 100 / CHOICES[measure.task] if measure.task in CHOICES else None
 
-    def recomputed(self, measure: Measure, outcome: Outcome) -> float | None:
-        """A score as its documents amount to it; None without them."""
-        if resampled := self.resampled.get((outcome.cell, measure.task, measure.metric)):
-            return resampled.score
-        return None
-
 
 def gather(outcomes: Outcomes) -> Evidence:
     """Read the documents of all cells that have scores, and resample them together."""

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError
-from qbench.integrity import altered
-from qbench.quantize.audit import Audit, failures
 from qbench.quantize.options import OFFERED
 from qbench.report.metrics import Measure, in_order, is_share, measure
 from qbench.store import RECORD, RUN, CellRef, MetricValue, PlannedCell, Record, Results, StoredRecord, read_results
@@ -194,6 +192,9 @@ def from_results(results: Results) -> Outcomes:
 
 
 def _of_record(stored: StoredRecord) -> Outcome:
+    from qbench.integrity import altered  # published numbers need neither numpy nor pyarrow
+    from qbench.suspicious import audit_failures
+
     record = stored.record
     if record.state == "failed":
         failure = record.failure
@@ -213,12 +214,6 @@ def _of_record(stored: StoredRecord) -> Outcome:
     caveat = f"{record.cell.name} has no audit: that it was quantized is not proved." if unproved else ""
     scores = {(m.task, m.metric): _score(m) for m in record.metrics}
     return Outcome(record.cell, scores, caveat=caveat, stored=stored)
-
-
-def audit_failures(record: Record, audit: Audit) -> list[str]:
-    """Why the audit does not prove what the cell's name says: it may be another's."""
-    of_another = [f"it is an audit of {audit.label}."] * (audit.label != record.cell.label)
-    return of_another or failures(audit)
 
 
 def _score(metric: MetricValue) -> Score:

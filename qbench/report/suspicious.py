@@ -54,7 +54,7 @@ def suspicious(report: Report) -> list[Finding]:
     """All that cannot be right, rule by rule."""
     rules: list[Callable[[Report], Iterator[Finding]]] = [
         *(_records, _same_scores, _low_bits_without_damage),
-        *(_out_of_range, _not_of_whole_documents, _contradictory, _wrong_delta, _not_its_samples),
+        *(_out_of_range, _not_of_whole_documents, _contradictory, _wrong_delta),
     ]
     return [finding for rule in rules for finding in rule(report)]
 
@@ -62,8 +62,11 @@ def suspicious(report: Report) -> list[Finding]:
 def _records(report: Report) -> Iterator[Finding]:
     """What the audits and documents of records say."""
     if report.outcomes.results:
-        from qbench.suspicious import suspicious_records  # published numbers need neither numpy nor pyarrow
+        from qbench.integrity import altered  # published numbers need neither numpy nor pyarrow
+        from qbench.suspicious import suspicious_records
 
+        for stored in report.outcomes.results.current:
+            yield from (Finding(stored.record.cell.name, reason) for reason in altered(stored))
         for found in suspicious_records(report.outcomes.results.current):
             yield Finding(found.cell.name, found.message)
 
@@ -152,14 +155,6 @@ def _wrong_delta(report: Report) -> Iterator[Finding]:
         if abs(ours - published) > 3 * ROUNDING + 1e-9:
             where = f"{row.quantized.family} {row.quantized.label}, {row.measure.task} {row.measure.metric}"
             yield Finding(where, f"Δ is {signed(published)}, but softpick − softmax is {signed(ours)}.")
-
-
-def _not_its_samples(report: Report) -> Iterator[Finding]:
-    """A record's score that its own documents do not add up to."""
-    for outcome, m, score in _all(report):
-        again = report.evidence.recomputed(m, outcome)
-        if again is not None and not math.isclose(again, score.value, rel_tol=1e-6, abs_tol=1e-9):
-            yield _finding(outcome, m, f"{score.value:.6g} in the record, but its documents amount to {again:.6g}.")
 
 
 def _all(report: Report) -> Iterator[tuple[Outcome, Measure, Score]]:

@@ -15,7 +15,7 @@ import pandas as pd
 from qbench.quantize.audit import Audit, LayerAudit
 from qbench.store import CellRef, PlannedCell, RunPlan, cell_folder, write_plan, write_record
 
-from ..records import TASKS, cell_ref, make_record
+from ..records import TASKS, cell_ref, make_record, of_model
 
 
 class Population:
@@ -114,7 +114,7 @@ def make_audit(layers: int = 28, **changes: Any) -> Audit:
         execution="dense",
         dtype="float32",
         linear_weights=4096 * 16 * 28 + 1000,
-        target_weights=4096 * 16 * 28,
+        target_weights=4096 * 16 * layers,
         layers=own,
         probe_tokens=64,
         kl=0.0123,
@@ -127,8 +127,9 @@ def write_cells(
 ) -> Path:
     """A finished run of these cells with a run.json; gate: its recipe's settings; changes: to every record."""
     for cell, samples in cells.items():
-        record = make_record(cell, samples, **{"audit": make_audit()} | changes)
-        write_record(cell_folder(folder, cell, record.key), record, samples)
+        audit = changes.get("audit", make_audit()).model_copy(update={"label": cell.label})
+        record = make_record(cell, samples, **changes | {"audit": audit if cell.label != "none-16" else None})
+        write_record(cell_folder(folder, cell, record.key), record, of_model(samples, cell))
     entries = tuple(PlannedCell(cell=cell, key=make_record(cell).key) for cell in cells)
     write_plan(folder, RunPlan(recipe="test.yaml", resolved_recipe={"gate": dict(gate or {})}, cells=entries))
     return folder

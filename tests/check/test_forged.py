@@ -141,6 +141,61 @@ def report_of(run: Path, change: Edit) -> Report:
     return check(run, MINI)
 
 
+FAILED_AUDITS: Mapping[str, tuple[Edit, str]] = {
+    "untouched": (lambda audit: audit.update(untouched=["model.layers.0.mlp.up_proj"]), "was not quantized"),
+    "not finite": (lambda audit: audit.update(not_finite=["lm_head.weight"]), "NaN or infinite"),
+    "on meta": (lambda audit: audit.update(on_meta=["lm_head.weight"]), "meta device"),
+    "another label": (lambda audit: audit.update(label="hqq-8-g64"), "audit of hqq-8-g64"),
+    "cosine 0": (lambda audit: audit["layers"][0].update(cosine=0.0), "cosine is 0.00"),
+}
+
+
+@pytest.mark.parametrize("forged", FAILED_AUDITS)
+def test_an_audit_that_proves_nothing_fails(forged: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change, fact = FAILED_AUDITS[forged]
+    edit(run, lambda record: change(record["audit"]))
+    found = failures(run, capsys)
+    assert any("did not pass its audit" in line and fact in line for line in found)
+    assert not check(run, MINI, scores_only=True).passed
+
+
+def test_a_quantized_cell_without_an_audit_fails(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(run, lambda record: record.update(audit=None))
+    assert any("it has no audit" in line for line in failures(run, capsys))
+
+
+def measured(folder: Path, name: str, under: str) -> None:
+    """One cell's scores and samples under another cell's name."""
+    shutil.copy(cell(folder, name) / SAMPLES, cell(folder, under) / SAMPLES)
+    source = json.loads((cell(folder, name) / RECORD).read_text())
+    edit(folder, lambda record: record.update({k: source[k] for k in ("metrics", "samples_sha256")}), under)
+
+
+@pytest.mark.parametrize(
+    ("measured_cell", "label"),
+    [("none-16", "gptq-2-g128"), ("none-16", "hqq-8-g64"), ("hqq-8-g64", "hqq-2-g64"), ("none-16", "bnb-4-nf4")],
+)
+def test_scores_of_another_model_fail(
+    measured_cell: str, label: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A harness that copies the model before it quantizes measures the unquantized one, and improves."""
+    measured(run, f"mini-softmax-{measured_cell}", f"mini-softmax-{label}")
+    (found,) = failures(run, capsys)
+    assert found.startswith(f"mini-softmax-{label}")
+    assert f"those of mini-softmax-{measured_cell}" in found
+
+
+def test_the_unquantized_model_of_the_baseline_fails_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of a part of the cells, the unquantized not among them."""
+    measured(run, "mini-softmax-none-16", "mini-softmax-gptq-2-g128")
+    plan = json.loads((run / "run.json").read_text())
+    plan["resolved_recipe"]["gate"] = {"baseline_may_hold_more": True}
+    plan["cells"] = [planned for planned in plan["cells"] if planned["cell"]["label"] == "gptq-2-g128"]
+    (run / "run.json").write_text(json.dumps(plan))
+    (found,) = failures(run, capsys)
+    assert "mini-softmax-none-16 of the baseline" in found
+
+
 def test_another_checkpoint_is_said_first_and_judged_by_scores_alone(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from qbench.cli import main
 from qbench.errors import InputError
 from qbench.store import read_results, write_record
 
-from ..records import cell_ref, make_record, make_samples, write_run
+from ..records import audit_of, cell_ref, make_record, make_samples, write_run
 from .made_up import write_cells
 
 SOFTMAX, SOFTPICK = cell_ref("softmax"), cell_ref("softpick")
@@ -163,7 +163,7 @@ def test_wrong_settings_are_refused(
     gate: dict, message: str, baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = {cell: make_samples(DOCUMENTS) for cell in (SOFTMAX, SOFTPICK)}
-    folder = write_cells(tmp_path / "other", cells, gate=gate, audit=None)
+    folder = write_cells(tmp_path / "other", cells, gate=gate, audit=audit_of(SOFTMAX))
     assert message in refused(folder, baseline, capsys)
 
 

@@ -34,7 +34,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("sabotage", "found"),
     [
-        ("one layer left unquantized", ("yes: model.layers.0.self_attn.q_proj was not quantized", "20 layers are", "")),
+        (
+            "one layer left unquantized",
+            ("yes: model.layers.0.self_attn.q_proj was not quantized", "it has scores, but did not pass", ""),
+        ),
         ("scales of one layer off by 2%", ("no", "Weights are on the whole of another size", "no")),
         ("all scales off by 2%", ("no", "Weights are on the whole of another size", "")),
         ("two layers swapped", ("yes: model.layers.0.self_attn.q_proj", "", "yes")),

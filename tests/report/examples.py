@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from qbench.quantize.audit import Audit, LayerAudit, failures
 from qbench.store import CellRef, PlannedCell, RunPlan, cell_folder, write_plan, write_record
 
-from ..records import TASKS, cell_ref, make_record, make_samples
+from ..records import TASKS, audit_of, cell_ref, make_record, make_samples
 
 PAPER = Path(__file__).parents[2] / "results" / "paper"
 LABELS = {"none-16": ("none", 16), "bnb-4-nf4": ("bnb", 4), "hqq-2-g64": ("hqq", 2), "hqq-3-g64": ("hqq", 3)}
@@ -20,26 +19,6 @@ def cell(attention: str, label: str, family: str = "mini") -> CellRef:
     return cell_ref(attention, method, int(bits), label, family)
 
 
-def audit_of(cell: CellRef, **changes: object) -> Audit:
-    """An audit that passes, unless it is changed."""
-    weights, codes = 4096, 2**cell.bits
-    stored = {"weights": weights, "code_bytes": weights * cell.bits // 8, "metadata_bytes": weights // 16}
-    energies = {"source_energy": 100.0, "error_energy": 100.0 * 4.0**-cell.bits}
-    layer = LayerAudit(
-        **{"name": "model.layers.0.mlp.down_proj", "bits": cell.bits, "group_size": 64, **stored, **energies},
-        **{"levels": min(codes, 60), "codes_used": codes, "max_code": codes - 1, "codes_possible": codes},
-        **{"one_value_a_code": True, "median_steps": 0.25, "median_bias": 0.0, "cosine": 0.99, "slope": 1.0},
-        **{"misplaced": 0.0, "narrow": 0.0, "packed_bytes": stored["code_bytes"], "nearest": True, "finite": True},
-    )
-    audit = Audit(
-        **{"label": cell.label, "method": cell.method, "bits": cell.bits, "activation_bits": None, "dtype": "float32"},
-        **{"execution": "dense", "linear_weights": 2 * weights, "target_weights": weights, "layers": (layer,)},
-        **{"kl": 4.0**-cell.bits, "top1_agreement": 1 - 4.0**-cell.bits, **stored, **energies},
-    )
-    assert not failures(audit)
-    return audit.model_copy(update=changes)
-
-
 def samples_of(attention: str, label: str, documents: int = 40, seed: int = 0) -> pd.DataFrame:
     """The documents of a cell: softpick is a little worse to begin with, and loses half as much."""
     loss = LOSSES[label] if attention == "softmax" else 0.03 + 0.6 * LOSSES[label]
@@ -48,8 +27,7 @@ def samples_of(attention: str, label: str, documents: int = 40, seed: int = 0) -
 
 def write_cell(folder: Path, cell: CellRef, samples: pd.DataFrame | None, **changes: object) -> PlannedCell:
     """A record, quantized ones with an audit; gives what a plan says of it."""
-    audit = audit_of(cell) if cell.method != "none" and samples is not None else None
-    record = make_record(cell, samples, **{"audit": audit, **changes})
+    record = make_record(cell, samples, **changes)
     write_record(cell_folder(folder, cell, record.key), record, samples)
     return PlannedCell(cell=cell, key=record.key)
 

@@ -164,8 +164,8 @@ def test_a_record_that_was_edited_is_found(tmp_path: Path) -> None:
     write_mini(tmp_path, documents=40, labels=("none-16",))
     change(tmp_path, "mini-softmax-none-16", {"arc_easy acc": 0.9, "wikitext word_perplexity": 12.0})
     found = findings(tmp_path)
-    assert any("arc_easy acc: 90 in the record, but its documents amount to" in f for f in found)
-    assert any("wikitext word_perplexity: 12 in the record" in f for f in found)
+    assert any("arc_easy acc is 0.9 in record.json; its samples amount to" in f for f in found)
+    assert any("wikitext word_perplexity is 12 in record.json" in f for f in found)
     assert len(found) == 2
 
 
