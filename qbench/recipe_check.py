@@ -2,6 +2,7 @@
 
 import os
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,32 @@ from qbench.quantize.options import NotOffered, Quantization, QuantizeError, off
 from qbench.recipe_file import Field as Where
 from qbench.recipe_file import RecipeFile, is_task_path
 from qbench.recipe_schema import ATTENTION, QuantizationEntry, Recipe
+from qbench.store import file_name
 
 HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub takes them
 
 
 def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
     """An error with the file, the line and the field for the first thing that cannot be."""
-    for check in (_check_checkpoints, _check_quantizations, _check_calibration, _check_tasks):
+    for check in (_check_families, _check_checkpoints, _check_quantizations, _check_calibration, _check_tasks):
         check(recipe, file)
+
+
+def _check_families(recipe: Recipe, file: RecipeFile) -> None:
+    """Families are parts of folder names, and some file systems ignore case (macOS, Windows) or Unicode form (ZFS)."""
+    seen: dict[str, str] = {}
+    for family in recipe.checkpoints:
+        first = seen.setdefault(_folded(file_name(family)), family)
+        if first != family:
+            raise file.error(
+                ("checkpoints", family),
+                f"{family!r} and {first!r} would share folders on a file system that ignores case or Unicode form; "
+                "rename one.",
+            )
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:

@@ -253,8 +253,12 @@ def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
 
 
 def file_name(text: str) -> str:
-    """A text that people chose, as a part of a file's name: it leads nowhere."""
-    return "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
+    """A text that people chose, as a part of a file's name: it cannot lead to another folder.
+
+    If a character had to be replaced, a hash of the text follows, so that 'a b' and 'a/b' stay two names.
+    """
+    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
+    return name if name == text else f"{name}-{_hash(text)[:KEY_LETTERS]}"
 
 
 def write_record(folder: Path, record: Record, samples: "pd.DataFrame | None" = None) -> None:

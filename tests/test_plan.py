@@ -63,6 +63,18 @@ def cell(recipe: Recipe, name: str) -> Cell:
     return next(c for c in cells(recipe) if c.ref.name == f"tiny-{name}")
 
 
+def test_families_that_differ_only_in_what_folders_cannot_have_keep_their_records(tmp_path: Path) -> None:
+    """With the same checkpoint, so that the keys of their cells are equal too."""
+    families = {family: {"softmax": "softmax"} for family in ("a b", "a/b")}
+    recipe = load_recipe(write_recipe(tmp_path / "recipe", checkpoints=families, quantizations=[{"method": "none"}]))
+    for rerun in range(2):
+        for cell in cells(recipe):
+            finish(cell, tmp_path, when=rerun)
+        assert [entry.state for entry in plan(recipe, tmp_path).entries] == ["done", "done"]
+        found = read_results(tmp_path).current
+        assert [stored.record.cell.family for stored in found] == ["a b", "a/b"]
+
+
 def test_states(recipe: Recipe, tmp_path: Path) -> None:
     finish(cell(recipe, "softmax-none-16"), tmp_path)
     finish(cell(recipe, "softmax-hqq-3-g64"), tmp_path, failed=True)

@@ -29,6 +29,7 @@ BLOCK = re.compile(r"(?:^(?P<before>.*)`(?P<file>[\w./]+)`:\n\n)?^```(?P<kind>\w
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Needs a GPU and the hub, or changes the baseline: all that can be told without doing so is that these are commands.
 ONLY_PARSED = {"On a GPU", "In CI"}
+NEEDS_OPTIMUM = "Who else reads the folders"
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ def test_the_commands_for_a_gpu_are_commands(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_the_examples_of_the_docs_run(page: Path, clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python as it stands; of shell, whether these are commands."""
-    found = [block for own in sections(page).values() for block in own]
+    found = [block for title, own in sections(page).items() if title != NEEDS_OPTIMUM for block in own]
     for command in (part for block in found for line in block.commands for part in line.split(" && ")):
         command = re.sub(r"^\w+=\S+ ", "", command)
         if is_make(command):
@@ -236,6 +237,16 @@ def test_the_examples_of_the_docs_run(page: Path, clone: Clone, monkeypatch: pyt
             assert page.name == "scoring.md", f"{command}: no test runs it"
     if scripts := [block.text for block in found if block.kind == "python"]:
         clone.python("\n".join(scripts))
+
+
+@pytest.mark.slow
+def test_the_example_with_optimum_runs(clone: Clone, optimum: Path) -> None:
+    page = sections(ROOT / "docs" / "quantizers.md")
+    assert [block.kind for block in page[NEEDS_OPTIMUM]] == ["python"]
+    scripts = [block.text for own in page.values() for block in own if block.kind == "python"]
+    (clone.folder / "example.py").write_text("\n".join(scripts))
+    clone.environment["PYTHONPATH"] += f"{os.pathsep}{optimum}"
+    print(clone.shell("python example.py"))
 
 
 @pytest.mark.slow

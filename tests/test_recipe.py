@@ -82,6 +82,9 @@ WRONG = [
     # impossible values
     ("checkpoints: {}", "checkpoints: is {}; it must have at least one."),
     ("checkpoints: {a: {}}", "checkpoints.a: is empty; it must have one of softmax and softpick, or both."),
+    ("checkpoints: {Mini: {softmax: a/b}, mini: {softmax: a/b}}", "checkpoints.mini: 'mini' and 'Mini' would share"),
+    ("checkpoints: {\u00c5: {softmax: a/b}, \u212b: {softmax: a/b}}", "Unicode form; rename one."),
+    ("checkpoints: {straße: {softmax: a/b}, STRASSE: {softmax: a/b}}", "'STRASSE' and 'straße' would share folders"),
     ("checkpoints: {a: {softmax: ''}}", 'checkpoints.a.softmax: is ""; it must be a text that is not empty.'),
     ("checkpoints: {a: {softmax: ./gone}}", "checkpoints.a.softmax: there is no folder "),
     ("checkpoints: {a: {softmax: gone}}", "/gone, and a name on the hub is owner/name."),

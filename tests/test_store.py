@@ -10,6 +10,7 @@ from qbench.store import (
     SCHEMA,
     StoreError,
     cell_folder,
+    file_name,
     json_schema,
     read_frame,
     read_record,
@@ -125,3 +126,18 @@ def test_a_record_cannot_be_written_says_where(tmp_path: Path) -> None:
     (tmp_path / "cell").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match=r"cell: the record cannot be written"):
         write_record(tmp_path / "cell", make_record(cell_ref()))
+
+
+def test_an_ordinary_name_is_its_own_file_name() -> None:
+    for name in ("340M-softpick-hqq-3-g64", "mini_v1.2", "größer"):
+        assert file_name(name) == name
+
+
+def test_names_that_differ_only_in_what_folders_cannot_have_stay_apart(tmp_path: Path) -> None:
+    families = ["a b", "a/b", "a:b", "a_b", "a\\b", "../b", "..\\b", "e\u0301", "e\u0302"]
+    cells = [cell_ref().model_copy(update={"family": family}) for family in families]
+    write_run(tmp_path, {cell: make_samples(2) for cell in cells})
+    assert sorted(stored.record.cell.family for stored in read_results(tmp_path).current) == sorted(families)
+    folders = [cell_folder(tmp_path, cell, "0" * 64) for cell in cells]
+    assert len(set(folders)) == len(families)
+    assert {folder.parent for folder in folders} == {tmp_path}

@@ -24,11 +24,18 @@ from qbench.quantize.options import (
 )
 from qbench.quantize.packed import PackedLinear
 
+# Says the method where transformers cannot load what we write. Without "quant_method" it raises an error; by the name
+# of a method that it does not know, or as "hqq", it would only warn and draw the weights at random.
+OUR_METHOD = "qbench_quant_method"
+
 
 def save_quantized(
     model: LlamaForCausalLM, folder: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> None:
-    """Write the packed form of a quantized model, however it is executed; `load_checkpoint` reads it back."""
+    """Write the packed form of a quantized model, however it is executed; `load_checkpoint` reads it back.
+
+    transformers reads softmax models of bnb, and of GPTQ if optimum is installed; it refuses all others.
+    """
     form = quantized(model)
     if form is None:
         raise QuantizeError("The model is not quantized: quantize it, or write it with save_checkpoint.")
@@ -46,7 +53,7 @@ def quantization_config(wanted: Quantization, dtype: torch.dtype) -> dict[str, A
     """What config.json says of a quantization, in the words of the library that reads it."""
     options = wanted.options
     if isinstance(options, GptqOptions):
-        return {
+        settings = {
             "quant_method": "gptq",
             "checkpoint_format": "gptq",  # v1: zeros stored minus one
             "bits": wanted.bits,
@@ -58,11 +65,13 @@ def quantization_config(wanted: Quantization, dtype: torch.dtype) -> dict[str, A
             "true_sequential": True,
             "lm_head": options.include_lm_head,
         }
+        # For optimum, which otherwise leaves lm_head out: it reads the layers whose names start like this.
+        return settings | ({"block_name_to_quantize": ""} if options.include_lm_head else {})
     if isinstance(options, HqqOptions):
         from hqq.core.quantize import BaseQuantizeConfig
 
         settings = BaseQuantizeConfig(nbits=wanted.bits, group_size=options.group_size, axis=options.axis)
-        return {"quant_method": "hqq", "quant_config": settings, "skip_modules": _skipped(options.include_lm_head)}
+        return {OUR_METHOD: "hqq", "quant_config": settings, "skip_modules": _skipped(options.include_lm_head)}
     if isinstance(options, Bnb8Options):
         settings = {"load_in_8bit": True, "load_in_4bit": False, "llm_int8_threshold": options.threshold}
     else:
@@ -84,7 +93,7 @@ def quantization_config(wanted: Quantization, dtype: torch.dtype) -> dict[str, A
 
 def quantization_of(settings: dict[str, Any]) -> Quantization:
     """The quantization that a config.json's quantization_config means; the inverse of `quantization_config`."""
-    method = settings.get("quant_method")
+    method = settings.get(OUR_METHOD, settings.get("quant_method"))
     try:
         if method == "gptq":
             if settings.get("checkpoint_format", "gptq") != "gptq":
