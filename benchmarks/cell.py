@@ -86,7 +86,8 @@ def run_cell(checkpoint: str, files: dict[str, str], out: Path) -> None:
     from transformers import AutoTokenizer
 
     from qbench import Scorer, load_checkpoint
-    from qbench.evaluate import evaluate, load_tasks
+    from qbench.evaluate.evaluation import evaluate
+    from qbench.evaluate.tasks import load_tasks
 
     lm = Scorer(load_checkpoint(checkpoint), AutoTokenizer.from_pretrained(checkpoint))
     metrics = evaluate(lm, load_tasks(list(OFFICIAL), data=files)).metrics

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from qbench.check.documents import Floats, PairedDocuments, pair_documents
-from qbench.check.gate import judge
-from qbench.check.hypotheses import Hypothesis, hypotheses, metric_value
-from qbench.check.settings import GateSettings, Tolerances
-from qbench.store import StoredRecord, read_results
+from qbench.gate.hypotheses import Hypothesis, hypotheses, metric_value
+from qbench.gate.pairing import Floats, PairedDocuments, pair_documents
+from qbench.gate.settings import GateSettings, Tolerances
+from qbench.gate.verdict import judge
+from qbench.records.store import StoredRecord, read_results
 
 RELATIVE = 0.05
 FLOOR = 3  # points

@@ -21,15 +21,17 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from qbench.attention import NORMALIZERS
-from qbench.check.gate import Report, check
-from qbench.check.hypotheses import UNITS
-from qbench.check.settings import GateSettings
-from qbench.quantize.model import quantize
-from qbench.recipe import PlanEntry, choose, load_recipe, plan
-from qbench.run.cell import run_cell
-from qbench.run.matrix import make_jobs
-from qbench.store import CellRef, cell_folder, write_record
+from qbench.attention.register import NORMALIZERS
+from qbench.gate.hypotheses import UNITS
+from qbench.gate.settings import GateSettings
+from qbench.gate.verdict import Report, check
+from qbench.quantizers.quantize import quantize
+from qbench.recipe.cells import load_recipe
+from qbench.records.schema import CellRef
+from qbench.records.store import cell_folder, write_record
+from qbench.runner.cell import run_cell
+from qbench.runner.matrix import make_jobs
+from qbench.runner.plan import PlanEntry, choose, plan
 
 PART = GateSettings(baseline_may_hold_more=True)
 SCALES = {"hqq": "scale", "gptq": "scales"}  # the tensor that holds them
@@ -62,7 +64,7 @@ def sabotages(cell: CellRef) -> dict[str, AbstractContextManager[Any]]:
         found["scales of one layer off by 2%"] = _spoiled(cell.method, _scale(scales, 1))
         found["all scales off by 2%"] = _spoiled(cell.method, _scale(scales, None))
         found["two layers swapped"] = _spoiled(cell.method, _swap_first)
-    found["two blocks swapped after the audit"] = patch("qbench.quantize.model.quantize", _quantize_and_swap)
+    found["two blocks swapped after the audit"] = patch("qbench.quantizers.quantize.quantize", _quantize_and_swap)
     if cell.attention == "softpick":
         found["softpick run as softmax"] = patch.dict(NORMALIZERS, softpick=_softmax_attention)
     return found
@@ -76,7 +78,7 @@ def found_by(
         report = check(run([entry], folder / "audited"), baseline, PART)
         own = [failure.message for failure in report.failures if failure.message.startswith("The cell failed (audit)")]
         if own:
-            with patch("qbench.quantize.model.failures", lambda audit: []):
+            with patch("qbench.quantizers.quantize.failures", lambda audit: []):
                 report = check(run([entry], folder / "unaudited"), baseline, PART)
     return {
         "sabotage": name,
@@ -105,14 +107,14 @@ def run(entries: list[PlanEntry], folder: Path) -> Path:
 
 
 def _spoiled(method: str, spoil: Spoil) -> AbstractContextManager[Any]:
-    whole = import_module(f"qbench.quantize.{method}").quantize_model
+    whole = import_module(f"qbench.quantizers.{method}").quantize_model
 
     def broken(model: nn.Module, *arguments: Any, targets: list[str], **others: Any) -> None:
         sources = {name: model.get_submodule(name) for name in targets}
         whole(model, *arguments, targets=targets, **others)
         spoil(model, targets, sources)
 
-    return patch(f"qbench.quantize.{method}.quantize_model", broken)
+    return patch(f"qbench.quantizers.{method}.quantize_model", broken)
 
 
 def _leave_first(model: nn.Module, targets: list[str], sources: dict[str, nn.Module]) -> None:

@@ -78,7 +78,7 @@ def make_model(attention: str) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    import qbench.attention  # noqa: F401 (registers softpick)
+    import qbench.attention.register  # noqa: F401 (registers softpick)
 
     config = LlamaConfig(**SHAPE, vocab_size=VOCABULARY, max_position_embeddings=MAX_LENGTH)
     config._attn_implementation = {"softmax": "sdpa"}.get(attention, attention)

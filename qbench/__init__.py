@@ -6,10 +6,10 @@ from typing import Any
 
 # Resolved on first use: reports and checks import qbench and must not wait for torch.
 _EXPORTS = {
-    "load_checkpoint": "qbench.checkpoint",
-    "save_checkpoint": "qbench.checkpoint",
-    "quantize": "qbench.quantize",
-    "save_quantized": "qbench.quantize",
+    "load_checkpoint": "qbench.checkpoint.load",
+    "save_checkpoint": "qbench.checkpoint.load",
+    "quantize": "qbench.quantizers.quantize",
+    "save_quantized": "qbench.quantizers.saving",
     "Scorer": "qbench.evaluate.scorer",
 }
 

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from qbench.check.commands import add_accept, add_check, add_power
 from qbench.command import Commands, add_command
-from qbench.doctor import add_doctor
+from qbench.doctor.report import add_doctor
 from qbench.errors import InputError
+from qbench.gate.commands import add_accept, add_check, add_power
 from qbench.report.commands import add_audit, add_compare, add_table
-from qbench.run.commands import add_plan, add_run
+from qbench.runner.commands import add_plan, add_run
 
 DONE, FAILED, WRONG = 0, 1, 2
 
@@ -45,12 +45,12 @@ def _add_fetch(commands: Commands) -> None:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from qbench.hub import go_offline_if_unreachable
-    from qbench.recipe import load_recipe
+    from qbench.recipe.cells import load_recipe
+    from qbench.runner.hub import go_offline_if_unreachable
 
     recipe = load_recipe(options.recipe)
     go_offline_if_unreachable(recipe)
-    from qbench.fetch import fetch  # after it, since this imports the hub's library
+    from qbench.runner.fetch import fetch  # after it, since this imports the hub's library
 
     missing = 0
     for here, line in fetch(recipe):

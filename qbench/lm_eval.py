@@ -12,7 +12,7 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 from transformers import AutoTokenizer
 
-from qbench.checkpoint import CheckpointError, load_checkpoint
+from qbench.checkpoint.load import CheckpointError, load_checkpoint
 from qbench.evaluate.scorer import Scorer, ScoringError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

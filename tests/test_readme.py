@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from qbench import cli
-from qbench.recipe import load_recipe
+from qbench.recipe.cells import load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

@@ -16,9 +16,9 @@ from lm_eval.api.registry import AGGREGATION_REGISTRY
 from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 
-from qbench.evaluate.documents import Document, build_documents
-from qbench.evaluate.samples import WEIGHT, to_frame
+from qbench.evaluate.requests import Document, build_documents
 from qbench.evaluate.stderr import standard_error
+from qbench.records.samples import WEIGHT, to_frame
 
 WEIGHTED = ("weighted_perplexity", "bits_per_byte")  # aggregations of (log-likelihood, words or bytes)
 

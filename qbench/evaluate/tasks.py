@@ -21,8 +21,8 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from qbench.errors import did_you_mean
-from qbench.evaluate.data import TaskError, read_dataset
-from qbench.evaluate.documents import seeded
+from qbench.evaluate.local_data import TaskError, read_dataset
+from qbench.evaluate.requests import seeded
 
 PathLike = str | os.PathLike[str]
 

@@ -1,10 +1,10 @@
 """The audits of all cells as one table: the proof that each was quantized, for the page and for `qbench audit`."""
 
-from qbench.quantize.audit import Audit
+from qbench.records.audit import Audit
+from qbench.records.schema import Record
+from qbench.records.suspicious import audit_failures
 from qbench.report.outcomes import Outcome, Outcomes
 from qbench.report.tables import Column, Field, Table, formatted
-from qbench.store import Record
-from qbench.suspicious import audit_failures
 
 CAPTION = (
     "Measured on the quantized models: bits a weight in storage, weights against their source, and the next token."

@@ -155,7 +155,7 @@ def _write(text: str, file: Path | None) -> None:
     if file is None:
         sys.stdout.write(text)
         return
-    from qbench.store import write_atomically
+    from qbench.records.store import write_atomically
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from qbench.evaluate.samples import FIELDS, WEIGHT
-from qbench.store import StoredRecord
+from qbench.records.samples import FIELDS, WEIGHT
+from qbench.records.store import StoredRecord
 
 KEY = ("task", "doc_id", "doc_hash")
 CHOICES = "is_greedy"  # the smallest of the columns that have an entry a choice

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qbench.records.schema import CellRef
 from qbench.report.metrics import CHOICES, Measure, base, is_share
 from qbench.report.outcomes import Outcome, Outcomes
-from qbench.store import CellRef
 
 if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval, Resampled

@@ -8,13 +8,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from qbench.records.schema import Cost, Record
 from qbench.report.audits import audit_table
 from qbench.report.delta import Report
 from qbench.report.metrics import method_name, metric_name
 from qbench.report.outcomes import Outcome
 from qbench.report.suspicious import suspicious
 from qbench.report.tables import Column, Field, Kind, Table, formatted, remarks, tables
-from qbench.store import Cost, Record
 
 KINDS: Mapping[Kind, str] = {
     "summary": "Summary",

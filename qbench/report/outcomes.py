@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError
-from qbench.quantize.options import OFFERED
+from qbench.quantizers.options import OFFERED
+from qbench.records.schema import CellRef, MetricValue, PlannedCell, Record
+from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_results
 from qbench.report.metrics import Measure, in_order, is_share, measure
-from qbench.store import RECORD, RUN, CellRef, MetricValue, PlannedCell, Record, Results, StoredRecord, read_results
 
 TWINS = ("softmax", "softpick")
 NOT_OFFERED = "n/a"
@@ -192,8 +193,8 @@ def from_results(results: Results) -> Outcomes:
 
 
 def _of_record(stored: StoredRecord) -> Outcome:
-    from qbench.integrity import altered  # published numbers need neither numpy nor pyarrow
-    from qbench.suspicious import audit_failures
+    from qbench.records.integrity import altered  # published numbers need neither numpy nor pyarrow
+    from qbench.records.suspicious import audit_failures
 
     record = stored.record
     if record.state == "failed":

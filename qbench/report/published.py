@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from qbench.records.schema import CellRef
 from qbench.report.metrics import Better, Measure, in_order, measure
 from qbench.report.outcomes import TWINS, Gap, Outcome, Outcomes, ReportError, Score, one_direction_each
-from qbench.store import CellRef
 
 REQUIRED = ("family", "method", "bits", "task", "metric", *TWINS)
 

@@ -1,8 +1,8 @@
 """Results that cannot be right, in records or published numbers: what looks copied, unquantized or impossible.
 
-What the documents and audits of records say is judged in qbench.suspicious. Here are rules that follow from arithmetic,
-and those on published scores, of which one coincidence proves nothing: they accuse only what chance would do less than
-once in 10,000 times.
+What the documents and audits of records say is judged in qbench.records.suspicious. Here are rules that follow from
+arithmetic, and those on published scores, of which one coincidence proves nothing: they accuse only what chance would
+do less than once in 10,000 times.
 """
 
 import math
@@ -62,8 +62,8 @@ def suspicious(report: Report) -> list[Finding]:
 def _records(report: Report) -> Iterator[Finding]:
     """What the audits and documents of records say."""
     if report.outcomes.results:
-        from qbench.integrity import altered  # published numbers need neither numpy nor pyarrow
-        from qbench.suspicious import suspicious_records
+        from qbench.records.integrity import altered  # published numbers need neither numpy nor pyarrow
+        from qbench.records.suspicious import suspicious_records
 
         for stored in report.outcomes.results.current:
             yield from (Finding(stored.record.cell.name, reason) for reason in altered(stored))

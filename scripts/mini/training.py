@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-import qbench.attention  # noqa: F401 (registers softpick with transformers)
+import qbench.attention.register  # noqa: F401 (registers softpick with transformers)
 from mini.muon import Muon
 from qbench.errors import InputError
 

@@ -14,9 +14,9 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
-from qbench.evaluate import evaluate, load_tasks, read_samples, write_samples
-from qbench.evaluate.evaluation import EvaluationError
-from qbench.evaluate.samples import aggregate
+from qbench.evaluate.evaluation import EvaluationError, evaluate
+from qbench.evaluate.tasks import load_tasks
+from qbench.records.samples import aggregate, read_samples, write_samples
 
 
 class Opinionated(LM):

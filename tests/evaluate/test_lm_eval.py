@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
 from qbench import load_checkpoint
-from qbench.checkpoint import CheckpointError
+from qbench.checkpoint.load import CheckpointError
 from qbench.evaluate.scorer import ScoringError
 from qbench.lm_eval import main
 

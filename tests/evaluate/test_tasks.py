@@ -12,8 +12,8 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from qbench.evaluate import tasks
-from qbench.evaluate.data import TaskError
-from qbench.evaluate.documents import build_documents
+from qbench.evaluate.local_data import TaskError
+from qbench.evaluate.requests import build_documents
 from qbench.evaluate.tasks import load_tasks, task_fingerprint
 
 ARC = {

@@ -11,8 +11,8 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from mini.files import MINI, damaged, write_texts
 
 from qbench import load_checkpoint
-from qbench.checkpoint import CheckpointError
-from qbench.evaluate import load_tasks
+from qbench.checkpoint.load import CheckpointError
+from qbench.evaluate.tasks import load_tasks
 
 REAL = {
     "mini_arc_easy": "arc/arc_easy",

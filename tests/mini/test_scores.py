@@ -12,8 +12,9 @@ from mini.training import KINDS
 from transformers import AutoTokenizer
 
 from qbench import Scorer, load_checkpoint, quantize
-from qbench.evaluate import evaluate, load_tasks
-from qbench.quantize.calibration import Calibration
+from qbench.evaluate.evaluation import evaluate
+from qbench.evaluate.tasks import load_tasks
+from qbench.quantizers.calibration import Calibration
 
 LEAST = {"mini_arc_easy": 0.7, "mini_lambada": 0.5, "mini_piqa": 0.8, "mini_sciq": 0.7}
 CALIBRATION = Calibration(source=str(MINI / "calibration.txt"), samples=128, length=128)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from qbench.store import CellRef, PlannedCell, RunPlan, cell_folder, write_plan, write_record
+from qbench.records.schema import CellRef, PlannedCell, RunPlan
+from qbench.records.store import cell_folder, write_plan, write_record
 
-from ..records import TASKS, audit_of, cell_ref, make_record, make_samples
+from ..example_records import TASKS, audit_of, cell_ref, make_record, make_samples
 
 PAPER = Path(__file__).parents[2] / "results" / "paper"
 LABELS = {"none-16": ("none", 16), "bnb-4-nf4": ("bnb", 4), "hqq-2-g64": ("hqq", 2), "hqq-3-g64": ("hqq", 3)}

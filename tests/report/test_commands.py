@@ -13,7 +13,7 @@ import pytest
 
 from qbench.cli import main
 
-from ..records import make_samples
+from ..example_records import make_samples
 from .examples import PAPER, audit_of, cell, write_cell, write_plan_of
 
 

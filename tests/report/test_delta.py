@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from qbench.errors import InputError
+from qbench.records.schema import CellRef, Failure, Identity
 from qbench.report.bootstrap import Interval
 from qbench.report.delta import DeltaRow, Difference, Report, read_report
 from qbench.report.metrics import Measure
 from qbench.report.outcomes import Gap, Score
 from qbench.report.suspicious import suspicious
 from qbench.report.tables import STAR, Table, difference_field, interval_field, remarks, tables
-from qbench.store import CellRef, Failure, Identity
 
-from ..records import PROVENANCE, make_samples
+from ..example_records import PROVENANCE, make_samples
 from .examples import LABELS, PAPER, audit_of, cell, samples_of, write_cell, write_mini
 
 ACC = Measure("arc_easy", "acc", "higher")

@@ -9,15 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from qbench.records.schema import Failure, PlannedCell
 from qbench.report import tidy
 from qbench.report.delta import Difference, Report, read_report
 from qbench.report.html import page
 from qbench.report.latex import latex
 from qbench.report.markdown import markdown
 from qbench.report.tables import ADDED, Kind, remarks, signed, tables
-from qbench.store import Failure, PlannedCell
 
-from ..records import PROVENANCE, make_record, make_samples
+from ..example_records import PROVENANCE, make_record, make_samples
 from .examples import LABELS, cell, samples_of, write_cell, write_mini, write_plan_of, write_troubled
 from .golden import check
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from qbench.records.schema import Failure, Identity
 from qbench.report.delta import Report, read_report
 from qbench.report.html import page
-from qbench.store import Failure, Identity
 
-from ..records import PROVENANCE, make_samples
+from ..example_records import PROVENANCE, make_samples
 from .examples import PAPER, cell, write_cell
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -13,7 +13,7 @@ from qbench.report.delta import Report, read_report
 from qbench.report.html import page
 from qbench.report.plots import FAINT, damage_panels, figures, inline_svg, score_panels, storage_panels, write_plots
 
-from ..records import make_samples, metrics_of
+from ..example_records import make_samples, metrics_of
 from .examples import cell, write_cell, write_mini
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qbench.records.store import RECORD
 from qbench.report.delta import Report, read_report
 from qbench.report.suspicious import suspicious
-from qbench.store import RECORD
 
-from ..records import make_samples
+from ..example_records import make_samples
 from .examples import PAPER, cell, samples_of, write_cell, write_mini
 
 HQQ = {f"1.8B-{attention}-hqq-{bits}" for attention in ("softmax", "softpick") for bits in (2, 3)}

@@ -1,0 +1,1 @@
+"""Kinds of attention, and how transformers runs them."""

@@ -1,0 +1,1 @@
+"""Checkpoints: Hugging Face's Llama layout or flash-linear-attention's."""

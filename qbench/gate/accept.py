@@ -1,0 +1,145 @@
+"""Renewing a baseline: a run's records take its place, all of them or none, and a log says who did it and why."""
+
+import getpass
+import json
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from qbench.errors import InputError
+from qbench.gate.as_json import score
+from qbench.gate.baseline import CHANGES, check_replaceable, holds_records
+from qbench.gate.join import CheckError
+from qbench.gate.replacing import aside, replacing
+from qbench.gate.verdict import Report, check, settings_of
+from qbench.records.store import RECORD, RUN, SAMPLES, Results, StoredRecord, read_results, write_plan
+
+MAX_REASONS = 3  # in the sentence that refuses a run
+
+
+def accept(run: Path, baseline: Path, reason: str, report: Report | None, why_none: str = "") -> int:
+    """Put the run's records in the baseline's place; returns the bytes that they take.
+
+    report: of the run against the baseline as it was; None if there is none to compare with, and why_none says why.
+    """
+    if not reason.strip():
+        raise CheckError("--reason is empty; it must say why the baseline changes.")
+    results = read_results(run)
+    target = baseline.resolve()  # a link stays, and what it leads to is replaced
+    try:
+        check_replaceable(baseline, run)
+        _check_whole(results)
+        with replacing(target) as new:
+            change = _change(results, target, reason, report, why_none)
+            _fill(new, target, results, change)
+            _check_usable(run, new)
+    except OSError as error:
+        problem = f"{baseline}: the baseline cannot be written ({error.strerror or error})."
+        raise CheckError(problem + _where_the_old_one_is(target)) from error
+    return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+
+
+def is_new(baseline: Path) -> bool:
+    """Whether there are no records yet, nor any that a killed accept put aside."""
+    return not holds_records(baseline) and not holds_records(aside(baseline.resolve(), "old"))
+
+
+def _where_the_old_one_is(baseline: Path) -> str:
+    """A sentence if the old baseline could not be put back either, else nothing."""
+    old = aside(baseline, "old")
+    if baseline.exists() or not old.exists():
+        return ""
+    return f" The old one is {old}; the next `qbench accept` puts it back."
+
+
+def _check_whole(results: Results) -> None:
+    folder = results.folder
+    failed = [stored.record.cell.name for stored in results.current if stored.record.state == "failed"]
+    if lacking := [cell.cell.name for cell in results.missing] + failed:
+        raise CheckError(f"{folder}: {lacking[0]} is missing or failed; only a run that is done becomes a baseline.")
+    if not results.current:
+        raise CheckError(f"{folder} holds no record of its plan's cells; there is nothing to accept.")
+    if empty := [stored.folder for stored in results.current if not stored.record.metrics]:
+        raise CheckError(f"{empty[0]} has no metrics, so no later run could be compared with it; run the cell again.")
+    if settings_of(results).baseline_may_hold_more:
+        raise CheckError(
+            f"{folder} is a part of a baseline (gate.baseline_may_hold_more); accept a run of the whole recipe."
+        )
+
+
+def _fill(new: Path, baseline: Path, results: Results, change: dict[str, Any]) -> None:
+    """Write the run's records, what people put beside the old cells, and the log with one more line."""
+    if baseline.exists():
+        for file in baseline.iterdir():
+            if file.is_file() and file.name != RUN:
+                shutil.copy2(file, new / file.name)
+    for stored in results.current:
+        _copy(stored, new / stored.folder.name)
+    if results.plan:
+        write_plan(new, results.plan)
+    with (new / CHANGES).open("a", encoding="utf-8") as log:
+        log.write(json.dumps(change, allow_nan=False) + "\n")
+
+
+def _check_usable(run: Path, new: Path) -> None:
+    """The gate itself must pass the run against its copy: if not, every later check would fail too."""
+    try:
+        report = check(run, new)
+    except InputError as error:
+        message = str(error).replace(str(new), str(run))  # the copy is gone when this is read
+        raise CheckError(f"{run} cannot be a baseline: {message}") from None
+    if not report.passed:
+        worse = [f"{outcome.hypothesis.name} is worse than itself" for outcome in report.worse]
+        reasons = [f"{failure.cell.name}: {failure.message}" for failure in report.failures] + worse
+        more = f" (and {len(reasons) - MAX_REASONS} more)" if len(reasons) > MAX_REASONS else ""
+        raise CheckError(
+            f"{run} cannot be a baseline, because it fails the check against itself: "
+            f"{' '.join(reasons[:MAX_REASONS])}{more}"
+        )
+
+
+def _copy(stored: StoredRecord, folder: Path) -> None:
+    """A cell without its log, and the record on one line: what is committed should be small."""
+    folder.mkdir()
+    if stored.has_samples:
+        (folder / SAMPLES).write_bytes(stored.samples_content())
+    content = json.dumps(stored.record.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
+    (folder / RECORD).write_text(content + "\n", encoding="utf-8")
+
+
+def _change(results: Results, baseline: Path, reason: str, report: Report | None, why_none: str) -> dict[str, Any]:
+    try:
+        before = {stored.record.cell.name for stored in read_results(baseline).current}
+    except InputError:  # there was no baseline that can be read
+        before = set()
+    after = {stored.record.cell.name for stored in results.current}
+    first = results.current[0].record.provenance
+    moved = [score(outcome) for outcome in (*report.worse, *report.better)] if report else []
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "who": _who(),
+        "why": reason.strip(),
+        "recipe": first.recipe,
+        "commit": first.git_commit,
+        "cells": {"now": len(after), "added": sorted(after - before), "removed": sorted(before - after)},
+        "verdict": ("pass" if report.passed else "fail") if report else f"not compared: {why_none}",
+        "moved": [
+            {k: s[k] for k in ("cell", "task", "metric", "before", "after", "loss", "adjusted_p")} for s in moved
+        ],
+        "findings": [f"{f.cell.name}: {f.message}" for f in report.failures] if report else [],
+    }
+
+
+def _who() -> str:
+    """The person as git knows them, or else the machine's user."""
+    try:
+        asked = [
+            subprocess.run(["git", "config", key], capture_output=True, text=True, timeout=10).stdout.strip()
+            for key in ("user.name", "user.email")
+        ]
+    except (OSError, subprocess.TimeoutExpired):
+        asked = ["", ""]
+    name, email = asked
+    return f"{name} <{email}>" if name and email else name or getpass.getuser()

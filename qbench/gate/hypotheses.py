@@ -1,0 +1,149 @@
+"""What is tested of a pair of records: one hypothesis a task and metric, in losses of documents."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from qbench.gate.pairing import GOLD_LOGPROB, Floats, Ints, PairedDocuments
+from qbench.gate.settings import GateSettings, Kind
+from qbench.gate.sign_flip import interval, ratio
+from qbench.records.samples import WEIGHT
+from qbench.records.schema import CellRef, MetricValue
+
+PERPLEXITIES = ("perplexity", "weighted_perplexity", "bits_per_byte")
+UNITS: dict[Kind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats"}
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """'This metric of this cell got worse', with the evidence for and against it."""
+
+    cell: CellRef
+    task: str
+    metric: str
+    kind: Kind
+    tolerance: float  # in the kind's unit
+    alpha: float
+    before: float  # the metric in the baseline
+    after: float
+    losses: Floats  # [distinct documents] by how much each got worse
+    weights: Floats  # [distinct documents] what the losses' sum is divided by
+    documents: "Documents"
+
+    @property
+    def name(self) -> str:
+        """The hypothesis in one line, for people."""
+        return f"{self.cell.name} {self.task} {self.metric}"
+
+    @property
+    def loss(self) -> float:
+        """How much worse it got: points of an accuracy, percent of a perplexity, nats of a log-probability."""
+        return in_unit(self.kind, ratio(self.losses, self.weights))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% confidence interval of the loss, of this hypothesis alone."""
+        low, high = interval(self.losses, self.weights)
+        return in_unit(self.kind, low), in_unit(self.kind, high)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The values that the losses are made from, for who asks which documents changed."""
+
+    ids: Ints
+    before: Floats
+    after: Floats
+    losses: Floats
+    weights: Floats
+
+    def most_changed(self, count: int = 10) -> list[tuple[int, float, float]]:
+        """Id, value before and value after of the documents that lost most."""
+        first = np.argsort(-self.losses, kind="stable")[:count]
+        return [(int(self.ids[i]), float(self.before[i]), float(self.after[i])) for i in first if self.losses[i] > 0]
+
+
+def in_unit(kind: Kind, mean_loss: float) -> float:
+    """A mean loss of documents in the unit that people read and tolerances have."""
+    if kind == "perplexity":
+        return 100 * math.expm1(min(mean_loss, 700.0))  # beyond 700 nats, e to the power of it is no number
+    return 100 * mean_loss if kind == "accuracy" else mean_loss
+
+
+def mean_loss(kind: Kind, amount: float) -> float:
+    """The other way round: what an amount in the unit of its kind is as a mean loss of documents."""
+    if kind == "perplexity":
+        return math.log1p(amount / 100)
+    return amount / 100 if kind == "accuracy" else amount
+
+
+def hypotheses(
+    cell: CellRef, paired: PairedDocuments, metrics: tuple[MetricValue, ...], settings: GateSettings
+) -> Iterator[Hypothesis]:
+    """The hypotheses of one task; metrics: the baseline's, so that a run cannot lose one or turn it round.
+
+    Perplexities by word and by byte and bits per byte are one: the first is tested.
+    """
+    seen: list[tuple[Floats, Floats]] = []
+    for metric in metrics:
+        kind = kind_of(metric)
+        if kind is None or not _in_both(paired, metric.metric):
+            continue
+        both = paired.values[metric.metric]
+        if kind == "perplexity" and any(_equal(both, other) for other in seen):
+            continue
+        if kind == "perplexity":
+            seen.append(both)
+        yield _hypothesis(cell, paired, metric.metric, kind, metric.better == "lower", settings)
+    if _in_both(paired, GOLD_LOGPROB):
+        yield _hypothesis(cell, paired, GOLD_LOGPROB, "gold_logprob", False, settings)
+
+
+def kind_of(metric: MetricValue) -> Kind | None:
+    """How a metric is tested; None for what is no mean of documents, or has no better end."""
+    if metric.aggregation in PERPLEXITIES:
+        return "perplexity"
+    return "accuracy" if metric.aggregation == "mean" and metric.better else None
+
+
+def _equal(columns: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> bool:
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(columns, other, strict=True))
+
+
+def _in_both(paired: PairedDocuments, metric: str) -> bool:
+    before, after = paired.values.get(metric, (np.empty(0), np.empty(0)))
+    return bool((np.isfinite(before) & np.isfinite(after)).any())
+
+
+def _hypothesis(
+    cell: CellRef, paired: PairedDocuments, metric: str, kind: Kind, lower_is_better: bool, settings: GateSettings
+) -> Hypothesis:
+    before, after = paired.values[metric]
+    both = np.isfinite(before) & np.isfinite(after)  # new NaN are a failure of their own
+    before, after = before[both], after[both]
+    weights = paired.values[metric + WEIGHT][1][both] if metric + WEIGHT in paired.values else np.ones(len(after))
+    # A perplexity's values are log-likelihoods, of which more is better.
+    losses = after - before if lower_is_better and kind != "perplexity" else before - after
+    group = paired.group if both.all() else np.unique(paired.group[both], return_inverse=True)[1]
+    return Hypothesis(
+        cell=cell,
+        task=paired.task,
+        metric=metric,
+        kind=kind,
+        tolerance=settings.tolerance(kind, paired.task, metric),
+        alpha=settings.level(paired.task, metric),
+        before=metric_value(kind, before, weights),
+        after=metric_value(kind, after, weights),
+        losses=np.bincount(group, losses).astype(np.float64),
+        weights=np.bincount(group, weights).astype(np.float64),
+        documents=Documents(paired.ids[both], before, after, losses, weights),
+    )
+
+
+def metric_value(kind: Kind, values: Floats, weights: Floats) -> float:
+    """The metric that documents' values amount to."""
+    if kind == "perplexity":
+        return math.exp(min(-ratio(values, weights), 700.0))
+    return ratio(values, weights)

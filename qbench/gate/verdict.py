@@ -1,0 +1,231 @@
+"""The gate: a run held against its baseline, hypothesis by hypothesis."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import ValidationError
+
+from qbench.errors import did_you_mean
+from qbench.gate.baseline import read_baseline
+from qbench.gate.drift import audit_changes, cost_warnings, new_nans, other_columns, other_metrics
+from qbench.gate.hypotheses import Hypothesis, hypotheses
+from qbench.gate.join import CheckError, Joined, check_documents, join
+from qbench.gate.pairing import OtherDocuments, pair_documents
+from qbench.gate.provenance import CHECKPOINT, differences, in_words, other_parts, other_settings, other_versions
+from qbench.gate.settings import GateSettings
+from qbench.gate.sign_flip import holm, settle, sign_flip
+from qbench.records.integrity import altered
+from qbench.records.schema import CellRef
+from qbench.records.store import Results, StoredRecord, read_results
+from qbench.records.suspicious import suspicious_records
+
+Verdict = Literal["worse", "better", "unclear", "same"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A hypothesis, tested."""
+
+    hypothesis: Hypothesis
+    p: float
+    adjusted_p: float  # Holm's, over the whole table
+    verdict: Verdict  # unclear: the loss is above its tolerance, and may well be chance
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something other than a score: a failure that needs no test, or a warning."""
+
+    cell: CellRef
+    found_by: Literal["audit", "records", "cost"]
+    message: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check found."""
+
+    run: Path
+    baseline: Path
+    settings: GateSettings
+    outcomes: tuple[Outcome, ...]
+    failures: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    changed: tuple[str, ...]  # what a reader must know before the scores, such as another calibration
+    by_scores_alone: bool  # a checkpoint is not the baseline's, so that its audits cannot be compared
+    notes: tuple[str, ...]
+    differences: dict[str, tuple[str, ...]]  # by the names of cells that failed: what else is not the same
+
+    @property
+    def worse(self) -> tuple[Outcome, ...]:
+        """The scores that fail the check."""
+        return self._with("worse")
+
+    @property
+    def better(self) -> tuple[Outcome, ...]:
+        """The scores that got better by more than their tolerance."""
+        return self._with("better")
+
+    @property
+    def unclear(self) -> tuple[Outcome, ...]:
+        """Losses above their tolerance that chance explains."""
+        return self._with("unclear")
+
+    @property
+    def passed(self) -> bool:
+        """The verdict."""
+        return not self.worse and not self.failures
+
+    def _with(self, verdict: Verdict) -> tuple[Outcome, ...]:
+        return tuple(outcome for outcome in self.outcomes if outcome.verdict == verdict)
+
+
+def check(
+    run: Path | str, baseline: Path | str, settings: GateSettings | None = None, scores_only: bool = False
+) -> Report:
+    """Hold a folder of records against its baseline. settings: by default, those of the run's recipe."""
+    now = read_results(run)
+    then = read_baseline(Path(baseline), now.folder)
+    settings = settings or settings_of(now)
+    joined = join(now, then, settings)
+    _check_altered(then, joined)
+    suspected = suspicious_records([after for _, after in joined.pairs], then.current)
+    parts = {after.record.cell.name: other_parts(before.record, after.record) for before, after in joined.pairs}
+    failures, warnings = _unfinished(joined), []
+    failures += [Finding(found.cell, found.found_by, found.message) for found in suspected]
+    table: list[Hypothesis] = []
+    for before, after in joined.pairs:
+        found, problems = _compare(before, after, settings)
+        table += found
+        failures += problems
+        if not scores_only and CHECKPOINT not in parts[after.record.cell.name]:
+            changes = audit_changes(before.record.audit, after.record.audit, settings)
+            failures += [Finding(after.record.cell, "audit", change) for change in changes]
+        costs = cost_warnings(before.record, after.record, settings)
+        warnings += [Finding(after.record.cell, "cost", cost) for cost in costs]
+    if not table and not failures:
+        raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
+    if not failures:  # of a task with other documents, nothing is tested
+        _check_overrides(settings, table)
+    outcomes = judge(table, settings)
+    bad = {o.hypothesis.cell for o in outcomes if o.verdict == "worse"} | {failure.cell for failure in failures}
+    return Report(
+        run=now.folder,
+        baseline=then.folder,
+        settings=settings,
+        outcomes=outcomes,
+        failures=tuple(failures),
+        warnings=tuple(warnings),
+        changed=tuple(in_words(parts.items())),
+        by_scores_alone=any(CHECKPOINT in changed for changed in parts.values()),
+        notes=tuple(_notes(now, then, joined, settings, scores_only)),
+        differences={
+            after.record.cell.name: tuple(differences(before.record, after.record))
+            for before, after in (*joined.pairs, *joined.failed)
+            if after.record.cell in bad
+        },
+    )
+
+
+def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[Outcome, ...]:
+    """Test the hypotheses of a table together: worse is what is above its tolerance and beyond chance."""
+    if not table:
+        return ()
+    losses = [hypothesis.loss for hypothesis in table]
+    above = [loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
+    p = settle([h.losses for h in table], above, max(h.alpha for h in table))
+    adjusted = holm(p)
+    # The same the other way round, for what got better: nothing hangs on it, so the bounds will do.
+    gained = [-loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
+    gains = holm(np.array([sign_flip(-h.losses) if gained[i] else 1.0 for i, h in enumerate(table)]))
+    return tuple(
+        Outcome(h, float(p[i]), float(adjusted[i]), _verdict(h, losses[i], float(adjusted[i]), float(gains[i])))
+        for i, h in enumerate(table)
+    )
+
+
+def settings_of(results: Results) -> GateSettings:
+    """The field `gate` of the recipe that a folder was run with; the defaults if it has none."""
+    recipe = results.plan.resolved_recipe if results.plan else {}
+    if "gate" not in recipe and results.current:
+        recipe = results.current[0].record.provenance.resolved_recipe
+    return parse_settings(recipe.get("gate") or {}, f"{results.folder}: gate")
+
+
+def parse_settings(values: Any, where: str) -> GateSettings:
+    """Settings from a mapping; an error says which field is wrong."""
+    try:
+        return GateSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckError(f"{'.'.join([where, *map(str, first['loc'])])}: {first['msg']}.") from None
+
+
+def _verdict(hypothesis: Hypothesis, loss: float, adjusted: float, adjusted_gain: float) -> Verdict:
+    if loss > hypothesis.tolerance:
+        return "worse" if adjusted <= hypothesis.alpha else "unclear"
+    return "better" if adjusted_gain <= hypothesis.alpha else "same"
+
+
+def _compare(
+    before: StoredRecord, after: StoredRecord, settings: GateSettings
+) -> tuple[list[Hypothesis], list[Finding]]:
+    cell = after.record.cell
+    table: list[Hypothesis] = []
+    problems = [*altered(after), *other_settings(before.record, after.record)]
+    problems += other_metrics(before.record, after.record)
+    for paired in pair_documents(before, after):
+        if isinstance(paired, OtherDocuments):
+            problems.append(check_documents(cell, paired))
+            continue
+        problems += [*other_columns(paired), *new_nans(paired)]
+        metrics = tuple(metric for metric in before.record.metrics if metric.task == paired.task)
+        table += hypotheses(cell, paired, metrics, settings)
+    return table, [Finding(cell, "records", problem) for problem in dict.fromkeys(problems)]
+
+
+def _check_altered(baseline: Results, joined: Joined) -> None:
+    for before, _ in joined.pairs:
+        if reasons := altered(before):
+            raise CheckError(f"{baseline.folder} is not a baseline: {before.record.cell.name}: {reasons[0]}")
+
+
+def _unfinished(joined: Joined) -> list[Finding]:
+    missing = [Finding(cell, "records", "There is no record of this cell in the run.") for cell in joined.missing]
+    failed = []
+    for _, stored in joined.failed:
+        failure = stored.record.failure
+        kind, reason = (failure.kind, failure.reason) if failure else ("error", "no reason is recorded")
+        by: Literal["audit", "records"] = "audit" if kind == "audit" else "records"
+        failed.append(Finding(stored.record.cell, by, f"The cell failed ({kind}): {reason}"))
+    return missing + failed
+
+
+def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
+    """An override of what is not tested is a typo, or silently does nothing."""
+    tested = {f"{h.task}.{h.metric}" for h in table}
+    for task, metrics in settings.overrides.items():
+        for metric in metrics:
+            if (name := f"{task}.{metric}") not in tested:
+                raise CheckError(
+                    f"gate.overrides.{name} is of nothing that is tested; tested are {', '.join(sorted(tested))}."
+                    + did_you_mean(name, tested)
+                )
+
+
+def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, scores_only: bool) -> list[str]:
+    notes = []
+    if scores_only:
+        notes.append("Audits were not compared (--scores-only).")
+    untouched = len(then.current) - len(joined.pairs) - len(joined.missing) - len(joined.failed)
+    if untouched:
+        notes.append(f"{untouched} cells of the baseline are no part of this run, which its recipe allows.")
+    versions = [other_versions(before.record, after.record) for before, after in joined.pairs]
+    notes += [f"Not the baseline's: {found}." for found in dict.fromkeys(versions) if found]
+    part = {"baseline_may_hold_more": False}
+    if settings_of(then).model_copy(update=part) != settings.model_copy(update=part):
+        notes.append("The gate's settings are not those that the baseline was made with.")
+    return notes

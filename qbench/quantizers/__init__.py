@@ -1,0 +1,1 @@
+"""Quantizers that prove that they quantized."""

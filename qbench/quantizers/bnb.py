@@ -1,0 +1,184 @@
+"""bitsandbytes: LLM.int8() at 8 bits (https://arxiv.org/abs/2208.07339), nf4 and fp4 at 4 (https://arxiv.org/abs/2305.14314)."""
+
+import copy
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Self
+
+import bitsandbytes as bnb
+import torch
+from bitsandbytes.functional import QuantState
+from torch import Tensor, nn
+
+from qbench.quantizers.options import Bnb4Options, Bnb8Options, Options
+from qbench.quantizers.packed import PackedLinear, replace_linears
+
+BLOCK = 64  # weights that share a scale at 4 bits; the library's default
+# It warns at each multiplication that LLM.int8 casts its inputs to float16, which is what LLM.int8 does.
+logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+
+
+class Bnb4Linear(PackedLinear):
+    """A linear layer of 4-bit codes in blocks of 64, with the tensors and names that transformers serialises."""
+
+    CODE_TENSORS: ClassVar = frozenset({"weight"})
+    NEAREST: ClassVar = True
+    bits = 4
+    group_size = BLOCK
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, quant_state: QuantState, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = quant_state.shape
+        self.quant_state = quant_state
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, options: Bnb4Options) -> Self:
+        """Quantize one linear layer on its own device."""
+        weight, state = bnb.functional.quantize_4bit(
+            linear.weight.detach().contiguous(),
+            blocksize=BLOCK,
+            compress_statistics=options.double_quant,
+            quant_type=options.quant_type,
+        )
+        return cls(weight, state, None if linear.bias is None else linear.bias.detach())
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Self:
+        """The layer that a saved state_dict holds."""
+        rest = {name: tensor for name, tensor in tensors.items() if name not in ("weight", "bias")}
+        state = QuantState.from_dict(rest, device=tensors["weight"].device)
+        state.dtype = dtype
+        return cls(tensors["weight"], state, tensors.get("bias"))
+
+    def codes(self) -> Tensor:
+        """The index of each weight's level, counted from the lowest: fp4's own codes are sign and magnitude."""
+        packed = self.weight.flatten()
+        codes = torch.stack([packed >> 4, packed & 15], dim=1).flatten()[: self.out_features * self.in_features]
+        rank = self.quant_state.code.argsort(stable=True).argsort()
+        return rank[codes.long()].to(torch.uint8).view(self.out_features, self.in_features)
+
+    def dequantize(self) -> Tensor:
+        """Each code's level times its block's scale."""
+        # As one long row: where blocks run on over the ends of rows, the library's AVX-512 code takes wrong scales.
+        one_row = copy.copy(self.quant_state)
+        one_row.shape = torch.Size([self.out_features * self.in_features])
+        return bnb.functional.dequantize_4bit(self.weight, one_row).view(self.out_features, self.in_features)
+
+    def grid(self) -> Tensor:
+        """The levels of nf4 or fp4."""
+        return self.quant_state.code.sort().values
+
+    def settings(self) -> dict[str, object]:
+        """The blocks, the grid, and whether the scales are quantized."""
+        state = self.quant_state
+        return {"group_size": state.blocksize, "quant_type": state.quant_type, "double_quant": state.nested}
+
+    def groups(self, weight: Tensor) -> Tensor:
+        """The blocks, which run on over the ends of rows; a last one that is not full is left out."""
+        flat = weight.flatten()
+        return flat[: len(flat) // BLOCK * BLOCK].view(-1, BLOCK)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The library's kernel. Only its Linear4bit repacks weights in place, on some CPUs; this call does not."""
+        if x.device.type == "cpu" and self.in_features % BLOCK:  # see dequantize
+            return nn.functional.linear(x, self.dequantize().to(x.dtype), self.bias)
+        return bnb.matmul_4bit(x, self.weight.t(), quant_state=self.quant_state, bias=self.bias)
+
+    def _apply(self, fn, recurse: bool = True) -> Self:  # type: ignore[no-untyped-def]
+        super()._apply(fn, recurse)
+        self.quant_state.to(self.weight.device)  # not a buffer: it would stay behind
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, tensor in self.quant_state.as_dict(packed=True).items():
+            # The library shares the table of levels between layers, which a safetensors file cannot.
+            destination[f"{prefix}weight.{name}"] = tensor.clone() if name == "quant_map" else tensor
+
+
+class Bnb8Linear(PackedLinear):
+    """LLM.int8(): int8 weights with a scale a row, multiplied by activations that are int8 but for outlier columns."""
+
+    CODE_TENSORS: ClassVar = frozenset({"weight"})
+    NEAREST: ClassVar = True
+    ACTIVATION_BITS: ClassVar = 8
+    bits = 8
+
+    weight: Tensor
+    SCB: Tensor
+    weight_format: Tensor
+
+    def __init__(
+        self, weight: Tensor, scales: Tensor, bias: Tensor | None, threshold: float, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.group_size, self.threshold, self.dtype = self.in_features, threshold, dtype
+        self.register_buffer("weight", weight)
+        self.register_buffer("SCB", scales)
+        self.register_buffer("weight_format", torch.tensor(0, dtype=torch.uint8))  # row-major; transformers asks for it
+        self.register_buffer("bias", bias)
+        self.eval()
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, options: Bnb8Options) -> Self:
+        """Quantize one linear layer on its own device."""
+        weight = linear.weight.detach()
+        codes, scales, _ = bnb.functional.int8_vectorwise_quant(weight.to(torch.float16))
+        bias = None if linear.bias is None else linear.bias.detach()
+        return cls(codes, scales, bias, options.threshold, weight.dtype)
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Self:
+        """The layer that a saved state_dict holds."""
+        assert isinstance(options, Bnb8Options)
+        return cls(tensors["weight"], tensors["SCB"].float(), tensors.get("bias"), options.threshold, dtype)
+
+    def codes(self) -> Tensor:
+        """The int8 codes, counted from 0."""
+        return self.weight.to(torch.int16) + 128
+
+    def dequantize(self) -> Tensor:
+        """codes · scale / 127."""
+        return (self.weight.float() * self.SCB.float().view(-1, 1) / 127).to(self.dtype)
+
+    def settings(self) -> dict[str, object]:
+        """The threshold for outliers."""
+        return {"threshold": self.threshold}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The library's kernel; in train mode it would, on CPU, silently be another one that spares the activations."""
+        if self.training:
+            raise RuntimeError("LLM.int8 does not quantize activations in train mode: call model.eval() first.")
+        state = bnb.MatmulLtState()
+        state.CB, state.SCB, state.threshold = self.weight, self.SCB.float(), self.threshold
+        state.has_fp16_weights, state.is_training = False, False
+        return bnb.matmul(x, self.weight, bias=self.bias, state=state)
+
+
+def quantize_model(
+    model: nn.Module,
+    bits: int,
+    options: Bnb4Options | Bnb8Options,
+    *,
+    targets: list[str],
+    calibration: object = None,
+    progress: bool = False,
+    device: torch.device | str | None = None,
+) -> None:
+    """Replace each target linear by bitsandbytes' 4-bit or 8-bit one, in place; calibration is not needed."""
+    pack: Callable[[nn.Linear], PackedLinear]
+    if isinstance(options, Bnb8Options):
+        pack = partial(Bnb8Linear.from_linear, options=options)
+    else:
+        pack = partial(Bnb4Linear.from_linear, options=options)
+    replace_linears(model, targets, pack, progress=progress, device=device)

@@ -1,0 +1,240 @@
+"""Calibration text for GPTQ: a named source, and windows drawn from it. No torch until tokens are asked for."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from qbench.quantizers.options import QuantizeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+# Sources with a name of their own, as arguments of datasets.load_dataset; a commit pins what is read.
+NAMED: dict[str, dict[str, str]] = {
+    "wikitext2": {
+        "path": "Salesforce/wikitext",
+        "name": "wikitext-2-raw-v1",
+        "revision": "b08601e04326c79dfdd32d625aee71d232d685c3",
+    },
+    "c4": {
+        "path": "allenai/c4",
+        "data_files": "en/c4-train.00000-of-01024.json.gz",  # the shard that GPTQ's own code reads
+        "revision": "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
+    },
+}
+
+# Documents are read in order up to this many characters, or 64 for each token wanted if that is more: all of
+# wikitext-2's training split (11 million), and of C4's shard no more than is of use.
+READ_CHARACTERS = 2**24
+
+
+class Calibration(BaseModel):
+    """Where calibration text comes from, and how many windows of tokens are drawn from it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    source: str = Field(min_length=1)  # wikitext2, c4, a text or .jsonl file, or owner/name of a dataset on the hub
+    samples: int = Field(128, ge=1)
+    length: int = Field(2048, ge=2)  # tokens a sample; no more than the model takes
+    seed: int = 0
+    field: str = "text"  # of a line in a .jsonl file, or of a row in a dataset
+    split: str = "train"  # this and the next two are for datasets on the hub
+    subset: str | None = None
+    revision: str | None = None  # the dataset's commit
+
+    @model_validator(mode="after")
+    def _source_is_known(self) -> "Calibration":
+        if self.source in NAMED:
+            if self.subset or self.revision:
+                raise ValueError(f"{self.source} stands for a fixed subset and revision; name the dataset to set them")
+        elif not self.is_file and not self.revision:
+            raise ValueError(
+                f"source {self.source!r} is no file here, and as a dataset on the hub it needs a revision (a commit); "
+                f"it must be {' or '.join(NAMED)}, a text or .jsonl file, or owner/name with a revision"
+            )
+        return self
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the source is a local file, there or not: a path with a suffix or one that exists."""
+        path = Path(self.source)
+        return self.source not in NAMED and not self.revision and (path.exists() or path.suffix != "")
+
+    def content_hash(self) -> str:
+        """A hash of the settings and of the text: the file's bytes, or the commit that pins a dataset on the hub."""
+        settings = self.model_dump(exclude={"source"})
+        text = hashlib.sha256(_read_bytes(Path(self.source))).hexdigest() if self.is_file else self.dataset()
+        return hashlib.sha256(json.dumps([settings, text], sort_keys=True).encode()).hexdigest()
+
+    def dataset(self) -> dict[str, str]:
+        """Arguments of datasets.load_dataset, the split apart, for a source on the hub; a file has none."""
+        own = {"path": self.source, "name": self.subset, "revision": self.revision}
+        return NAMED.get(self.source) or {key: value for key, value in own.items() if value is not None}
+
+
+def calibration_batches(
+    source: Calibration, tokenizer: Callable[..., Any], max_length: int | None = None
+) -> list["Tensor"]:
+    """source.samples windows of token ids [1, length], drawn at random from the source's text as one stream.
+
+    max_length: what the model takes; source.length is cut to it.
+    """
+    import torch
+
+    length = min(source.length, max_length or source.length)
+    needed = source.samples * length
+    text = "\n\n".join(_up_to(_documents(source), max(READ_CHARACTERS, 64 * needed)))
+    if not text.strip():
+        raise QuantizeError(f"The calibration source {source.source} is empty: it has no text.")
+    ids = tokenizer(text, verbose=False)["input_ids"]  # verbose: the text is longer than the model takes, as it should
+    if len(ids) < needed:
+        raise QuantizeError(
+            f"The calibration source {source.source} has {len(ids):,} tokens; {source.samples} samples of {length} "
+            f"tokens need {needed:,}. Ask for fewer or shorter samples, or give a longer text."
+        )
+    stream = torch.tensor(ids).unsqueeze(0)  # [1, tokens]
+    draw = random.Random(source.seed)
+    starts = [draw.randrange(len(ids) - length + 1) for _ in range(source.samples)]
+    return [stream[:, start : start + length].clone() for start in starts]
+
+
+def token_ids(calibration: Any, model: "PreTrainedModel") -> "Sequence[Tensor]":
+    """Calibration as token ids [1, length] that fit the model.
+
+    calibration: a sequence of such tensors; or a source, read with the model's own tokenizer: a Calibration, its
+    fields, or the source's name or path alone.
+    """
+    import torch
+
+    if isinstance(calibration, str | Path):
+        calibration = {"source": str(calibration)}
+    if isinstance(calibration, Mapping):
+        calibration = _source(calibration)
+    if isinstance(calibration, Calibration):
+        calibration = calibration_batches(calibration, _tokenizer(model), model.config.max_position_embeddings)
+    wanted = "gptq needs calibration: a list of token-id tensors [1, length], or a calibration source"
+    if isinstance(calibration, torch.Tensor):
+        raise QuantizeError(f"{wanted}; it is one tensor {list(calibration.shape)}, so split it: ids.split(1).")
+    if calibration is None:
+        raise QuantizeError(f"{wanted}.")
+    if not isinstance(calibration, Sequence):
+        raise QuantizeError(f"{wanted}; it is a {type(calibration).__name__}.")
+    if not calibration:
+        raise QuantizeError(f"{wanted}; it is empty.")
+    for i, ids in enumerate(calibration):
+        if not isinstance(ids, torch.Tensor):
+            raise QuantizeError(f"Calibration sample {i} is a {type(ids).__name__}; it must be a tensor [1, length].")
+        whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+        if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0 or not whole:
+            raise QuantizeError(
+                f"Calibration sample {i} is {ids.dtype} {list(ids.shape)}; it must be whole numbers [1, length]."
+            )
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= model.config.vocab_size:
+            raise QuantizeError(
+                f"Calibration sample {i} has the token id {low if low < 0 else high}; the model's vocabulary is "
+                f"0 to {model.config.vocab_size - 1}. Was it made with another model's tokenizer?"
+            )
+    return [ids.long() for ids in calibration]
+
+
+def _source(fields: Mapping[str, Any]) -> Calibration:
+    try:
+        return Calibration(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f" {name} is {first['input']!r}:" for name in first["loc"] if name in fields)
+        where = where or "".join(f" {name}:" for name in first["loc"])
+        raise QuantizeError(f"The calibration source is wrong:{where} {first['msg']}.") from None
+    except TypeError:
+        raise QuantizeError(f"The calibration source's fields are {list(fields)}; they must be names.") from None
+
+
+def _tokenizer(model: "PreTrainedModel") -> Callable[..., Any]:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model.config.name_or_path)
+    except (OSError, ValueError) as error:
+        raise QuantizeError(
+            f"The model's folder {model.config.name_or_path!r} has no tokenizer to read the calibration source with; "
+            f"pass calibration_batches(source, tokenizer) instead. {error}"
+        ) from error
+
+
+def _documents(source: Calibration) -> Iterator[str]:
+    """The source's documents in order."""
+    path = Path(source.source)
+    if not source.is_file:
+        yield from _hub_documents(source)
+    elif path.suffix == ".jsonl":
+        for number, line in enumerate(_read_text(path).split("\n"), start=1):
+            if line.strip():
+                yield _jsonl_field(path, number, line, source.field)
+    else:
+        yield _read_text(path)
+
+
+def _hub_documents(source: Calibration) -> Iterator[str]:
+    from datasets import load_dataset
+
+    arguments = source.dataset()
+    try:
+        rows = load_dataset(**arguments, split=source.split)
+    except Exception as error:  # offline, not cached, no such dataset: datasets and the hub raise a dozen kinds
+        what = " ".join(arguments[key] for key in ("path", "name", "data_files") if key in arguments)
+        raise QuantizeError(
+            f"The calibration dataset {what} ({source.split}, revision {arguments['revision']}) is not in the Hugging "
+            f"Face cache and cannot be downloaded; `qbench fetch` fills the cache where there is network. {error}"
+        ) from error
+    if source.field not in rows.column_names:
+        raise QuantizeError(
+            f"The calibration dataset {source.source} has no field {source.field!r}; it has "
+            f"{', '.join(rows.column_names)}."
+        )
+    for row in rows:
+        yield row[source.field]
+
+
+def _jsonl_field(path: Path, number: int, line: str, field: str) -> str:
+    where = f"{path}, line {number}"
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise QuantizeError(f"{where}: not JSON ({error}). A .jsonl file holds one object a line.") from None
+    if not isinstance(row, dict) or field not in row:
+        found = f"it has {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
+        raise QuantizeError(f"{where}: no field {field!r}; {found}.")
+    if not isinstance(row[field], str):
+        raise QuantizeError(f"{where}: the field {field!r} is {row[field]!r}; it must be text.")
+    return row[field]
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise QuantizeError(f"The calibration file {path} cannot be read: {error.strerror}.") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return _read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise QuantizeError(f"The calibration file {path} is not UTF-8 text (byte {error.start}).") from None
+
+
+def _up_to(documents: Iterable[str], characters: int) -> Iterator[str]:
+    """Documents in order until they have that many characters."""
+    read = 0
+    for document in documents:
+        yield document
+        read += len(document)
+        if read >= characters:
+            return

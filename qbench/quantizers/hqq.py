@@ -1,0 +1,170 @@
+"""HQQ: half-quadratic quantization, which fits each group's zero point without data. https://mobiusml.github.io/hqq_blog"""
+
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qbench.quantizers.options import HqqOptions, Options, QuantizeError
+from qbench.quantizers.packed import PackedLinear, replace_linears
+
+# How many rows of codes the library packs into one: it drops or misplaces what does not fill up. 3 bits are padded.
+_ROWS_PACKED = {8: 1, 4: 2, 3: 1, 2: 4, 1: 8}
+
+
+class HqqLinear(PackedLinear):
+    """A linear layer in HQQ's packing; its state_dict is HQQLinear's encoded one, so that hqq itself can read it."""
+
+    CODE_TENSORS: ClassVar = frozenset({"W_q"})
+    NEAREST: ClassVar = True
+    MIN_STEP: ClassVar = 1 / 2e4  # the library's cap on the inverse of a scale
+
+    W_q: Tensor
+    scale: Tensor
+    zero: Tensor
+
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        options: HqqOptions,
+        *,
+        bits: int,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = shape
+        self.bits, self.group_size, self.axis, self.dtype = bits, options.group_size, options.axis, dtype
+        for name in ("W_q", "scale", "zero"):
+            self.register_buffer(name, tensors[name])
+        self.register_buffer("bias", tensors.get("bias"))
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, bits: int, options: HqqOptions) -> Self:
+        """Quantize one linear layer on its own device."""
+        from hqq.core.quantize import Quantizer
+
+        weight = linear.weight.detach()
+        W_q, meta = Quantizer.quantize(weight, device=str(weight.device), **_weight_params(bits, options))
+        # As the library does, scales and zeros go to the compute dtype, but float16 stands in for bfloat16: its eight
+        # bits of mantissa would put the zero points of 8-bit codes, around 128, up to a step off.
+        meta_dtype = torch.float16 if weight.dtype in (torch.float16, torch.bfloat16) else torch.float32
+        tensors = {"W_q": W_q, "scale": meta["scale"].to(meta_dtype), "zero": meta["zero"].to(meta_dtype)}
+        # The solver runs in inference mode: clones outside it are tensors that can be copied and moved.
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        if linear.bias is not None:
+            tensors["bias"] = linear.bias.detach()
+        return cls(tensors, options, bits=bits, shape=(linear.out_features, linear.in_features), dtype=weight.dtype)
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Self:
+        """The layer that a saved state_dict holds."""
+        assert isinstance(options, HqqOptions)
+        return cls(tensors, options, bits=bits, shape=shape, dtype=dtype)
+
+    def codes(self) -> Tensor:
+        """The integer codes, [out_features, in_features]."""
+        return self._unpack(torch.uint8).reshape(self.out_features, self.in_features)
+
+    def dequantize(self) -> Tensor:
+        """(codes - zero) · scale, in float32 until the last rounding."""
+        weight = (self._unpack(torch.float32) - self.zero.float()) * self.scale.float()
+        return weight.reshape(self.out_features, self.in_features).to(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b as HQQLinear's pytorch backend computes it, the weight by the library's own code in float32.
+
+        In float16 codes minus zero points would be rounded to 11 bits: of 8-bit codes, parts of a step.
+        """
+        from hqq.core.quantize import Quantizer
+
+        meta = self._meta(torch.float32) | {"scale": self.scale.float(), "zero": self.zero.float()}
+        return F.linear(x, Quantizer.dequantize(self.W_q, meta).to(x.dtype), self.bias)
+
+    def packed_bytes(self) -> int:
+        """Ten 3-bit codes of different groups fill a 32-bit word; the other widths fill bytes."""
+        if self.bits != 3:
+            return super().packed_bytes()
+        groups = self.out_features * self.in_features // self.group_size
+        rows, columns = (groups, self.group_size) if self.axis == 1 else (self.group_size, groups)
+        return -(-rows // 10) * 4 * columns
+
+    def settings(self) -> dict[str, object]:
+        """The groups, as the shape of the scales shows them."""
+        weights = self.out_features * self.in_features
+        return {"group_size": weights // self.scale.numel(), "axis": 1 if self.scale.shape[1] == 1 else 0}
+
+    def groups(self, weight: Tensor) -> Tensor:
+        """What shares a scale, in one row: consecutive weights of a row (axis 1), or weights across rows (axis 0)."""
+        return weight.reshape(-1, self.group_size) if self.axis == 1 else weight.reshape(self.group_size, -1).T
+
+    def _unpack(self, dtype: torch.dtype) -> Tensor:
+        from hqq.core.quantize import Quantizer
+
+        rows = self.out_features * self.in_features // self.group_size if self.axis == 1 else self.group_size
+        return Quantizer.unpack[Quantizer.bit_to_packing[self.bits]](self.W_q, dtype=dtype)[:rows]
+
+    def _meta(self, dtype: torch.dtype) -> dict[str, Any]:
+        """What the library keeps beside W_q, the tensors apart; dtype is what it computes in."""
+        from hqq.core.quantize import Quantizer
+
+        packing = Quantizer.bit_to_packing[self.bits]
+        return {
+            **_weight_params(self.bits, HqqOptions(group_size=self.group_size, axis=self.axis)),
+            "shape": torch.Size((self.out_features, self.in_features)),
+            "packing": packing,
+            "unpack_view_dtype": Quantizer.unpack_view_dtype[packing],
+            "compute_dtype": dtype,
+            "quant_scale": False,
+            "quant_zero": False,
+            "offload_meta": False,
+        }
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        from hqq.core.utils import encode_safetensor_type
+
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        meta = {**self._meta(self.dtype), "encoded_state_dict": True, "stores_quant_config": True}
+        destination.update({prefix + name: encode_safetensor_type(value) for name, value in meta.items()})
+
+
+def quantize_model(
+    model: nn.Module,
+    bits: int,
+    options: HqqOptions,
+    *,
+    targets: list[str],
+    calibration: object = None,
+    progress: bool = False,
+    device: torch.device | str | None = None,
+) -> None:
+    """Replace each target linear by an HqqLinear, in place; calibration is not needed."""
+    for name in targets:
+        _check_shape(name, model.get_submodule(name), bits, options)
+    pack = partial(HqqLinear.from_linear, bits=bits, options=options)
+    replace_linears(model, targets, pack, progress=progress, device=device)
+
+
+def _weight_params(bits: int, options: HqqOptions) -> dict:
+    from hqq.core.quantize import BaseQuantizeConfig
+
+    config = BaseQuantizeConfig(nbits=bits, group_size=options.group_size, axis=options.axis)
+    return config["weight_quant_params"]
+
+
+def _check_shape(name: str, linear: nn.Module, bits: int, options: HqqOptions) -> None:
+    assert isinstance(linear, nn.Linear)
+    size, axis = options.group_size, options.axis
+    divided, what = (linear.in_features, "in_features") if axis == 1 else (linear.out_features, "out_features")
+    if divided % size:
+        raise QuantizeError(f"group_size {size} does not divide {name}'s {what}, {divided}; axis {axis} groups those.")
+    rows = linear.weight.numel() // size if axis == 1 else size
+    if rows % _ROWS_PACKED[bits]:
+        raise QuantizeError(
+            f"{name} has {rows} groups of {size}; HQQ packs {bits}-bit codes of {_ROWS_PACKED[bits]} groups together, "
+            f"so their number must be a multiple of that: choose another group_size."
+        )

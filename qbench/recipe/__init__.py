@@ -1,0 +1,1 @@
+"""Recipes: checkpoints × quantizations × tasks, and how to run them. Imports no torch."""

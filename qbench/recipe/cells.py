@@ -1,0 +1,148 @@
+"""Recipe: checkpoints × quantizations × tasks, and how to run them; Cell: one checkpoint × one quantization; plan().
+
+Imports no torch: a plan takes a second.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from qbench import identity as fingerprints
+from qbench.errors import InputError
+from qbench.identity import NotFetchedError
+from qbench.quantizers.options import NotOffered, Quantization, offered, quantization
+from qbench.recipe.check import check_recipe
+from qbench.recipe.messages import as_sentence
+from qbench.recipe.schema import CheckpointSource, Recipe, fields_at
+from qbench.recipe.yaml import RecipeError, RecipeFile, is_task_path, read_recipe_file
+from qbench.records.schema import CellRef, Identity
+
+# LLM.int8's scores depend on what else is in a batch, so its budget is fixed: the recipe's, or this one.
+INT8_BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One checkpoint × one quantization, on all of the recipe's tasks."""
+
+    recipe: Recipe
+    ref: CellRef
+    source: CheckpointSource
+    quantization: Quantization | NotOffered
+
+    @property
+    def location(self) -> str:
+        """The checkpoint's folder, or its id on the hub."""
+        return self.recipe.locate(self.source.path)
+
+    @property
+    def tokenizer(self) -> str:
+        """The folder or hub id of the tokenizer: the checkpoint's own, unless the recipe names another."""
+        own = self.source.tokenizer or self.recipe.tokenizer
+        return self.recipe.locate(own) if own else self.location
+
+    @property
+    def batch_tokens(self) -> int | None:
+        """The token budget of a batch; None: by free memory."""
+        pools = (self.ref.method, self.ref.bits) == ("bnb", 8)
+        return self.recipe.batch_tokens or (INT8_BATCH_TOKENS if pools else None)
+
+    def identity(self) -> Identity:
+        """All that can change the numbers; NotFetchedError where a part of it is not on this machine."""
+        recipe, quantized = self.recipe, self.quantization
+        assert isinstance(quantized, Quantization)
+        calibration = recipe.calibration_source() if self.ref.method == "gptq" else None
+        tasks = recipe_tasks(recipe)
+        what = {
+            "checkpoint": fingerprints.checkpoint_fingerprint(self.location, self.source.revision),
+            "tokenizer": fingerprints.tokenizer_fingerprint(self.tokenizer, self.tokenizer_revision),
+            "attention": self.ref.attention,
+            "method": quantized.method,
+            "bits": quantized.bits,
+            "options": quantized.options.model_dump(),
+            "calibration": calibration and calibration.content_hash(),
+            "tasks": {name: [facts["fingerprint"], facts["num_fewshot"]] for name, facts in tasks.items()},
+            "dtype": recipe.resolved_dtype,
+            "execution": recipe.execution,
+            "device": recipe.resolved_device,
+            "max_length": recipe.max_length,
+            "seed": recipe.seed,
+            # LLM.int8 alone pools outliers over a batch, whose rows are those of all tasks.
+            "batch_tokens": self.batch_tokens if (quantized.method, quantized.bits) == ("bnb", 8) else None,
+        }
+        return Identity(what=what, code=fingerprints.code_hash(), packages=fingerprints.package_versions())
+
+    @property
+    def tokenizer_revision(self) -> str | None:
+        """The revision that belongs to the tokenizer: the checkpoint's, where it is the checkpoint's own."""
+        return self.source.revision if self.tokenizer == self.location else None
+
+
+def load_recipe(file: Path | str, **changes: Any) -> Recipe:
+    """Read and check a recipe; changes: fields given on the command line, which win."""
+    read = read_recipe_file(Path(file))
+    content = read.content | {name: value for name, value in changes.items() if value is not None}
+    try:
+        recipe = Recipe.model_validate(content)
+    except ValidationError as error:
+        raise as_sentence(read, error, fields_at) from None
+    recipe._file = read
+    recipe = recipe.model_copy(update={"data": _data_for_tasks(recipe, read)})
+    if changes.get("limit"):  # a limit on the command line is for all tasks, whatever the recipe says
+        tasks = {name: task.model_copy(update={"limit": None}) for name, task in recipe.tasks.items()}
+        recipe = recipe.model_copy(update={"tasks": tasks})
+    check_recipe(recipe, read)
+    return recipe
+
+
+def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
+    """The data, without what an extended recipe has for tasks that this one leaves out."""
+    if any(map(is_task_path, recipe.tasks)):  # which tasks these are is not known yet
+        return recipe.data
+    own = {name for name in recipe.data if read.lines[("data", name)][0] == read.file}
+    return {name: files for name, files in recipe.data.items() if name in recipe.tasks or name in own}
+
+
+def cells(recipe: Recipe) -> list[Cell]:
+    """Every cell, family by family and quantization by quantization, twins side by side."""
+    found = []
+    for family, twins in recipe.checkpoints.items():
+        for quantized in _quantizations(recipe):
+            for attention, source in twins.items():
+                ref = CellRef(
+                    family=family,
+                    attention=attention,
+                    checkpoint=source.path,
+                    method=quantized.method,
+                    bits=quantized.bits,
+                    label=quantized.label,
+                )
+                found.append(Cell(recipe, ref, source, quantized))
+    return found
+
+
+def recipe_tasks(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Facts of the recipe's tasks: fingerprints and sizes; NotFetchedError where a dataset is not on this machine."""
+    try:
+        return fingerprints.task_facts(
+            recipe.task_names(),
+            data=recipe.task_data(),
+            folders=[recipe.locate(folder) for folder in recipe.task_folders],
+            num_fewshot=recipe.shots(),
+            limits=recipe.limits,
+            seed=recipe.seed,
+        )
+    except (NotFetchedError, RecipeError):
+        raise
+    except InputError as error:  # a task that is not known, or whose data do not fit
+        raise recipe._file.error(("tasks",), str(error)) from error
+
+
+def _quantizations(recipe: Recipe) -> Iterator[Quantization | NotOffered]:
+    for entry in recipe.quantizations:
+        for bits in entry.widths:
+            options = entry.options | entry.options_by_bits.get(bits, {})
+            yield offered(entry.method, bits) or quantization(entry.method, bits, **options)

@@ -1,0 +1,160 @@
+"""What the types of a recipe do not say: files that must be there, options that must fit, labels that must differ."""
+
+import os
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from qbench.errors import did_you_mean
+from qbench.quantizers.calibration import NAMED
+from qbench.quantizers.options import NotOffered, Quantization, QuantizeError, offered, quantization
+from qbench.recipe.schema import ATTENTION, QuantizationEntry, Recipe
+from qbench.recipe.yaml import Field as Where
+from qbench.recipe.yaml import RecipeFile, is_task_path
+from qbench.records.store import file_name
+
+HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub takes them
+
+
+def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
+    """An error with the file, the line and the field for the first thing that cannot be."""
+    for check in (_check_families, _check_checkpoints, _check_quantizations, _check_calibration, _check_tasks):
+        check(recipe, file)
+
+
+def _check_families(recipe: Recipe, file: RecipeFile) -> None:
+    """Families are parts of folder names, and some file systems ignore case (macOS, Windows) or Unicode form (ZFS)."""
+    seen: dict[str, str] = {}
+    for family in recipe.checkpoints:
+        first = seen.setdefault(_folded(file_name(family)), family)
+        if first != family:
+            raise file.error(
+                ("checkpoints", family),
+                f"{family!r} and {first!r} would share folders on a file system that ignores case or Unicode form; "
+                "rename one.",
+            )
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
+    for family, twins in recipe.checkpoints.items():
+        where: Where = ("checkpoints", family)
+        if not twins:
+            raise file.error(where, f"is empty; it must have one of {' and '.join(ATTENTION)}, or both.")
+        for attention, source in twins.items():
+            if attention not in ATTENTION:
+                raise file.error(
+                    (*where, attention),
+                    f"an attention must be one of {', '.join(ATTENTION)}.{did_you_mean(attention, ATTENTION)}",
+                )
+            _check_source((*where, attention), source.path, recipe)
+            if source.tokenizer:
+                _check_source((*where, attention, "tokenizer"), source.tokenizer, recipe)
+    if recipe.tokenizer:
+        _check_source(("tokenizer",), recipe.tokenizer, recipe)
+
+
+def _check_source(where: Where, text: str, recipe: Recipe) -> None:
+    """Where there is no such folder, it must at least be a name that the hub could have."""
+    path = recipe.file.parent / text
+    if path.is_dir():
+        return
+    near = did_you_mean_folder(text, recipe)
+    if Path(text).is_dir():  # what loads it would take it, and from another working folder something else
+        raise recipe._file.error(where, f"there is no folder {path}; a path is relative to the recipe's folder.{near}")
+    if HUB_ID.fullmatch(text) and not path.exists():
+        return
+    raise recipe._file.error(where, f"there is no folder {path}, and a name on the hub is owner/name.{near}")
+
+
+def did_you_mean_folder(text: str, recipe: Recipe) -> str:
+    """' Did you mean ../mini/softmax?' where the path leads to a folder from elsewhere than the recipe's folder."""
+    here = recipe.file.parent.resolve()
+    places = [] if (here / text).is_dir() else [Path.cwd(), here.parent, *sorted(here.glob("*/"))]
+    meant = next((place / text for place in places if (place / text).is_dir()), None)
+    return f" Did you mean {os.path.relpath(meant, here)}?" if meant else ""
+
+
+def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
+    labels: set[str] = set()
+    for index, entry in enumerate(recipe.quantizations):
+        where: Where = ("quantizations", index)
+        try:
+            if not entry.widths:
+                offered(entry.method, 0)  # a method that is not known is the first thing to say
+                raise file.error(where, f"bits are missing; give {entry.method} a list such as `bits: [4, 8]`.")
+        except QuantizeError as error:
+            raise file.error((*where, "method"), str(error)) from None
+        if strangers := [bits for bits in entry.options_by_bits if bits not in entry.widths]:
+            raise file.error(
+                (*where, "options_by_bits", strangers[0]),
+                f"it must be one of the entry's bits, which are {', '.join(map(str, entry.widths))}.",
+            )
+        for bits in entry.widths:
+            found = _check_options(where, entry, bits, file)
+            if found.label in labels:
+                raise file.error(where, f"{found.label} is there twice; each must be there once.")
+            labels.add(found.label)
+
+
+def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: RecipeFile) -> Quantization | NotOffered:
+    """The quantization of one width; each option is tried alone, so that an error has its line."""
+    try:
+        if lacking := offered(entry.method, bits):
+            return lacking
+    except QuantizeError as error:
+        raise file.error((*where, "method"), str(error)) from None
+    by_bits = {("options_by_bits", bits, name): value for name, value in entry.options_by_bits.get(bits, {}).items()}
+    shared = {("options", name): value for name, value in entry.options.items()}
+    for option, value in (by_bits | shared).items():
+        try:
+            quantization(entry.method, bits, **{str(option[-1]): value})
+        except QuantizeError as error:
+            hint = " Give it under options_by_bits." if option in shared and "not at" in str(error) else ""
+            raise file.error((*where, *option), f"{error}{hint}") from None
+    return quantization(entry.method, bits, **(entry.options | entry.options_by_bits.get(bits, {})))
+
+
+def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
+    source = recipe.calibration
+    if source is None:
+        for index, entry in enumerate(recipe.quantizations):
+            if entry.method == "gptq":
+                raise file.error(
+                    ("quantizations", index), "gptq needs calibration; add `calibration: {source: wikitext2}`."
+                )
+    elif source.is_file and not Path(recipe.locate(source.source)).is_file():
+        raise file.error(
+            ("calibration", "source"),
+            f"there is no file {file.file.parent / source.source}; it must be one, {' or '.join(NAMED)}, or a dataset "
+            "on the hub with its revision.",
+        )
+
+
+def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
+    here = file.file.parent
+    for index, folder in enumerate(recipe.task_folders):
+        if not (here / folder).is_dir():
+            raise file.error(("task_folders", index), f"there is no folder {here / folder}.")
+    for name in filter(is_task_path, recipe.tasks):
+        if not (here / name).exists():
+            raise file.error(("tasks", name), f"there is no task file or folder {here / name}.")
+        if recipe.tasks[name].model_fields_set:
+            raise file.error(
+                ("tasks", name),
+                "settings are for a task's name; give its folder to task_folders and use the name here.",
+            )
+    for name in recipe.data:
+        if name not in recipe.tasks and not any(map(is_task_path, recipe.tasks)):
+            raise file.error(("data", name), f"it is not among the tasks.{did_you_mean(name, recipe.tasks)}")
+    given: dict[Where, Any] = {("data", name): files for name, files in recipe.data.items()}
+    given |= {("tasks", name, "data"): task.data for name, task in recipe.tasks.items() if task.data}
+    for where, files in given.items():
+        by_split = {(*where, split): f for split, f in files.items()} if isinstance(files, dict) else {where: files}
+        for field, path in by_split.items():
+            if not (here / path).is_file():
+                raise file.error(field, f"there is no file {here / path}.")

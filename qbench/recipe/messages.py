@@ -1,0 +1,100 @@
+"""What pydantic found wrong with a recipe, as a sentence with the file, the line, the field and what is allowed."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
+
+from qbench.errors import did_you_mean
+from qbench.recipe.yaml import Field, RecipeError, RecipeFile
+
+# pydantic's kinds of errors, as what the value must be or have instead.
+MUST_BE = {
+    "string_type": "be a text",
+    "int_type": "be a whole number",
+    "float_type": "be a number",
+    "bool_type": "be true or false",
+    "tuple_type": "be a list",
+    "dict_type": "have fields of its own",
+    "model_type": "have fields of its own",
+    "greater_than": "be more than {gt:g}",
+    "greater_than_equal": "be {ge} or more",
+    "too_short": "have at least one",
+    "string_too_short": "be a text that is not empty",
+}
+
+
+def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[Field], Sequence[str]]) -> RecipeError:
+    """The error to begin with; fields_at: the names that are allowed at a field."""
+    # A misspelt field is missing under its right name as well: the misspelt one has a line.
+    found = sorted(error.errors(), key=lambda e: e["type"] not in ("extra_forbidden", "invalid_key"))
+    first = found[0]
+    kind, field = first["type"], written_field(read.content, first["loc"], first["type"])
+    if kind == "invalid_key" or first["loc"][-1] == "[key]":
+        return read.error(field, f"the name is {shown(first['input'])}; it must {_must_be([first])}.")
+    if kind == "extra_forbidden":
+        allowed = fields_at(field[:-1])
+        return read.error(field, f"unknown.{did_you_mean(field[-1], allowed)} Allowed are {', '.join(allowed)}.")
+    if kind == "missing":
+        return read.error(field, "is missing.")
+    if kind == "value_error":
+        return read.error(field, f"{first['ctx']['error']}.")
+    # Of a union there is one error for each kind that the value could have been.
+    alike = [e for e in found if written_field(read.content, e["loc"], e["type"]) == field]
+    hint = did_you_mean(first["input"], _choices(first)) if kind == "literal_error" else ""
+    hint += f" Allowed are {', '.join(fields_at(field))}." if kind == "model_type" else ""
+    return read.error(field, f"is {shown(first['input'])}; it must {_must_be(alike)}.{hint}")
+
+
+def must(what: str) -> PydanticCustomError:
+    """The error of a validator: what the value must be or have."""
+    return PydanticCustomError("must", "{what}", {"what": what})
+
+
+def written_field(content: Any, location: Iterable[int | str], kind: str) -> Field:
+    """The part of pydantic's location that is in the recipe, and the name of a field that is missing from it."""
+    field: Field = ()
+    *_, last = location
+    for part in location:
+        if isinstance(content, list) and part in content and isinstance(part, str):
+            part = content.index(part)  # a task in a list, which the model knows by its name
+        if _inside(content, part):
+            content = content[part]
+        elif kind != "missing" or part is not last:
+            continue  # pydantic's name for one kind of a union, or a field that a text stands for
+        field = (*field, part)
+    return field
+
+
+def _inside(content: Any, part: int | str) -> bool:
+    if isinstance(content, list):
+        return isinstance(part, int) and part < len(content)
+    return isinstance(content, dict) and part in content
+
+
+def shown(value: Any) -> str:
+    """A value as it could stand in YAML, on one line and not too long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _must_be(errors: Iterable[Any]) -> str:
+    return " or ".join(dict.fromkeys(map(_wanted, errors)))
+
+
+def _wanted(error: Any) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "invalid_key":
+        return MUST_BE["string_type"]
+    if kind == "literal_error":
+        return f"be one of {', '.join(_choices(error))}"
+    if kind == "must":
+        return error["msg"]
+    return MUST_BE[kind].format(**context) if kind in MUST_BE else f"be right: {error['msg']}"
+
+
+def _choices(error: Any) -> list[str]:
+    return re.findall(r"'([^']*)'", error["ctx"]["expected"])

@@ -1,0 +1,208 @@
+"""What a recipe has: checkpoints × quantizations × tasks, and how to run them, typed. Imports no torch."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from qbench.gate.settings import GateSettings
+from qbench.machine import has_cuda
+from qbench.quantizers.calibration import NAMED, Calibration
+from qbench.recipe.messages import must
+from qbench.recipe.yaml import Field as Where
+from qbench.recipe.yaml import RecipeFile, is_task_path
+
+ATTENTION = ("softmax", "softpick")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class CheckpointSource(_Part):
+    """A model on disk or on the hub; a text alone is its path."""
+
+    path: str = Field(min_length=1)  # a folder, relative to the recipe, or owner/name on the hub
+    revision: str | None = None  # a branch, tag or commit on the hub
+    tokenizer: str | None = None  # where it is not beside the model
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_a_path(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"path": value}
+        if not isinstance(value, dict):
+            raise must(f"be a folder, a name on the hub, or have the fields {', '.join(cls.model_fields)}")
+        return value
+
+
+class QuantizationEntry(_Part):
+    """A method at one or several widths; options for all of them, and for single widths."""
+
+    method: str
+    bits: tuple[int, ...] = ()
+    options: dict[str, Any] = {}
+    options_by_bits: dict[int, dict[str, Any]] = {}
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The bits; the unquantized baseline has one width, which need not be said."""
+        return self.bits or ((16,) if self.method == "none" else ())
+
+    @field_validator("bits", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        if not isinstance(value, list | int):
+            raise must("be a whole number, or a list of them")
+        return tuple(value) if isinstance(value, list) else (value,)
+
+
+class TaskSettings(_Part):
+    """How one task is run; what is not given here is the recipe's, or lm-eval's own."""
+
+    num_fewshot: int | None = Field(None, ge=0)
+    limit: int | None = Field(None, ge=1)
+    data: str | dict[str, str] | None = None  # a .jsonl file, or one a split
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_no_setting(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+
+class Recipe(_Part):
+    """What a person writes: the matrix, and how to run it. The defaults here are the only ones."""
+
+    description: str = ""
+    checkpoints: dict[str, dict[str, CheckpointSource]] = Field(min_length=1)  # family: {softmax: …, softpick: …}
+    tokenizer: str | None = None  # in place of those beside the checkpoints
+    quantizations: tuple[QuantizationEntry, ...] = Field(min_length=1)
+    tasks: dict[str, TaskSettings] = Field(min_length=1)
+    task_folders: tuple[str, ...] = ()  # folders with task files (.yaml)
+    data: dict[str, str | dict[str, str]] = {}  # local files in place of a task's dataset
+    num_fewshot: int | None = Field(None, ge=0)
+    limit: int | None = Field(None, ge=1)  # the first documents of each task alone
+    calibration: Calibration | None = None  # gptq needs it
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_length: int | None = Field(None, ge=2)  # by default what the checkpoint's config says
+    seed: int = 1234  # of the few-shot examples; calibration has its own
+    execution: Literal["dense", "packed"] = "dense"
+    batch_tokens: int | None = Field(None, ge=1)  # by default as many as memory allows
+    workers: int | None = Field(None, ge=1)  # cells at once; by default one a GPU, or as many as the CPU can take
+    threads: int | None = Field(None, ge=1)  # of each worker on the CPU; by default the cores shared out
+    timeout_minutes: float = Field(720, gt=0)  # a cell that takes longer has hung
+    output: str | None = None  # by default results/runs/<recipe>
+    gate: GateSettings = GateSettings()  # when `qbench check` fails
+
+    _file: RecipeFile = PrivateAttr()
+
+    @field_validator("checkpoints", mode="before")
+    @classmethod
+    def _families(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise must("have a field for each family: `340M: {softmax: FOLDER, softpick: FOLDER}`")
+        return value
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _list_of_names(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return value
+        if not (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
+            raise must("be a list of names, or have a field for each task with its settings: `piqa: {limit: 100}`")
+        if twice := [name for name in value if value.count(name) > 1]:
+            raise must(f"name each task once, and {twice[0]} is there twice")
+        return {name: {} for name in value}
+
+    @field_validator("quantizations", "task_folders", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @property
+    def file(self) -> Path:
+        """The recipe's file."""
+        return self._file.file
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.file.stem
+
+    def locate(self, text: str) -> str:
+        """A path in the recipe as one from here, where there is such a thing; else the text as it is: a hub id."""
+        path = self.file.parent / text
+        return str(path) if path.exists() else text
+
+    @cached_property
+    def resolved_device(self) -> str:
+        """cpu or cuda."""
+        return ("cuda" if has_cuda() else "cpu") if self.device == "auto" else self.device
+
+    @property
+    def resolved_dtype(self) -> str:
+        """The dtype of weights and activations."""
+        by_device = "bfloat16" if self.resolved_device == "cuda" else "float32"
+        return by_device if self.dtype == "auto" else self.dtype
+
+    def out(self) -> Path:
+        """The folder for the records."""
+        return self.file.parent / self.output if self.output else Path("results", "runs", self.name)
+
+    def content(self) -> dict[str, Any]:
+        """All of it as plain data, defaults too, for records and reports; where they lie is no part of them."""
+        return self.model_dump(mode="json", exclude={"output"})
+
+    def task_names(self) -> list[str]:
+        """The tasks as load_tasks takes them."""
+        return [self.locate(name) if is_task_path(name) else name for name in self.tasks]
+
+    def task_data(self) -> dict[str, Any]:
+        """Local data files by task, from here."""
+        given = self.data | {name: task.data for name, task in self.tasks.items() if task.data}
+        here = self.file.parent
+        return {
+            name: {split: str(here / file) for split, file in files.items()}
+            if isinstance(files, dict)
+            else str(here / files)
+            for name, files in given.items()
+        }
+
+    def shots(self) -> int | dict[str, int] | None:
+        """Few-shot counts as load_tasks takes them."""
+        own = {name: task.num_fewshot for name, task in self.tasks.items() if task.num_fewshot is not None}
+        if not own:
+            return self.num_fewshot
+        return own if self.num_fewshot is None else dict.fromkeys(self.tasks, self.num_fewshot) | own
+
+    def limits(self, tasks: Iterable[str] | None = None) -> dict[str, int | None]:
+        """How many documents of each task; None for all. tasks: those that groups and files among them stand for."""
+        names = list(self.tasks if tasks is None else tasks)
+        for name, task in self.tasks.items():
+            if task.limit and name not in names:
+                raise self._file.error(
+                    ("tasks", name, "limit"), f"a limit is for a single task, and this stands for {', '.join(names)}."
+                )
+        return {name: (self.tasks[name].limit if name in self.tasks else None) or self.limit for name in names}
+
+    def calibration_source(self) -> Calibration | None:
+        """The calibration with its path from here."""
+        found = self.calibration
+        if found is None or found.source in NAMED:
+            return found
+        return found.model_copy(update={"source": self.locate(found.source)})
+
+
+def fields_at(field: Where) -> list[str]:
+    """The names that are allowed at a field."""
+    parts: dict[Any, type[BaseModel]] = {
+        "checkpoints": CheckpointSource,
+        "quantizations": QuantizationEntry,
+        "tasks": TaskSettings,
+        "calibration": Calibration,
+        "gate": GateSettings,
+    }
+    return list((parts[field[0]] if field else Recipe).model_fields) + ([] if field else ["extends"])

@@ -1,0 +1,1 @@
+"""Records on disk: what cells produced. Imports no torch."""

@@ -1,0 +1,131 @@
+"""What a record is made of, typed."""
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from qbench.records.audit import Audit
+
+FailureKind = Literal["error", "audit", "out-of-memory", "killed", "crashed", "timeout"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class CellRef(_Part):
+    """What a cell is to a reader: one checkpoint and one quantization. Records of two runs are joined by this."""
+
+    family: str  # such as 340M: joins a softmax checkpoint and its twins
+    attention: str  # softmax, softpick, …
+    checkpoint: str  # as the recipe names it
+    method: str
+    bits: int  # 16 for method none
+    label: str  # the quantization's full name, such as hqq-3-g64
+
+    @property
+    def name(self) -> str:
+        """The cell in one word, for people: 340M-softpick-hqq-3-g64."""
+        return f"{self.family}-{self.attention}-{self.label}"
+
+
+class Identity(_Part):
+    """All that can change a cell's numbers. The key is a hash of it; `code` and `packages` alone make it stale."""
+
+    # checkpoint content, quantization, calibration, tasks, dtype, execution, device, lengths, seeds
+    what: dict[str, Any]
+    code: str  # a hash of our own code that computes
+    packages: dict[str, str]  # versions of the packages that compute
+
+    @property
+    def key(self) -> str:
+        """A hash of everything."""
+        return _hash(self.model_dump())
+
+    @property
+    def what_key(self) -> str:
+        """A hash of what is computed, whichever code and packages compute it."""
+        return _hash(self.what)
+
+
+class MetricValue(_Part):
+    """One number of one task, by lm-eval's names; accuracies are shares, not percent."""
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    better: Literal["higher", "lower"] | None
+    aggregation: str  # how documents' values become one: a name in qbench.records.samples.AGGREGATIONS
+    documents: int
+
+
+class Cost(_Part):
+    """What the cell took."""
+
+    seconds: dict[str, float]  # by phase: load, quantize, evaluate
+    tokens: int | None = None  # forwarded while evaluating
+    tokens_per_second: float | None = None
+    peak_host_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    weight_bytes: int | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
+
+
+class Provenance(_Part):
+    """Everything needed to get the numbers again."""
+
+    recipe: str  # the file's name
+    resolved_recipe: dict[str, Any]
+    packages: dict[str, str]
+    git_commit: str | None  # with a + where the working tree has changes
+    machine: dict[str, Any]  # cpu, cores, threads, memory, gpu, driver, python, platform
+    started: str  # ISO 8601, UTC
+    finished: str
+
+
+class Failure(_Part):
+    """Why a cell has no numbers."""
+
+    kind: FailureKind
+    reason: str
+    phase: str | None = None
+    log_tail: str = ""
+
+
+class Record(_Part):
+    """What a cell produced: numbers with the proof behind them, or the reason why there are none."""
+
+    schema_version: Literal[1] = 1
+    state: Literal["done", "failed"]
+    cell: CellRef
+    key: str
+    identity: Identity
+    metrics: tuple[MetricValue, ...] = ()
+    audit: Audit | None = None
+    cost: Cost | None = None
+    provenance: Provenance
+    failure: Failure | None = None
+    samples_sha256: str | None = None
+
+
+class PlannedCell(_Part):
+    """A cell as a run planned it."""
+
+    cell: CellRef
+    key: str | None  # of the record that counts; None where it is not known yet, or the method lacks the width
+    not_offered: bool = False
+
+
+class RunPlan(_Part):
+    """What run.json holds: the matrix as it was meant, so that a reader sees what is missing."""
+
+    schema_version: Literal[1] = 1
+    recipe: str
+    resolved_recipe: dict[str, Any]
+    cells: tuple[PlannedCell, ...]
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,275 @@
+"""Records on disk: one folder a cell with record.json and samples.parquet beside it. Imports no torch.
+
+DIR/run.json                   the plan of the last run: which cells there are, and the key of each one's record
+DIR/<cell>/record.json         what a cell produced, or why it failed; written last, so it is there whole or not
+DIR/<cell>/samples.parquet     the results of every document (qbench.records.samples)
+DIR/<cell>/log.txt             what the cell's process printed
+"""
+
+import functools
+import hashlib
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from qbench.errors import InputError
+from qbench.records.schema import CellRef, MetricValue, PlannedCell, Record, RunPlan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+SCHEMA = Path(__file__).parents[1] / "record.schema.json"
+RECORD, SAMPLES, LOG, RUN = "record.json", "samples.parquet", "log.txt", "run.json"
+KEY_LETTERS = 10  # of a key, in the name of its folder
+CELL_FOLDER = re.compile(rf"-[0-9a-f]{{{KEY_LETTERS}}}$")
+
+
+class StoreError(InputError):
+    """A folder of records that cannot be read or written as it is, in a sentence."""
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record and the folder that it is in."""
+
+    record: Record
+    folder: Path
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether there are per-document results."""
+        return self.record.samples_sha256 is not None
+
+    def samples(self) -> "pd.DataFrame":
+        """The results of every document; an error if the file is not the one that the record was written with."""
+        from qbench.records.samples import read_samples
+
+        return read_samples(io.BytesIO(self.samples_content()))
+
+    def samples_content(self) -> bytes:
+        """The bytes of samples.parquet, for who needs less than a frame; the same error."""
+        file = self.folder / SAMPLES
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{file}: the samples of {self.record.cell.name} cannot be read ({error}).") from None
+        if hashlib.sha256(content).hexdigest() != self.record.samples_sha256:
+            raise StoreError(f"{file} is not what {RECORD} beside it was written with; run the cell again.")
+        return content
+
+
+@dataclass(frozen=True)
+class Results:
+    """A folder of records, read: the current record of each cell, and what else is there."""
+
+    folder: Path
+    plan: RunPlan | None
+    current: tuple[StoredRecord, ...]
+    superseded: tuple[StoredRecord, ...] = ()
+    missing: tuple[PlannedCell, ...] = field(default=())  # planned, but there is no record
+    not_offered: tuple[PlannedCell, ...] = ()
+
+
+Model = TypeVar("Model", Record, RunPlan)
+
+
+def read_results(folder: Path | str) -> Results:
+    """Read a folder of records. With a run.json, its keys say which records count; without one, all of them do."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise StoreError(f"{folder} is not a folder; it must be one of records, as `qbench run` writes them.")
+    records = list(_read_all(folder))
+    plan = _read_plan(folder / RUN)
+    if plan is None:
+        if not records:
+            raise StoreError(
+                f"{folder} holds no records ({RECORD} in a folder for each cell). `qbench run` makes them."
+            )
+        _check_one_each(records, folder, lambda record: record.cell.name, f", and no {RUN} that says which one counts")
+        return Results(folder, None, tuple(records))
+    _check_one_each(records, folder, lambda record: (record.cell.name, record.key), " with the same key")
+    # By the name too: families with the same checkpoint have the same keys.
+    found: dict[tuple[str, str | None], StoredRecord] = {(s.record.cell.name, s.record.key): s for s in records}
+    planned = {(cell.cell.name, cell.key): cell for cell in plan.cells if not cell.not_offered}
+    return Results(
+        folder,
+        plan,
+        tuple(found[cell] for cell in planned if cell in found),
+        tuple(stored for cell, stored in found.items() if cell not in planned),
+        tuple(planned[cell] for cell in planned if cell not in found),
+        tuple(cell for cell in plan.cells if cell.not_offered),
+    )
+
+
+def read_frame(folder: Path | str) -> "pd.DataFrame":
+    """The metrics of a folder's current records as a tidy frame, one row a cell, task and metric."""
+    import pandas as pd
+
+    rows = []
+    for stored in read_results(folder).current:
+        record = stored.record
+        common = {**record.cell.model_dump(), "state": record.state, "key": record.key}
+        for metric in record.metrics or (None,):
+            rows.append(common | (metric.model_dump() if metric else {}))
+    columns = [*CellRef.model_fields, "state", "key", *MetricValue.model_fields]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def read_record(file: Path) -> Record:
+    """One record.json; an error says what is wrong with it."""
+    return _read_json(file, Record)
+
+
+def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
+    """Where a cell's record is: named for people, and by its key."""
+    return folder / f"{file_name(cell.name)}-{key[:KEY_LETTERS]}"
+
+
+def file_name(text: str) -> str:
+    """A text that people chose, as a part of a file's name: it cannot lead to another folder.
+
+    If a character had to be replaced, a hash of the text follows, so that 'a b' and 'a/b' stay two names.
+    """
+    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:KEY_LETTERS]}"
+
+
+def write_record(folder: Path, record: Record, samples: "pd.DataFrame | None" = None) -> None:
+    """Write a cell's record into its folder: samples first, record.json last, each whole or not at all."""
+    digest = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if samples is not None:
+            from qbench.records.samples import write_samples
+
+            write_samples(samples, folder / SAMPLES)
+            digest = hashlib.sha256((folder / SAMPLES).read_bytes()).hexdigest()
+        record = record.model_copy(update={"samples_sha256": digest})
+        content = record.model_dump(mode="json")
+        _validator().validate(content)
+        write_atomically(folder / RECORD, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        if samples is None:
+            (folder / SAMPLES).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{folder}: the record cannot be written ({error.strerror or error}).") from error
+
+
+def write_plan(folder: Path, plan: RunPlan) -> None:
+    """Write run.json."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / RUN, plan.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        raise StoreError(f"{folder / RUN} cannot be written ({error.strerror or error}).") from error
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """The file with this text, or as it was; never a part."""
+    handle, unfinished = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(unfinished, 0o644)  # mkstemp's files are for their owner alone
+        os.replace(unfinished, file)
+        _sync_folder(file.parent)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed writers left: temporary files, and cell folders in which nothing was finished.
+
+    Only for who holds the folder's lock.
+    """
+    cells = [found for found in folder.iterdir() if found.is_dir() and CELL_FOLDER.search(found.name)]
+    for file in [path for place in (folder, *cells) for path in place.glob(".*.*")]:
+        if file.name.startswith((f".{RECORD}.", f".{SAMPLES}.", f".{RUN}.")):
+            file.unlink(missing_ok=True)
+    for cell in cells:
+        if not (cell / RECORD).exists():
+            for name in (LOG, SAMPLES):
+                (cell / name).unlink(missing_ok=True)
+            if not any(cell.iterdir()):
+                cell.rmdir()
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a record; record.schema.json is this."""
+    return Record.model_json_schema(mode="serialization")
+
+
+@functools.cache
+def _validator() -> Any:
+    import jsonschema
+
+    schema = json.loads(SCHEMA.read_text())
+    return jsonschema.validators.validator_for(schema)(schema)
+
+
+def _read_all(folder: Path) -> Iterable[StoredRecord]:
+    for file in sorted(folder.glob(f"*/{RECORD}")):
+        yield StoredRecord(read_record(file), file.parent)
+
+
+def _read_plan(file: Path) -> RunPlan | None:
+    return _read_json(file, RunPlan) if file.exists() else None
+
+
+def _read_json(file: Path, kind: type[Model]) -> Model:
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read ({error.strerror}).") from None
+    try:
+        read = kind.model_validate_json(text)  # three times as fast as the way that tells what is wrong
+        if "schema_version" in read.model_fields_set:
+            return read
+    except ValidationError:
+        pass
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise StoreError(f"{file} is not JSON ({error}); remove its folder and run the cell again.") from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"{file} has the schema version {version!r}; this qbench reads version {SCHEMA_VERSION}. "
+            "Run the recipe again, or read it with the version of qbench that wrote it."
+        )
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StoreError(f"{file}: {where or 'the record'}: {first['msg']}.") from None
+
+
+def _check_one_each(records: list[StoredRecord], folder: Path, by: Callable[[Record], object], why: str) -> None:
+    seen: dict[object, Path] = {}
+    for stored in records:
+        first = seen.setdefault(by(stored.record), stored.folder)
+        if first != stored.folder:
+            name = stored.record.cell.name
+            raise StoreError(
+                f"{folder} holds two records of {name}, in {first.name} and {stored.folder.name}{why}; remove one."
+            )
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,5 +1,0 @@
-"""Imported by the fork server, and by nothing else: importing it is the work."""
-
-from qbench.run.child import preload
-
-preload()

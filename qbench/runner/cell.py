@@ -1,0 +1,275 @@
+"""The worker: load ▸ quantize ▸ audit ▸ evaluate. It knows one cell, and nothing of the matrix."""
+
+import logging
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qbench import identity as fingerprints
+from qbench.errors import InputError
+from qbench.identity import cache_folder
+from qbench.quantizers.options import Quantization
+from qbench.recipe.cells import Cell
+from qbench.records.audit import AuditError
+from qbench.records.schema import Cost, Failure, FailureKind, Identity, MetricValue, Provenance, Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+# phase, and how much of it is done, from 0 to 1
+Report = Callable[[str, float], None]
+
+
+class ChangedError(InputError):
+    """Something that is not what it was when the run was planned."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to run: what it is, its identity, and what is known of the run it is part of."""
+
+    cell: Cell
+    identity: Identity
+    git_commit: str | None
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The cell's name."""
+        return self.cell.ref.name
+
+    def record(self, started: str, **result: Any) -> Record:
+        """The cell's record with this result."""
+        recipe = self.cell.recipe
+        return Record(
+            cell=self.cell.ref,
+            key=self.identity.key,
+            identity=self.identity,
+            provenance=Provenance(
+                recipe=recipe.file.name,
+                resolved_recipe=recipe.content(),
+                packages=self.identity.packages,
+                git_commit=self.git_commit,
+                machine=self.machine,
+                started=started,
+                finished=now(),
+            ),
+            **result,
+        )
+
+    def failed(self, started: str, failure: Failure) -> Record:
+        """The record of a cell that has no numbers."""
+        return self.record(started, state="failed", failure=failure)
+
+
+class Phases:
+    """Which phase runs, how far it is, and how long each one took."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.current: str | None = None
+        self.seconds: dict[str, float] = {}
+        self.tokens = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase; it stays the current one when it fails, for the record of the failure."""
+        from qbench.progress import listening
+
+        self.current = name
+        self.report(name, 0.0)
+        start = time.perf_counter()
+        with listening(self._heard):
+            yield
+        self.seconds[name] = time.perf_counter() - start
+
+    def _heard(self, unit: str, steps: int, done: int, total: int | None) -> None:
+        if unit == "token":
+            self.tokens += steps
+        assert self.current is not None
+        self.report(self.current, done / total if total else 0.0)
+
+
+def run_cell(job: Job, report: Report = lambda phase, share: None) -> "tuple[Record, pd.DataFrame | None]":
+    """Run a cell: a finished record with its samples, or a failed one with the reason; raises nothing of the cell's."""
+    started, phases = now(), Phases(report)
+    try:
+        return _run(job, started, phases)
+    except Exception as error:
+        logging.getLogger(__name__).exception("%s failed in the phase %s", job.name, phases.current)
+        return job.failed(started, failure_of(error, phases.current)), None
+
+
+def failure_of(error: Exception, phase: str | None) -> Failure:
+    """An exception as the reason of a failed record."""
+    kind: FailureKind = "error"
+    if isinstance(error, AuditError):
+        kind = "audit"
+    elif any(map(_out_of_memory, _causes(error))):
+        kind = "out-of-memory"
+    text = str(error).strip()
+    reason = text if isinstance(error, InputError | AuditError) else f"{type(error).__name__}: {text}"
+    return Failure(kind=kind, reason=reason, phase=phase)
+
+
+def with_log_tail(record: Record, log: Path) -> Record:
+    """A failed record with the end of its log, a finished one as it is."""
+    if record.failure is None or not log.exists():
+        return record
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - 8 * LOG_TAIL))  # bars may have filled it
+        text = stream.read().decode(errors="replace")
+    lines = [line.rpartition("\r")[2] for line in text.split("\n")]  # of a bar, what one would see
+    failure = record.failure.model_copy(update={"log_tail": "\n".join(lines)[-LOG_TAIL:]})
+    return record.model_copy(update={"failure": failure})
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]":
+    import torch
+
+    cell, recipe = job.cell, job.cell.recipe
+    job = replace(job, machine=job.machine | {"threads": torch.get_num_threads()})
+    if recipe.resolved_device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with phases.phase("load"):
+        model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
+    with phases.phase("quantize"):
+        model, audit = quantize_model(cell, model, tokenizer)
+    check_unchanged(cell, job.identity)  # now that all of it is read: its record must not say otherwise
+    with phases.phase("evaluate"):
+        evaluation = evaluate_model(cell, model, tokenizer, job.identity.what["tasks"])
+    metrics = [asdict(metric) for metric in evaluation.metrics]
+    for metric in metrics:
+        metric["metric"] = metric.pop("name")
+    cost = Cost(
+        seconds=phases.seconds,
+        tokens=phases.tokens,
+        tokens_per_second=phases.tokens / phases.seconds["evaluate"],
+        peak_host_bytes=_peak_host_bytes(),
+        peak_device_bytes=torch.cuda.max_memory_allocated() if recipe.resolved_device == "cuda" else None,
+        weight_bytes=weight_bytes(model, audit),
+    )
+    values = tuple(MetricValue(**metric) for metric in metrics)
+    return job.record(started, state="done", metrics=values, audit=audit, cost=cost), evaluation.samples
+
+
+def check_unchanged(cell: Cell, planned: Identity) -> None:
+    """An error where a file, our own code or a package is not what the plan found, hours ago or on another node."""
+    source = cell.recipe.calibration_source() if planned.what["calibration"] else None
+    what = {
+        "checkpoint": fingerprints.checkpoint_fingerprint(cell.location, _commit(planned, "checkpoint")),
+        "tokenizer": fingerprints.tokenizer_fingerprint(cell.tokenizer, _commit(planned, "tokenizer")),
+        "calibration": source and source.content_hash(),
+    }
+    changed = [f"The {part}" for part, found in what.items() if found != planned.what[part]]
+    changed += ["qbench's own code"] if fingerprints.code_hash() != planned.code else []
+    changed += ["A package's version"] if fingerprints.package_versions() != planned.packages else []
+    if changed:
+        raise ChangedError(f"{changed[0]} is not what it was when the run was planned; start the run again.")
+
+
+def load_model(cell: Cell, identity: Identity) -> Any:
+    """The cell's model, unquantized."""
+    import torch
+
+    from qbench.checkpoint.load import load_checkpoint, local_folder
+
+    folder = local_folder(cell.location, _commit(identity, "checkpoint"))
+    dtype = getattr(torch, cell.recipe.resolved_dtype)
+    return load_checkpoint(folder, cell.ref.attention, cell.recipe.resolved_device, dtype)
+
+
+def load_tokenizer(cell: Cell, identity: Identity) -> Any:
+    """The cell's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(cell.tokenizer, revision=_commit(identity, "tokenizer"))
+
+
+def quantize_model(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """The model as the cell wants it, and its audit."""
+    from qbench.quantizers.calibration import calibration_batches
+    from qbench.quantizers.quantize import quantize
+
+    recipe, wanted = cell.recipe, cell.quantization
+    assert isinstance(wanted, Quantization)  # what is not offered has no job
+    calibration = None
+    if wanted.method == "gptq" and (source := recipe.calibration_source()):
+        longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)
+        calibration = calibration_batches(source, tokenizer, longest)
+    options = wanted.options.model_dump()
+    return quantize(
+        model, wanted.method, wanted.bits, calibration=calibration, execution=recipe.execution, progress=True, **options
+    )
+
+
+def evaluate_model(cell: Cell, model: Any, tokenizer: Any, planned: dict[str, Any], limit: int | None = None) -> Any:
+    """Score the model on the recipe's tasks, which must be those that were planned; limit: documents of each."""
+    from qbench.evaluate.evaluation import evaluate
+    from qbench.evaluate.scorer import Scorer
+    from qbench.evaluate.tasks import load_tasks, task_fingerprint
+
+    recipe = cell.recipe
+    folders = [recipe.locate(folder) for folder in recipe.task_folders]
+    tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots())
+    limits = recipe.limits(tasks)
+    for name, task in tasks.items():
+        if task_fingerprint(task, limits.get(name)) != planned[name][0]:
+            raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
+    lm = Scorer(
+        model,
+        tokenizer,
+        max_length=recipe.max_length,
+        batch_tokens=cell.batch_tokens,
+        token_cache=cache_folder() / "tokens",
+    )
+    few = {name: min(own or limit, limit) for name, own in limits.items()} if limit else limits
+    return evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
+
+
+def _commit(identity: Identity, part: str) -> str | None:
+    """The commit that the plan found in the cache, so that the hub's newer one is not taken; None for a folder."""
+    return identity.what[part].partition("@")[2] or None
+
+
+def weight_bytes(model: Any, audit: Any) -> int:
+    """The size of the model as it would be saved: packed layers as packed, all else in its dtype."""
+    packed = {layer.name for layer in audit.layers}
+    rest = {
+        tensor.data_ptr(): tensor.numel() * tensor.element_size()
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if not any(name.startswith(f"{layer}.") for layer in packed)
+    }
+    return audit.code_bytes + audit.metadata_bytes + sum(rest.values())
+
+
+def _peak_host_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, and so on."""
+    link: BaseException | None = error
+    while link:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether it is Python's, CUDA's, torch's or the kernel's way to say so; torch has no type for it on the CPU."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY)

@@ -1,0 +1,207 @@
+"""A process for one piece of work: forked from a server that has imported the heavy packages once.
+
+The fork server must not have touched CUDA, which cannot be forked: what it imports is chosen for the machine, and
+asserted. Children die with the server, and the server with the driver, however it ends.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any, Protocol
+
+from qbench.machine import has_cuda
+
+PR_SET_PDEATHSIG = 1
+PRELOAD = "QBENCH_PRELOAD"  # the modules that the fork server imports, separated by commas
+PARENT = "QBENCH_PARENT"  # the process that this one must not outlive
+HEAVY = (
+    "jsonschema",
+    "pyarrow.parquet",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto",
+    "qbench.checkpoint.load",
+    "qbench.quantizers.quantize",
+    "qbench.evaluate.scorer",
+    "qbench.evaluate.evaluation",
+    "qbench.evaluate.tasks",
+    "qbench.evaluate.tokens",
+    "qbench.runner.preflight",
+)
+OF_METHODS = {"hqq": "hqq.core.quantize", "gptq": "qbench.quantizers.gptq", "bnb": "qbench.quantizers.bnb"}
+
+
+class Work(Protocol):
+    """What a child does; it is pickled to get there."""
+
+    def __call__(self, send: Callable[[Any], None]) -> None:
+        """Do it; send messages to the driver on the way."""
+
+
+def fork_server(methods: set[str]) -> ForkServerContext:
+    """A context whose processes have the packages of these methods imported already."""
+    # The quantizers' libraries choose their kernels by the GPU when they are imported, and bitsandbytes starts CUDA.
+    own = [] if has_cuda() else [OF_METHODS[method] for method in sorted(methods) if method in OF_METHODS]
+    os.environ[PRELOAD] = ",".join([*HEAVY, *own])
+    os.environ[PARENT] = str(os.getpid())
+    # Else torch.cuda.is_available(), which many packages ask when they are imported, starts the driver.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["qbench.runner.preload"])
+    # Ctrl-C reaches every process of a terminal, and only the driver shall act on it. The resource tracker comes
+    # first: starting it lifts the block.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    return context
+
+
+class Child:
+    """A process, and the end of the pipe that it reports to. Once it is started, `end` must be called."""
+
+    def __init__(
+        self, context: ForkServerContext, work: Work, *, log: Path, threads: int | None = None, gpu: str | None = None
+    ) -> None:
+        self.connection, self._theirs = context.Pipe(duplex=False)
+        # Not a daemon: those may have no processes of their own, and some of lm-eval's metrics start one.
+        self.process = context.Process(target=_main, args=(work, self._theirs, str(log), threads, gpu))
+
+    def start(self) -> None:
+        """Fork it; the first one waits until the server has imported its packages."""
+        self.process.start()
+        self._theirs.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended; what it sent can still be read."""
+        return self.process.exitcode is not None
+
+    def messages(self) -> list[Any]:
+        """What it has sent since the last call."""
+        found = []
+        with contextlib.suppress(EOFError, OSError):  # the pipe is closed once it has ended
+            while self.connection.poll():
+                found.append(self.connection.recv())
+        return found
+
+    def kill(self) -> None:
+        """Kill it if it still runs; returns when it is gone."""
+        if self.process.pid is not None:
+            self.process.kill()
+            self.process.join()
+
+    def end(self) -> None:
+        """Kill it if it still runs, and let go of it."""
+        self.kill()
+        self.process.close()
+        self.connection.close()
+
+
+def how_it_died(code: int | None) -> str:
+    """An exit code as a sentence."""
+    if code is None or code >= 0:
+        return f"The process ended with exit code {code} and no result."
+    often = " (often the kernel's answer to a machine out of memory)" if -code == signal.SIGKILL else ""
+    return f"The process was killed by signal {-code}, {signal.strsignal(-code)}{often}."
+
+
+def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu: str | None) -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which ends its children
+    redirect(Path(log))
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("CUDA was initialised before the fork: a preloaded module touches the GPU.")
+    if threads:
+        torch.set_num_threads(threads)
+    work(connection.send)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that ends (Linux)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[PARENT]):  # it has ended already
+        os._exit(1)
+
+
+def redirect(log: Path) -> None:
+    """Everything that this process prints from here on, by libraries in C too, goes into the log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def preload() -> None:
+    """In the fork server: import what QBENCH_PRELOAD names, and make sure that the GPU was left alone."""
+    die_with_parent()
+    os.environ[PARENT] = str(os.getpid())  # for the children
+    with _quiet(), _hidden_gpus():
+        for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
+            importlib.import_module(name)
+        if "qbench.quantizers.gptq" in sys.modules:
+            sys.modules["qbench.quantizers.gptq"].solver()
+        import torch
+        from torch.utils._triton import has_triton
+
+        if torch.cuda.is_initialized():
+            raise RuntimeError("A preloaded module has initialised CUDA, which cannot be forked.")
+        has_triton.cache_clear()  # what it said while the GPUs were hidden
+
+
+@contextlib.contextmanager
+def _hidden_gpus() -> Iterator[None]:
+    """No GPU to be seen meanwhile: transformers imports torchao, whose import starts CUDA where there is one.
+
+    torch counts devices anew until CUDA is started, so a child sees those that it is given.
+    """
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        yield
+    finally:
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep banners and warnings of imports to ourselves, unless one fails: then all that was printed is shown."""
+    with tempfile.TemporaryFile() as printed:
+        kept = os.dup(2), os.dup(1)
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            printed.seek(0)
+            os.write(kept[0], printed.read())
+            raise
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(kept[0], 2)
+            os.dup2(kept[1], 1)
+            os.close(kept[0])
+            os.close(kept[1])

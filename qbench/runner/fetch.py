@@ -1,0 +1,99 @@
+"""`qbench fetch`: a recipe's checkpoints and datasets into the Hugging Face cache, for nodes without network."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+from qbench.identity import NotFetchedError, checkpoint_files, tokenizer_files
+from qbench.quantizers.calibration import Calibration
+from qbench.recipe.cells import Recipe, cells
+
+
+def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
+    """Fetch one source after another; a line for each: whether it is there now, and what it is or why it is not."""
+    for location, revision in {(cell.location, cell.source.revision): None for cell in cells(recipe)}:
+        yield _fetch_checkpoint(location, revision)
+    for tokenizer, revision in {(cell.tokenizer, cell.tokenizer_revision): None for cell in cells(recipe)}:
+        yield _fetch_tokenizer(tokenizer, revision)
+    data = recipe.task_data()
+    for name, task in zip(recipe.tasks, recipe.task_names(), strict=True):
+        yield _fetch_task(task, {name: data[name]} if name in data else {}, recipe)
+    if source := recipe.calibration_source():
+        yield _fetch_calibration(source)
+
+
+def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
+    local = Path(name).is_dir()
+    try:
+        files = checkpoint_files(Path(name) if local else _download(name, revision))
+    except NotFetchedError as error:  # offline, the hub's library is content with what an interrupted download left
+        return False, f"checkpoint {name}: {error}"
+    except (HFValidationError, OSError) as error:
+        return False, f"checkpoint {name}: neither a folder nor to be had from the hub ({_reason(error)})"
+    size = sum(file.stat().st_size for file in files) / 1e9
+    return True, f"checkpoint {name}: {size:.2f} GB {'in a local folder' if local else 'in the cache'}"
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from qbench.checkpoint.load import HUB_FILES
+
+    wanted: dict[str, Any] = {
+        "repo_id": name,
+        "revision": revision,
+        "allow_patterns": HUB_FILES,
+        "ignore_patterns": ["*/*"],
+    }
+    with suppress(OSError):  # offline there is no telling
+        files = snapshot_download(**wanted, dry_run=True)
+        missing = [file for file in files if file.will_download]
+        size = sum(file.file_size for file in missing) / 1e9
+        print(f"checkpoint {name}: {len(missing)} of {len(files)} files to fetch, {size:.2f} GB", flush=True)
+    return Path(snapshot_download(**wanted))
+
+
+def _fetch_tokenizer(name: str, revision: str | None) -> tuple[bool, str]:
+    if Path(name).is_dir():
+        try:
+            tokenizer_files(Path(name))
+        except NotFetchedError as error:
+            return False, f"tokenizer {name}: {error}"
+        return True, f"tokenizer {name}: in a local folder"
+    from transformers import AutoTokenizer
+
+    try:
+        AutoTokenizer.from_pretrained(name, revision=revision)
+    except Exception as error:  # the hub, its files and transformers raise a dozen kinds
+        return False, f"tokenizer {name}: neither a folder nor to be had from the hub ({_reason(error)})"
+    return True, f"tokenizer {name}: in the cache"
+
+
+def _fetch_task(name: str, data: dict[str, Any], recipe: Recipe) -> tuple[bool, str]:
+    from qbench.evaluate.tasks import MissingDatasetError, load_tasks
+
+    print(f"task {name}: {'local data' if data else 'its dataset'}", flush=True)
+    try:
+        tasks = load_tasks([name], data, [recipe.locate(folder) for folder in recipe.task_folders])
+    except MissingDatasetError as error:
+        return False, f"task {name}: {error}"
+    return True, f"task {name}: {sum(len(task.eval_docs) for task in tasks.values()):,} documents"
+
+
+def _fetch_calibration(source: Calibration) -> tuple[bool, str]:
+    from datasets import load_dataset
+
+    if source.is_file:
+        return Path(source.source).is_file(), f"calibration {source.source}: a local file"
+    print(f"calibration {source.source}: its dataset", flush=True)
+    try:
+        load_dataset(**source.dataset(), split=source.split)
+    except Exception as error:  # offline, not cached, no such dataset: datasets and the hub raise a dozen kinds
+        return False, f"calibration {source.source}: not in the cache and not to be had ({_reason(error)})"
+    return True, f"calibration {source.source}: in the cache"
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

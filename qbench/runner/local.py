@@ -1,0 +1,147 @@
+"""Cells in processes on this box: one a GPU at a time, or as many as the CPU and the memory take."""
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any, Protocol
+
+from qbench.records.schema import Failure, FailureKind, Record
+from qbench.records.store import LOG, RECORD, StoreError, cell_folder, read_record, write_record
+from qbench.runner.cell import Job, now, run_cell, with_log_tail
+from qbench.runner.child import Child, fork_server, how_it_died
+from qbench.runner.lock import RunError
+
+TICK = 0.25  # seconds between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one cell: a GPU, or a share of the cores."""
+
+    threads: int | None = None
+    gpu: str | None = None
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes."""
+
+    def started(self, name: str) -> None:
+        """A cell has begun."""
+
+    def progress(self, name: str, phase: str, share: float) -> None:
+        """A cell is at this share of a phase."""
+
+    def finished(self, name: str, record: Record) -> None:
+        """A cell has its record."""
+
+
+@dataclass(frozen=True)
+class CellWork:
+    """What a child does for a cell: run it and write its record."""
+
+    job: Job
+    folder: Path
+
+    def __call__(self, send: Any) -> None:
+        """Run the cell; a record that cannot be written is a message of its own, for it ends the run."""
+        last = 0.0
+
+        def report(phase: str, share: float) -> None:
+            nonlocal last
+            if share == 0 or share >= 1 or time.monotonic() - last > TICK:
+                last = time.monotonic()
+                try:
+                    send(("progress", phase, share))
+                except OSError:
+                    os._exit(1)  # nobody listens: the driver is gone, and the next run does this cell
+
+        record, samples = run_cell(self.job, report)
+        try:
+            write_record(self.folder, with_log_tail(record, self.folder / LOG), samples)
+        except StoreError as error:
+            send(("store", str(error)))
+
+
+@dataclass
+class _Running:
+    job: Job
+    slot: Slot
+    folder: Path
+    child: Child
+    started: str
+    deadline: float = float("inf")
+    phase: str | None = None
+
+
+def run_local(jobs: Sequence[Job], out: Path, slots: Sequence[Slot], watcher: Watcher, timeout: float) -> None:
+    """Run all jobs; each leaves a record, finished or failed. timeout: seconds a cell may take."""
+    server = fork_server({job.cell.ref.method for job in jobs})
+    waiting, free = deque(jobs), list(slots)
+    active: list[_Running] = []
+    try:
+        while waiting or active:
+            while waiting and free:
+                running = _prepare(server, waiting.popleft(), free.pop(0), out)
+                active.append(running)  # before it starts, so that whatever happens it is ended
+                _start(running, timeout)
+                watcher.started(running.job.name)
+            wait([end for r in active for end in (r.child.process.sentinel, r.child.connection)], timeout=TICK)
+            for running in list(active):
+                if record := _look_at(running, watcher):
+                    running.child.end()
+                    active.remove(running)
+                    free.append(running.slot)
+                    watcher.finished(running.job.name, record)
+    finally:
+        for running in active:
+            running.child.end()
+
+
+def _prepare(server: ForkServerContext, job: Job, slot: Slot, out: Path) -> _Running:
+    folder = cell_folder(out, job.cell.ref, job.identity.key)
+    child = Child(server, CellWork(job, folder), log=folder / LOG, threads=slot.threads, gpu=slot.gpu)
+    return _Running(job, slot, folder, child, now())
+
+
+def _start(running: _Running, timeout: float) -> None:
+    (running.folder / RECORD).unlink(missing_ok=True)  # of an earlier failure: what is found later is the cell's own
+    try:
+        running.child.start()
+    except (EOFError, ConnectionError) as error:
+        raise RunError(
+            f"The process that cells are forked from did not start; what it printed is above ({error!r})."
+        ) from None
+    running.deadline = time.monotonic() + timeout
+
+
+def _look_at(running: _Running, watcher: Watcher) -> Record | None:
+    """Pass on what a cell has sent; its record once it has ended."""
+    ended = running.child.ended  # before its last messages are read
+    for kind, *content in running.child.messages():
+        if kind == "store":
+            raise RunError(f"{content[0]} Finished cells are as they were; the same command goes on from there.")
+        running.phase = content[0]
+        watcher.progress(running.job.name, *content)
+    late = time.monotonic() > running.deadline
+    if late and not ended:
+        running.child.kill()
+    return _result(running, late) if ended or late else None
+
+
+def _result(running: _Running, late: bool) -> Record:
+    """The record that the cell has written, or a failed one that tells how it died."""
+    with contextlib.suppress(StoreError):
+        return read_record(running.folder / RECORD)
+    code = running.child.process.exitcode
+    kind: FailureKind = "timeout" if late else "killed" if code and code < 0 else "crashed"
+    reason = "It took longer than timeout_minutes, and was killed." if late else how_it_died(code)
+    failed = running.job.failed(running.started, Failure(kind=kind, reason=reason, phase=running.phase))
+    record = with_log_tail(failed, running.folder / LOG)
+    write_record(running.folder, record)
+    return record

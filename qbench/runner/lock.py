@@ -1,0 +1,72 @@
+"""One run a folder: the kernel lets go of the lock however the holder ends."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from qbench.errors import InputError
+from qbench.runner.cell import now
+
+LOCK = ".lock"
+
+
+class RunError(InputError):
+    """A run that cannot start or go on, in a sentence."""
+
+
+@contextlib.contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Hold a folder for this run alone; the file says who holds it, and is removed at the end."""
+    try:
+        handle = _lock(folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"{folder} cannot be written to ({reason}); give another folder with --out.") from None
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _lock(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_current(handle, folder / LOCK):
+                holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": now()}
+                os.truncate(handle, 0)
+                os.pwrite(handle, json.dumps(holder).encode(), 0)
+                return handle
+        except BlockingIOError:
+            holder_now = _holder(handle)
+            os.close(handle)
+            raise RunError(
+                f"{folder} is held by another run: {holder_now}. Wait for it, or give another --out."
+            ) from None
+        except OSError:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _is_current(handle: int, file: Path) -> bool:
+    """Whether the file is still there: the last holder may have removed it between our open and our lock."""
+    try:
+        return os.stat(file).st_ino == os.fstat(handle).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _holder(handle: int) -> str:
+    try:
+        holder = json.loads(os.pread(handle, 1000, 0))
+        return "process {pid} on {host}, since {since}".format(**holder)
+    except (ValueError, KeyError, OSError):
+        return "who it is cannot be read"

@@ -1,0 +1,164 @@
+"""The plan: every cell of a recipe with the state of its record. Imports no torch: a plan takes a second."""
+
+import contextlib
+import fnmatch
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from qbench.identity import NotCachedError, NotFetchedError
+from qbench.quantizers.options import NotOffered
+from qbench.recipe.cells import Cell, cells, recipe_tasks
+from qbench.recipe.check import did_you_mean_folder
+from qbench.recipe.schema import Recipe
+from qbench.recipe.yaml import RecipeError
+from qbench.records.integrity import altered
+from qbench.records.schema import Identity, PlannedCell, Record, RunPlan
+from qbench.records.store import RECORD, StoredRecord, StoreError, read_record
+
+
+@dataclass(frozen=True)
+class PlanEntry:
+    """A cell, its identity, and the record that it has, if any."""
+
+    cell: Cell
+    identity: Identity | None  # None where the method lacks the width, or something is not fetched
+    record: Record | None
+    state: Literal["done", "stale", "failed", "to do", "not fetched", "not offered"]
+    note: str = ""
+
+    @property
+    def key(self) -> str | None:
+        """The key of the record that counts."""
+        if self.record:
+            return self.record.key
+        return self.identity.key if self.identity else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole matrix with the state of each cell, and records that belong to no cell of it."""
+
+    recipe: Recipe
+    out: Path
+    entries: tuple[PlanEntry, ...]
+    superseded: tuple[StoredRecord, ...]
+    tasks: dict[str, dict[str, Any]]  # of each task: documents, requests, characters; empty where not fetched
+
+    def run_plan(self) -> RunPlan:
+        """What run.json says."""
+        cells = [
+            PlannedCell(
+                cell=entry.cell.ref,
+                key=entry.key,
+                not_offered=entry.state == "not offered",
+            )
+            for entry in self.entries
+        ]
+        return RunPlan(recipe=self.recipe.file.name, resolved_recipe=self.recipe.content(), cells=tuple(cells))
+
+
+def plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
+    """The state of every cell in the folder; reuse_stale: records of older code or packages count as done."""
+    out = out or recipe.out()
+    stored = stored_records(out)
+    try:
+        tasks = recipe_tasks(recipe)
+    except NotFetchedError:
+        tasks = {}
+    entries = tuple(_entry(cell, stored, reuse_stale) for cell in cells(recipe))
+    current = {(entry.cell.ref.name, entry.key) for entry in entries}
+    superseded = tuple(found for found in stored if (found.record.cell.name, found.record.key) not in current)
+    return Plan(recipe, out, entries, superseded, tasks)
+
+
+def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
+    """The entries whose names match a pattern such as '*softpick*hqq*'; a plain text may stand anywhere in the name."""
+    if only is None:
+        return list(entries)
+    pattern = only if any(c in only for c in "*?[") else f"*{only}*"
+    chosen = [entry for entry in entries if fnmatch.fnmatch(entry.cell.ref.name, pattern)]
+    if not chosen:
+        names = ", ".join(entry.cell.ref.name for entry in entries)
+        raise RecipeError(f"--only {only} matches no cell; the cells are {names}.")
+    return chosen
+
+
+def stored_records(out: Path) -> list[StoredRecord]:
+    """The records in a folder that are whole; what is damaged or altered is as good as not there."""
+    found = []
+    for file in sorted(out.glob(f"*/{RECORD}")):
+        with contextlib.suppress(StoreError):
+            stored = StoredRecord(read_record(file), file.parent)
+            if not altered(stored):
+                found.append(stored)
+    return found
+
+
+def ignored(planned: Plan) -> str:
+    """How many records in the folder do not count, and why, on one line; empty where all of them do."""
+    identities = {entry.cell.ref.name: entry.identity for entry in planned.entries}
+    reasons = Counter(_why_ignored(stored.record, identities) for stored in planned.superseded)
+    return f"ignored records: {', '.join(f'{n} {why}' for why, n in reasons.most_common())}" if reasons else ""
+
+
+def _why_ignored(record: Record, identities: Mapping[str, Identity | None]) -> str:
+    if record.cell.name not in identities:
+        return "of cells that the recipe does not have"
+    now = identities[record.cell.name]
+    if now is None:
+        return "of cells that are not fetched or not offered"
+    then, parts = record.identity.what, sorted(record.identity.what.keys() | now.what.keys())
+    other = [part for part in parts if then.get(part) != now.what.get(part)]
+    if not other:
+        return "of other code or packages"
+    named = [f"tasks{_other_tasks(then['tasks'], now.what['tasks'])}" if part == "tasks" else part for part in other]
+    return f"of another state of {', '.join(named)} than the recipe's"
+
+
+def _other_tasks(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which tasks are not the same, unless none is."""
+    names = sorted(then.keys() | now.keys())
+    other = [name for name in names if then.get(name) != now.get(name)]
+    return f" ({', '.join(other)})" if len(other) < len(names) else ""
+
+
+def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEntry:
+    if isinstance(cell.quantization, NotOffered):
+        return PlanEntry(cell, None, None, "not offered", str(cell.quantization))
+    try:
+        identity = cell.identity()
+    except NotFetchedError as error:
+        return PlanEntry(cell, None, None, "not fetched", f"{error}{_where_looked(error, cell.recipe)}")
+    # By the name: the checkpoint may be spelt in another way, and two families may have the same one.
+    named = [s.record for s in stored if s.record.cell.name == cell.ref.name]
+    own = [record for record in named if record.identity.what_key == identity.what_key]
+    exact = next((record for record in own if record.key == identity.key), None)
+    if exact:
+        if exact.failure:
+            return PlanEntry(cell, identity, exact, "failed", exact.failure.reason)
+        return PlanEntry(cell, identity, exact, "done")
+    stale = max((r for r in own if r.state == "done"), key=lambda r: r.provenance.finished, default=None)
+    if stale is None:
+        return PlanEntry(cell, identity, None, "to do")
+    return PlanEntry(cell, identity, stale if reuse_stale else None, "stale", _what_changed(stale.identity, identity))
+
+
+def _where_looked(error: NotFetchedError, recipe: Recipe) -> str:
+    if not isinstance(error, NotCachedError):
+        return ""
+    looked = recipe.file.parent / error.name
+    near = did_you_mean_folder(error.name, recipe)
+    return f" Paths are relative to the recipe's folder, and there is no folder {looked}.{near}"
+
+
+def _what_changed(old: Identity, new: Identity) -> str:
+    names = sorted(old.packages.keys() | new.packages.keys())
+    moved = [
+        f"{name} {old.packages.get(name)} → {new.packages.get(name)}"
+        for name in names
+        if old.packages.get(name) != new.packages.get(name)
+    ]
+    return "computed with " + ", ".join((["other code of qbench"] if old.code != new.code else []) + moved)

@@ -1,0 +1,155 @@
+"""Cells as tasks of a Ray cluster: on a node each one is run as on one box; records are written by the driver.
+
+The cluster is the one that RAY_ADDRESS names or that runs on this machine; where there is none, one is started here.
+Its nodes need the same installation of qbench, and the recipe's files, checkpoints and caches under the same paths.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qbench.machine import machine
+from qbench.records.schema import Failure, Record
+from qbench.records.store import LOG, RECORD, StoredRecord, cell_folder, read_record, write_record
+from qbench.runner.cell import Job, failure_of, now
+from qbench.runner.estimate import estimate
+from qbench.runner.local import Slot, run_local
+from qbench.runner.lock import RunError
+from qbench.runner.plan import Plan
+from qbench.runner.preflight import PREFLIGHT, by_checkpoint, failed_preflight, is_short, try_checkpoint
+from qbench.runner.view import PlainView
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    Result = tuple[Record, pd.DataFrame | None, bytes]
+
+RETRIES = 2  # of a cell whose node died
+
+
+def run_ray(jobs: Sequence[Job], planned: Plan, view: PlainView, timeout: float, wanted: bool | None) -> None:
+    """Run all jobs on the cluster; each leaves a record, finished or failed.
+
+    timeout: seconds a cell may take. wanted: whether there is a preflight; None: unless the run is short.
+    """
+    with _cluster() as ray:
+        demand = _demand(ray, jobs, planned)
+        view.slots = _slots(ray, demand)
+        threads = int(demand["num_cpus"]) if "num_gpus" not in demand else None
+        options = ray.remote(max_retries=RETRIES, **demand)
+        place = Slot(threads=threads) if threads else Slot(gpu="the task's")
+        if wanted or (wanted is None and not is_short(planned, jobs, [place] * view.slots)):
+            view.say(PREFLIGHT)
+            tried = options(try_remotely)
+            groups = by_checkpoint(jobs).values()
+            found = ray.get([tried.remote(group, os.getcwd(), threads, timeout) for group in groups])
+            if problems := [problem for own in found for problem in own]:
+                raise failed_preflight(problems)
+        task = options(run_remotely)
+        cells = {task.remote(job, os.getcwd(), threads, timeout): (job, now()) for job in jobs}
+        with view:
+            while cells:
+                ready, _ = ray.wait(list(cells), num_returns=1)
+                job, submitted = cells.pop(ready[0])
+                view.finished(job.name, _keep(ray, ready[0], job, submitted, planned.out))
+
+
+def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> "Result":
+    """On a node: run a cell in a process of its own, as on one box; its record, its samples and its log."""
+    os.chdir(folder)  # relative paths are the driver's
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary)
+        run_local([replace(job, machine=machine())], out, [_slot(threads)], Unwatched(), timeout)
+        place = cell_folder(out, job.cell.ref, job.identity.key)
+        stored = StoredRecord(read_record(place / RECORD), place)
+        samples = stored.samples() if stored.has_samples else None
+        return stored.record, samples, (place / LOG).read_bytes()
+
+
+def try_remotely(jobs: Sequence[Job], folder: str, threads: int | None, timeout: float) -> list[str]:
+    """On a node: the preflight of one checkpoint."""
+    os.chdir(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        return try_checkpoint(jobs, Path(temporary, LOG), _slot(threads), timeout)
+
+
+def _slot(threads: int | None) -> Slot:
+    """The cores, or the GPU that Ray has given to this task."""
+    return Slot(threads=threads) if threads else Slot(gpu=os.environ["CUDA_VISIBLE_DEVICES"])
+
+
+class Unwatched:
+    """Nobody is told how a cell goes until it has ended."""
+
+    def started(self, name: str) -> None:
+        """A cell has begun."""
+
+    def progress(self, name: str, phase: str, share: float) -> None:
+        """A cell is at this share of a phase."""
+
+    def finished(self, name: str, record: Record) -> None:
+        """A cell has its record."""
+
+
+@contextlib.contextmanager
+def _cluster() -> Iterator[Any]:
+    if importlib.util.find_spec("ray") is None:
+        raise RunError("--executor ray needs the package ray, which is not installed: pip install 'qbench[ray]'.")
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise RunError(f"The Ray cluster cannot be reached: {error}") from None
+    try:
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()  # ends the tasks that still run
+
+
+def _demand(ray: Any, jobs: Sequence[Job], planned: Plan) -> dict[str, float]:
+    """What a cell needs of a node: a GPU, or cores and the memory that it is estimated to take."""
+    if planned.recipe.resolved_device == "cuda":
+        return {"num_gpus": 1, "num_cpus": 1}
+    most = max((found.memory for job in jobs if (found := estimate(job.cell, planned))), default=0)
+    largest = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
+    # More than the largest node has would wait for ever; there it is tried all the same.
+    return {"num_cpus": planned.recipe.threads or 1, "memory": min(most, int(largest))}
+
+
+def _slots(ray: Any, demand: dict[str, float]) -> int:
+    """How many cells the cluster takes at once."""
+    there = ray.cluster_resources()
+    names = {"num_gpus": "GPU", "num_cpus": "CPU", "memory": "memory"}
+    fitting = min(int(there.get(names[kind], 0) // amount) for kind, amount in demand.items() if amount)
+    if "num_gpus" in demand and not there.get("GPU"):
+        raise RunError("device is cuda, and the Ray cluster has no GPU.")
+    return max(1, fitting)
+
+
+def _keep(ray: Any, result: Any, job: Job, submitted: str, out: Path) -> Record:
+    """Write what a task returned, or that it kept dying."""
+    folder = cell_folder(out, job.cell.ref, job.identity.key)
+    try:
+        record, samples, log = ray.get(result)
+    except ray.exceptions.RayTaskError as error:
+        record, samples, log = job.failed(submitted, failure_of(error.cause, None)), None, b""
+    except ray.exceptions.RayError as error:
+        first = str(error).strip().splitlines()[0]
+        reason = f"The node or the Ray worker that ran it died, {RETRIES + 1} times: {first}"
+        record, samples, log = job.failed(submitted, Failure(kind="killed", reason=reason)), None, b""
+    (folder / RECORD).unlink(missing_ok=True)  # of an earlier failure
+    with contextlib.suppress(OSError):  # write_record says what is wrong with the folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOG).write_bytes(log)
+    write_record(folder, record, samples)
+    return record

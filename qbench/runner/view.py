@@ -1,0 +1,160 @@
+"""How a run shows: live on a terminal, a line a cell without one, JSON lines for machines."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from qbench.records.schema import Record
+
+
+class PlainView:
+    """A line for each cell that starts and ends."""
+
+    def __init__(self, names: Sequence[str], before: int = 0) -> None:
+        self.total, self.done, self.failed = len(names), 0, 0
+        self.before = before  # cells that were done when the run began
+        self.slots = 1  # cells at once
+        self.seconds = 0.0  # of all cells that have ended, one after another
+        self.begun = time.monotonic()
+
+    def __enter__(self) -> "PlainView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def started(self, name: str) -> None:
+        """A cell has begun."""
+
+    def progress(self, name: str, phase: str, share: float) -> None:
+        """A cell is at this share of a phase."""
+
+    def finished(self, name: str, record: Record) -> None:
+        """A cell has its record."""
+        self.count(record)
+        ended, left = outcome(record), self.left()
+        self.say(f"[{self.place()}] {name}: {ended.removesuffix('.') if left else ended}{left}")
+
+    def say(self, line: str) -> None:
+        """Show a line."""
+        print(line, flush=True)
+
+    def count(self, record: Record) -> None:
+        """One more cell has ended."""
+        self.done += 1
+        self.failed += record.state == "failed"
+        self.seconds += own_seconds(record)
+
+    def place(self) -> str:
+        """How many of the recipe's cells are behind it, of how many."""
+        return f"{self.before + self.done}/{self.before + self.total}"
+
+    def left(self) -> str:
+        """The time left, as the cells so far took it; where all of them failed, there is no telling."""
+        left = self.total - self.done
+        if not left or self.failed == self.done:
+            return ""
+        return f"; about {duration(self.seconds / self.done * left / self.slots)} left"
+
+
+class LiveView(PlainView):
+    """A bar for each running cell with its phase, one for the whole run, and the lines of finished cells above."""
+
+    def __init__(self, names: Sequence[str], before: int = 0) -> None:
+        super().__init__(names, before)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
+        self.bars = Progress(*columns, TimeElapsedColumn(), console=Console())
+        note = f"{self.place()}, importing packages"
+        self.whole = self.bars.add_task("all cells", total=before + self.total, completed=before, note=note)
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "LiveView":
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def started(self, name: str) -> None:
+        """A cell has begun."""
+        self.tasks[name] = self.bars.add_task(name, total=1.0, note="starting")
+
+    def progress(self, name: str, phase: str, share: float) -> None:
+        """A cell is at this share of a phase."""
+        self.bars.update(self.tasks[name], completed=share, note=phase)
+
+    def finished(self, name: str, record: Record) -> None:
+        """A cell has its record."""
+        if name in self.tasks:
+            self.bars.remove_task(self.tasks.pop(name))
+        super().finished(name, record)
+        note = self.place() + (f", {self.failed} failed" if self.failed else "") + self.left()
+        self.bars.update(self.whole, completed=self.before + self.done, note=note)
+
+    def say(self, line: str) -> None:
+        """Show a line above the bars."""
+        self.bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class JsonView(PlainView):
+    """A JSON object a line."""
+
+    def started(self, name: str) -> None:
+        """A cell has begun."""
+        self._tell(event="started", cell=name)
+
+    def progress(self, name: str, phase: str, share: float) -> None:
+        """A cell is at this share of a phase."""
+        self._tell(event="progress", cell=name, phase=phase, share=round(share, 4))
+
+    def finished(self, name: str, record: Record) -> None:
+        """A cell has its record."""
+        self.count(record)
+        reason = record.failure.reason if record.failure else None
+        self._tell(event="finished", cell=name, state=record.state, reason=reason, key=record.key)
+
+    def say(self, line: str) -> None:
+        """Show a line."""
+        self._tell(event="message", text=line)
+
+    def _tell(self, **fields: Any) -> None:
+        print(json.dumps(fields), flush=True)
+
+
+def view_for(names: Sequence[str], *, before: int = 0, as_json: bool) -> PlainView:
+    """The view that fits where the output goes; before: how many cells are done already."""
+    if as_json:
+        return JsonView(names, before)
+    return LiveView(names, before) if sys.stdout.isatty() else PlainView(names, before)
+
+
+def outcome(record: Record) -> str:
+    """A record in half a line."""
+    if record.failure:
+        first = record.failure.reason.splitlines()[0]
+        where = f" in {record.failure.phase}" if record.failure.phase else ""
+        return f"FAILED{where} ({record.failure.kind}): {first}"
+    kl = f", KL {record.audit.kl:.3g}" if record.audit and record.audit.layers and record.audit.kl is not None else ""
+    return f"done in {duration(own_seconds(record))}{kl}"
+
+
+def own_seconds(record: Record) -> float:
+    """What a cell took, whichever way it ended."""
+    if record.cost:
+        return sum(record.cost.seconds.values())
+    began, ended = (datetime.fromisoformat(t) for t in (record.provenance.started, record.provenance.finished))
+    return (ended - began).total_seconds()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,192 @@
+"""The doctor: what it tells, and that a broken kernel or quantizer does not pass."""
+
+import json
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from qbench.cli import main
+from qbench.doctor import checks as self_check
+from qbench.doctor import report as doctor
+from qbench.doctor.report import Check, Package, run_checks
+from qbench.quantizers.options import OFFERED
+from qbench.records.audit import AuditError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "has_cuda", lambda: False)
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict:
+    assert main(["doctor", "--json", *arguments]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("no_gpu")
+class TestReport:
+    def test_it_has_the_machine_the_packages_and_the_methods(self, capsys: pytest.CaptureFixture[str]) -> None:
+        found = report(capsys)
+        assert found["device"] == "cpu"
+        assert found["machine"]["cores"] >= 1
+        assert {p["name"] for p in found["packages"]} >= {"torch", "transformers", "lm-eval", "matplotlib"}
+        assert {m["name"]: m["widths"] for m in found["methods"]} == {m: list(w) for m, w in OFFERED.items()}
+        assert [a["name"] for a in found["attention"] if a["runs"]] == ["cpu", "reference"]
+        assert found["checks"] is None  # off CUDA only when asked for
+
+    def test_a_missing_package_is_1_and_says_what_to_install(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        version = doctor._version
+        monkeypatch.setattr(doctor, "_version", lambda name: None if name == "hqq" else version(name))
+        (hqq,) = [p for p in report(capsys, code=1)["packages"] if p["name"] == "hqq"]
+        assert hqq["state"] == "pip install 'hqq==0.2.8.post1'"
+        assert main(["doctor"]) == 1
+        assert capsys.readouterr().out.endswith("qbench cannot run here: hqq not installed.\n")
+
+    def test_a_missing_extra_is_0(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        version = doctor._version
+        monkeypatch.setattr(doctor, "_version", lambda name: None if name == "matplotlib" else version(name))
+        (plots,) = [p for p in report(capsys)["packages"] if p["name"] == "matplotlib"]
+        assert (plots["installed"], plots["extra"], plots["state"]) == (None, "plot", "pip install 'qbench[plot]'")
+
+    def test_another_version_than_the_pinned_one_is_told(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        version = doctor._version
+        monkeypatch.setattr(doctor, "_version", lambda name: "1.0" if name == "torch" else version(name))
+        states = {p["name"]: p["state"] for p in report(capsys)["packages"]}
+        assert states["torch"] == "other numbers than with ==2.13.0 may come out: pip install 'torch==2.13.0'"
+        assert states["transformers"] == ""
+
+    def test_people_see_the_packages_that_compute_and_a_table_of_what_is_amiss(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(doctor, "packages", lambda: [Package("torch", "==2.0", "2.0"), Package("psutil", "", "7")])
+        assert main(["doctor"]) == 0
+        said = capsys.readouterr().out
+        assert "\npackages  torch==2.0, all 2 packages as pinned (--packages lists them)\n" in said
+        assert "wanted" not in said
+        assert main(["doctor", "--packages"]) == 0
+        assert "\npsutil " in capsys.readouterr().out
+        monkeypatch.setattr(doctor, "packages", lambda: [Package("torch", "==2.0", "1.0"), Package("psutil", "", "7")])
+        assert main(["doctor"]) == 0
+        said = capsys.readouterr().out
+        assert "packages  torch==1.0, 1 of 2 packages as pinned" in said
+        assert re.search("^torch +==2.0 +1.0 +other numbers than with ==2.0 may come out", said, re.M)
+        assert "\npsutil " not in said
+
+    def test_a_method_without_its_library_says_what_to_install(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
+        (bnb,) = [m for m in report(capsys)["methods"] if not m["runs"]]
+        assert (bnb["name"], bnb["note"]) == ("bnb", "needs bitsandbytes: pip install bitsandbytes")
+        monkeypatch.setattr(doctor, "_run_group", lambda group, device: [Check(group, True, "")])
+        assert [check.name for check in run_checks("cpu")] == ["attention", "gptq", "hqq"]
+
+    def test_a_gpu_that_cannot_be_used_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor, "gpus", lambda: [{"name": "a GPU"}])
+        monkeypatch.setattr(doctor, "torch_build", lambda: "2.13.0+cpu")
+        assert "is the CPU build" in doctor.notes()[0]
+        monkeypatch.setattr(doctor, "torch_build", lambda: "2.13.0")
+        assert "CUDA_VISIBLE_DEVICES hides it" in doctor.notes()[0]
+
+    def test_a_failed_check_is_1(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        checks = [Check("a kernel", False, "off by 0.5"), Check("a quantizer", True, "fine")]
+        monkeypatch.setattr(doctor, "run_checks", lambda device: iter(checks))
+        assert [c["ok"] for c in report(capsys, "--checks", code=1)["checks"]] == [False, True]
+        assert main(["doctor", "--checks"]) == 1
+        out = capsys.readouterr().out
+        assert "FAILED  a kernel" in out
+        assert out.splitlines()[-1].startswith("1 of 2 checks FAILED: a kernel.")
+        monkeypatch.setattr(doctor, "run_checks", lambda device: iter(checks[1:]))
+        assert main(["doctor", "--checks"]) == 0
+
+
+def test_on_cuda_the_checks_run_unasked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "has_cuda", lambda: True)
+    monkeypatch.setattr(doctor, "run_checks", lambda device: iter([Check(f"on {device}", True, "")]))
+    assert [c["name"] for c in report(capsys)["checks"]] == ["on cuda"]
+    assert report(capsys, "--no-checks")["checks"] is None
+
+
+@pytest.mark.parametrize(("method", "bits"), [("bnb", 8), ("hqq", 3), pytest.param("gptq", 3, marks=pytest.mark.slow)])
+def test_a_quantizer_passes(method: str, bits: int) -> None:
+    assert " bits a weight, KL " in self_check.check_quantizer(method, bits, "cpu")
+
+
+@pytest.mark.parametrize("sabotage", ["nothing", "other bits"])
+def test_a_broken_quantizer_is_caught(sabotage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qbench.quantizers import hqq
+
+    real = hqq.quantize_model
+
+    def broken(model: object, bits: int, *arguments: object, **options: object) -> None:
+        if sabotage == "other bits":
+            real(model, bits + 1, *arguments, **options)
+
+    monkeypatch.setattr(hqq, "quantize_model", broken)
+    with pytest.raises(AuditError):
+        self_check.check_quantizer("hqq", 3, "cpu")
+
+
+def test_a_broken_model_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "logits within" in self_check.check_model("cpu")
+    from qbench.attention import register as attention
+
+    real = attention.NORMALIZERS["softpick"]
+
+    def broken(q: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+        return real(q, *arguments, **options) * (1.01 if q.dtype == torch.float32 else 1)
+
+    monkeypatch.setitem(attention.NORMALIZERS, "softpick", broken)
+    with pytest.raises(self_check.CheckFailedError, match="its logits: off by"):
+        self_check.check_model("cpu")
+
+
+def test_broken_kernels_are_caught_and_a_crash_does_not_end_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes that import a sabotaged copy of the kernels: one is a little wrong, one kills its process."""
+    shutil.copytree(ROOT / "kernels" / "softpick", tmp_path / "softpick")
+    code = (tmp_path / "softpick" / "cpu.py").read_text()
+    (tmp_path / "softpick" / "cpu.py").write_text(code + SABOTAGE)
+    (tmp_path / "softpick" / "triton_op.py").write_text("import os\nos.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    cpu, triton = run_checks("cpu", groups=("attention",))
+    assert (cpu.name, cpu.ok) == ("softpick cpu float32", False)
+    assert "CheckFailedError: output of [1, 4, 2, 130, 130, 64]: off by 1.0e-02 of the norm" in cpu.detail
+    assert (triton.name, triton.ok) == ("softpick triton float32 (interpreter)", False)
+    assert triton.detail.startswith("the process was killed by SIGABRT")
+
+
+SABOTAGE = """
+
+_right = attention
+
+
+def attention(q, *arguments):
+    out, *rest = _right(q, *arguments)
+    return out * 1.01, *rest
+"""
+
+
+def test_a_group_that_cannot_begin_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no such torch')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    (check,) = run_checks("cpu", groups=("hqq",))
+    assert (check.name, check.ok) == ("hqq", False)
+    assert check.detail == "the process ended with code 1: ImportError: no such torch"
+
+
+def test_a_group_that_hangs_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "CHECK_TIMEOUT", 0.01)
+    (check,) = run_checks("cpu", groups=("attention",))
+    assert (check.ok, check.detail) == (False, "it took longer than 0.01 s")

@@ -1,0 +1,239 @@
+"""Forged runs, made from the committed reference: each fails the gate, and for the right reason."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from qbench.cli import main
+from qbench.gate.verdict import Report, check
+from qbench.records.schema import Identity
+from qbench.records.store import RECORD, SAMPLES
+from qbench.runner.plan import stored_records
+
+MINI = Path(__file__).parents[2] / "results" / "mini"
+HQQ_2 = "mini-softmax-hqq-2-g64"
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return shutil.copytree(MINI, tmp_path / "run")
+
+
+def cell(folder: Path, name: str = HQQ_2) -> Path:
+    (found,) = folder.glob(f"{name}-*")
+    return found
+
+
+def edit(folder: Path, change: Edit, name: str = HQQ_2) -> None:
+    """Change a record by hand, and nothing else."""
+    file = cell(folder, name) / RECORD
+    record = json.loads(file.read_text())
+    change(record)
+    file.write_text(json.dumps(record))
+
+
+def resample(folder: Path, change: Callable[[pa.Table], pa.Table], name: str = HQQ_2) -> None:
+    """Change a record's samples, and its checksum with them."""
+    file = cell(folder, name) / SAMPLES
+    pq.write_table(change(pq.read_table(file)), file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    edit(folder, lambda record: record.update(samples_sha256=digest), name)
+
+
+def rekey(folder: Path, change: Edit, name: str = HQQ_2) -> None:
+    """Change a record's identity, and its key and the plan's with it."""
+    file = cell(folder, name) / RECORD
+    record = json.loads(file.read_text())
+    change(record["identity"])
+    old, record["key"] = record["key"], Identity(**record["identity"]).key
+    file.write_text(json.dumps(record))
+    plan = folder / "run.json"
+    plan.write_text(plan.read_text().replace(old, record["key"]))
+
+
+def failures(run: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the gate finds, by the command too."""
+    report = check(run, MINI)
+    assert main(["check", str(run), "--baseline", str(MINI)]) == int(not report.passed)
+    assert capsys.readouterr().out.startswith("PASS" if report.passed else "FAIL")
+    return [f"{failure.cell.name}: {failure.message}" for failure in report.failures]
+
+
+def metrics(**changes: Any) -> Edit:
+    """Change the metrics called acc."""
+
+    def change(record: dict[str, Any]) -> None:
+        for metric in record["metrics"]:
+            if metric["metric"] == "acc":
+                metric.update(changes)
+
+    return change
+
+
+def without_acc(record: dict[str, Any]) -> None:
+    record["metrics"] = [metric for metric in record["metrics"] if metric["metric"] != "acc"]
+
+
+FORGED_RECORDS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
+    "no direction": (metrics(better=None), ("acc", "better", "none in the run", "higher in the baseline")),
+    "reversed direction": (metrics(better="lower"), ("acc", "better", "lower in the run", "higher in the baseline")),
+    "other aggregation": (metrics(aggregation="f1"), ("acc", "aggregation", "f1 in the run", "mean in the baseline")),
+    "no metric": (without_acc, ("acc", "is in the baseline and not in the run")),
+    "edited value": (metrics(value=0.9), ("acc", "0.9", "its samples amount to")),
+    "edited count": (metrics(documents=4000), ("acc", "4000 documents", "400")),
+    "edited identity": (lambda r: r["identity"]["what"].update(seed=7), ("the key is not the hash of the identity",)),
+    "edited cell": (lambda r: r["identity"]["what"].update(bits=8), ("bits is 2", "identity says 8")),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED_RECORDS)
+def test_a_forged_record_fails_for_the_right_reason(forged: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change, facts = FORGED_RECORDS[forged]
+    edit(run, change)
+    found = failures(run, capsys)
+    assert all(line.startswith(HQQ_2) for line in found)
+    assert any(all(fact in line for fact in facts) for line in found), found
+
+
+@pytest.mark.parametrize("column", ["acc", "word_perplexity", "word_perplexity.weight"])
+def test_a_missing_column_fails(column: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resample(run, lambda table: table.drop_columns([column]))
+    found = failures(run, capsys)
+    assert any("lack the column" in line and column in line for line in found)
+
+
+def test_without_its_column_and_its_metric_a_hypothesis_does_not_vanish(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resample(run, lambda table: table.drop_columns(["acc"]))
+    edit(run, without_acc)
+    assert any("acc is in the baseline and not in the run" in line for line in failures(run, capsys))
+
+
+SETTINGS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
+    "dtype": (lambda i: i["what"].update(dtype="bfloat16"), ("dtype", "bfloat16", "float32")),
+    "device": (lambda i: i["what"].update(device="cuda"), ("device", "cuda", "cpu")),
+    "seed": (lambda i: i["what"].update(seed=7), ("seed", "7")),
+    "task": (lambda i: i["what"]["tasks"]["mini_piqa"].__setitem__(0, "0" * 64), ("mini_piqa", "not the task")),
+    "few-shot": (lambda i: i["what"]["tasks"]["mini_piqa"].__setitem__(1, 5), ("mini_piqa", "5 few-shot")),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_changed_setting_fails(setting: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change, facts = SETTINGS[setting]
+    rekey(run, change)
+    (found,) = failures(run, capsys)
+    assert all(fact in found for fact in facts)
+
+
+def report_of(run: Path, change: Edit) -> Report:
+    for folder in list(run.glob("mini-*")):
+        rekey(run, change, folder.name[: -len("-0123456789")])
+    return check(run, MINI)
+
+
+FAILED_AUDITS: Mapping[str, tuple[Edit, str]] = {
+    "untouched": (lambda audit: audit.update(untouched=["model.layers.0.mlp.up_proj"]), "was not quantized"),
+    "not finite": (lambda audit: audit.update(not_finite=["lm_head.weight"]), "NaN or infinite"),
+    "on meta": (lambda audit: audit.update(on_meta=["lm_head.weight"]), "meta device"),
+    "another label": (lambda audit: audit.update(label="hqq-8-g64"), "audit of hqq-8-g64"),
+    "cosine 0": (lambda audit: audit["layers"][0].update(cosine=0.0), "cosine is 0.00"),
+}
+
+
+@pytest.mark.parametrize("forged", FAILED_AUDITS)
+def test_an_audit_that_proves_nothing_fails(forged: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change, fact = FAILED_AUDITS[forged]
+    edit(run, lambda record: change(record["audit"]))
+    found = failures(run, capsys)
+    assert any("did not pass its audit" in line and fact in line for line in found)
+    assert not check(run, MINI, scores_only=True).passed
+
+
+def test_a_quantized_cell_without_an_audit_fails(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(run, lambda record: record.update(audit=None))
+    assert any("it has no audit" in line for line in failures(run, capsys))
+
+
+def measured(folder: Path, name: str, under: str) -> None:
+    """One cell's scores and samples under another cell's name."""
+    shutil.copy(cell(folder, name) / SAMPLES, cell(folder, under) / SAMPLES)
+    source = json.loads((cell(folder, name) / RECORD).read_text())
+    edit(folder, lambda record: record.update({k: source[k] for k in ("metrics", "samples_sha256")}), under)
+
+
+@pytest.mark.parametrize(
+    ("measured_cell", "label"),
+    [("none-16", "gptq-2-g128"), ("none-16", "hqq-8-g64"), ("hqq-8-g64", "hqq-2-g64"), ("none-16", "bnb-4-nf4")],
+)
+def test_scores_of_another_model_fail(
+    measured_cell: str, label: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A harness that copies the model before it quantizes measures the unquantized one, and improves."""
+    measured(run, f"mini-softmax-{measured_cell}", f"mini-softmax-{label}")
+    (found,) = failures(run, capsys)
+    assert found.startswith(f"mini-softmax-{label}")
+    assert f"those of mini-softmax-{measured_cell}" in found
+
+
+def test_the_unquantized_model_of_the_baseline_fails_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of a part of the cells, the unquantized not among them."""
+    measured(run, "mini-softmax-none-16", "mini-softmax-gptq-2-g128")
+    plan = json.loads((run / "run.json").read_text())
+    plan["resolved_recipe"]["gate"] = {"baseline_may_hold_more": True}
+    plan["cells"] = [planned for planned in plan["cells"] if planned["cell"]["label"] == "gptq-2-g128"]
+    (run / "run.json").write_text(json.dumps(plan))
+    (found,) = failures(run, capsys)
+    assert "mini-softmax-none-16 of the baseline" in found
+
+
+def test_another_checkpoint_is_said_first_and_judged_by_scores_alone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = report_of(run, lambda identity: identity["what"].update(checkpoint="0" * 64))
+    assert report.passed
+    (changed,) = report.changed
+    assert "checkpoint" in changed
+    edit(run, lambda record: record["audit"]["layers"][0].update(slope=1.1 * record["audit"]["layers"][0]["slope"]))
+    assert main(["check", str(run), "--baseline", str(MINI)]) == 0
+    verdict, _, first, *_ = filter(None, capsys.readouterr().out.splitlines()[:5])
+    assert verdict.startswith("PASS by scores alone")
+    assert first.startswith("Before you read the scores")
+
+
+def test_other_code_and_packages_are_a_note(run: Path) -> None:
+    report = report_of(run, lambda identity: identity.update(code="0" * 64, packages={"torch": "9.9"}))
+    assert report.passed
+    assert not report.changed
+    assert any("other code of qbench" in note and "9.9" in note for note in report.notes)
+
+
+def test_an_edited_score_is_in_no_table_and_no_plan(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = len(stored_records(run))
+    edit(run, metrics(value=0.9))
+    assert len(stored_records(run)) == before - 1
+    assert main(["table", str(run), "--kind", "damage"]) == 0
+    said = capsys.readouterr().out
+    assert "altered" in said
+    assert "its samples amount to" in said
+
+
+def test_an_edited_baseline_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(run, metrics(value=0.9))
+    honest = shutil.copytree(MINI, run.with_name("honest"))
+    assert main(["check", str(honest), "--baseline", str(run)]) == 2
+    assert "its samples amount to" in capsys.readouterr().err
+
+
+def test_the_reference_passes_against_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures(run, capsys) == []

@@ -1,0 +1,178 @@
+"""Wrong input: a sentence and no verdict, never a pass."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qbench.cli import main
+from qbench.errors import InputError
+from qbench.gate.settings import GateSettings
+from qbench.gate.verdict import check
+from qbench.records.store import read_results, write_record
+
+from ..example_records import audit_of, cell_ref, make_record, make_samples, write_run
+from .made_up import write_cells
+
+SOFTMAX, SOFTPICK = cell_ref("softmax"), cell_ref("softpick")
+DOCUMENTS = 12
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "baseline", {cell: make_samples(DOCUMENTS) for cell in (SOFTMAX, SOFTPICK)})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", {cell: make_samples(DOCUMENTS) for cell in (SOFTMAX, SOFTPICK)})
+
+
+def refused(run: Path, baseline: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says as it refuses."""
+    assert main(["check", str(run), "--baseline", str(baseline)]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    return said.err
+
+
+def empty(folder: Path) -> None:
+    for file in sorted(folder.rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+
+
+def no_records(folder: Path) -> None:
+    for file in folder.glob("*/record.json"):
+        file.unlink()
+
+
+def one_record_less(folder: Path) -> None:
+    sorted(folder.glob("*/record.json"))[0].unlink()
+
+
+def another_schema(folder: Path) -> None:
+    file = next(folder.glob("*/record.json"))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 2}))
+
+
+def a_failed_cell(folder: Path) -> None:
+    stored = read_results(folder).current[0]
+    write_record(stored.folder, make_record(stored.record.cell))
+
+
+def other_samples(folder: Path) -> None:
+    next(folder.glob("*/samples.parquet")).write_bytes(b"PAR1")
+
+
+def no_samples(folder: Path) -> None:
+    stored = read_results(folder).current[0]
+    write_record(stored.folder, stored.record)
+
+
+BAD_BASELINES: list[tuple[Callable[[Path], None], str]] = [
+    (empty, "holds no records"),
+    (no_records, "is no whole baseline: it lacks mini-softmax-hqq-3-g64, mini-softpick-hqq-3-g64"),
+    (one_record_less, "is no whole baseline: it lacks mini-softmax-hqq-3-g64"),
+    (another_schema, "has the schema version 2; this qbench reads version 1"),
+    (a_failed_cell, "is no baseline: mini-softmax-hqq-3-g64 failed in it"),
+    (other_samples, "is not what record.json beside it was written with"),
+    (no_samples, "has no per-document results"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_BASELINES)
+def test_a_bad_baseline_is_refused(
+    spoil: Callable[[Path], None], message: str, run: Path, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(baseline)
+    assert message in refused(run, baseline, capsys)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (empty, "holds no records"),
+        (no_records, "holds no record of its plan's cells"),
+        (another_schema, "schema version 2"),
+        (other_samples, "is not what record.json beside it was written with"),
+    ],
+)
+def test_a_bad_run_is_refused(
+    spoil: Callable[[Path], None], message: str, run: Path, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(run)
+    assert message in refused(run, baseline, capsys)
+
+
+def test_no_folder_at_all(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a folder" in refused(run, tmp_path / "nowhere", capsys)
+    assert "is not a folder" in refused(tmp_path / "nowhere", run, capsys)
+
+
+def test_a_misspelt_baseline_is_told_what_is_beside_it(
+    run: Path, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    misspelt = baseline.with_name(f"{baseline.name}s")
+    assert f"There is no folder {misspelt}. Did you mean {baseline}?" in refused(run, misspelt, capsys)
+    run.rename(misspelt.with_name("renamed"))  # a run is not its own baseline
+    own = misspelt.with_name("rename")
+    assert "is not a folder" in refused(misspelt.with_name("renamed"), own, capsys)
+
+
+def test_a_baseline_against_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is the baseline itself" in refused(run, run / ".." / "run", capsys)
+
+
+OTHER_RUNS = [
+    ({SOFTMAX: make_samples(5), SOFTPICK: make_samples(5)}, "has 5 documents and the baseline 12, of which 5 are the"),
+    ({SOFTMAX: make_samples(20), SOFTPICK: make_samples(20)}, "one was run with --limit"),
+    ({SOFTMAX: make_samples(12, seed=1), SOFTPICK: make_samples(12, seed=1)}, "have no document in common"),
+    ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "another recipe: it has no mini-softmax-hqq-3-g128"),
+    ({cell_ref(family="340M"): make_samples(12)}, "another recipe: it has no 340M-softmax-hqq-3-g64"),
+    ({SOFTMAX: make_samples(12)}, "it has mini-softpick-hqq-3-g64, which is no part of the plan"),
+    (dict.fromkeys((SOFTMAX, SOFTPICK), make_samples(12, tasks=["piqa", "sciq"])), "The task arc_easy is in"),
+]
+
+
+@pytest.mark.parametrize(("cells", "message"), OTHER_RUNS)
+def test_a_run_of_something_else_is_refused(
+    cells: dict, message: str, baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(write_run(tmp_path / "other", cells), baseline, capsys)
+
+
+def test_a_limited_baseline_is_refused_too(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limited = write_run(tmp_path / "limited", {cell: make_samples(4) for cell in (SOFTMAX, SOFTPICK)})
+    assert "one was run with --limit" in refused(run, limited, capsys)
+
+
+@pytest.mark.parametrize(
+    ("gate", "message"),
+    [
+        ({"alpha": 0}, "gate.alpha: Input should be greater than 0"),
+        ({"alfa": 0.1}, "gate.alfa: Extra inputs are not permitted"),
+        ({"tolerances": {"accuracy": -1}}, "gate.tolerances.accuracy: Input should be greater than or equal to 0"),
+        ({"overrides": {"piqa": {"acc": {"tolerances": 1}}}}, "gate.overrides.piqa.acc.tolerances: Extra inputs"),
+        ({"overrides": {"piqa": {"ac": {"tolerance": 1}}}}, "gate.overrides.piqa.ac is of nothing that is tested"),
+        ({"overrides": {"wikitext": {"bits_per_byte": {"tolerance": 1}}}}, "Did you mean"),
+        ({"slower_ratio": 1}, "gate.slower_ratio: Input should be greater than 1"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    gate: dict, message: str, baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = {cell: make_samples(DOCUMENTS) for cell in (SOFTMAX, SOFTPICK)}
+    folder = write_cells(tmp_path / "other", cells, gate=gate, audit=audit_of(SOFTMAX))
+    assert message in refused(folder, baseline, capsys)
+
+
+def test_metrics_that_are_no_means_of_documents_are_not_passed_over(tmp_path: Path) -> None:
+    """Where nothing can be tested, there is no pass."""
+    samples = make_samples(DOCUMENTS, tasks=["lambada_openai"])
+    for side in ("baseline", "run"):
+        record = make_record(SOFTMAX, samples)
+        odd = tuple(metric.model_copy(update={"aggregation": "f1"}) for metric in record.metrics)
+        write_record(tmp_path / side / "cell", record.model_copy(update={"metrics": odd}), samples)
+    with pytest.raises(InputError, match="no metric in common that the gate can test"):
+        check(tmp_path / "run", tmp_path / "baseline", GateSettings())

@@ -1,0 +1,422 @@
+"""Recipe: what is wrong with one, in sentences; what its cells are; and what their keys are made of."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.tasks import TaskManager
+
+from qbench import identity as fingerprints
+from qbench.attention.register import KINDS
+from qbench.recipe.cells import Recipe, RecipeError, cells, load_recipe
+from qbench.recipe.schema import ATTENTION
+from qbench.runner.plan import plan
+
+from ..small_recipe import fields, write_recipe
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("QBENCH_CACHE", str(folder))
+    return folder
+
+
+# Of each wrong recipe: a line that takes the place of the field of that name, and what is said of it.
+WRONG = [
+    # unknown keys, at each level
+    ("seeds: 3", "seeds: unknown. Did you mean seed? Allowed are description, checkpoints, tokenizer,"),
+    ("seeds: 3", "gate, extends."),
+    ("checkpoints: {a: {softmax: {pth: a/b}}}", "softmax.pth: unknown. Did you mean path? Allowed are path, rev"),
+    ("checkpoints: {a: {softmx: a/b}}", "checkpoints.a.softmx: an attention must be one of softmax, softpick. Did you"),
+    ("quantizations: [{method: hqq, bit: 3}]", "[0].bit: unknown. Did you mean bits? Allowed are method, bits, op"),
+    (
+        "quantizations: [{method: hqq, bits: 3, options: {groupsize: 8}}]",
+        "options.groupsize: groupsize is not an option",
+    ),
+    ("quantizations: [{method: hqq, bits: 3, options: {groupsize: 8}}]", "Did you mean group_size?"),
+    (
+        "quantizations: [{method: hqp, bits: 3}]",
+        "quantizations[0].method: method is 'hqp'; it must be one of none, bnb",
+    ),
+    ("tasks: {piqa: {limt: 3}}", "tasks.piqa.limt: unknown. Did you mean limit? Allowed are num_fewshot, limit, data."),
+    ("calibration: {source: c4, sample: 3}", "calibration.sample: unknown. Did you mean samples? Allowed are source"),
+    ("1: 2", "[1]: the name is 1; it must be a text."),
+    # what is missing
+    ("tasks: ", "tasks: is null; it must be a list of names, or have a field for each task"),
+    ("checkpoints: {a: {softmax: {revision: main}}}", "checkpoints.a.softmax.path: is missing."),
+    ("quantizations: [{bits: 3}]", "quantizations[0].method: is missing."),
+    ("quantizations: [{method: hqq}]", "quantizations[0]: bits are missing; give hqq a list such as `bits: [4, 8]`."),
+    ("quantizations: [{method: hqp}]", "quantizations[0].method: method is 'hqp'"),
+    ("calibration: {samples: 3}", "calibration.source: is missing."),
+    ("calibration:", "quantizations[2]: gptq needs calibration; add `calibration: {source: wikitext2}`."),
+    # wrong types
+    ("checkpoints: [a/b]", 'checkpoints: is ["a/b"]; it must have a field for each family: `340M: {softmax: FOLDER'),
+    ("checkpoints: {a: a/b}", 'checkpoints.a: is "a/b"; it must have fields of its own.'),
+    ("checkpoints: {a: {softmax: 3}}", "checkpoints.a.softmax: is 3; it must be a folder, a name on the hub, or have"),
+    ("checkpoints: {340: {softmax: softmax}}", "checkpoints[340]: the name is 340; it must be a text."),
+    ("quantizations: none", 'quantizations: is "none"; it must be a list.'),
+    ("quantizations: [none]", 'quantizations[0]: is "none"; it must have fields of its own. Allowed are method, bits'),
+    ('quantizations: [{method: hqq, bits: "3"}]', 'quantizations[0].bits: is "3"; it must be a whole number, or a'),
+    ("quantizations: [{method: hqq, bits: [3, x]}]", 'quantizations[0].bits[1]: is "x"; it must be a whole number.'),
+    ("quantizations: [{method: hqq, bits: true}]", "quantizations[0].bits: is true; it must be a whole number"),
+    ("quantizations: [{method: hqq, bits: 3, options: {group_size: big}}]", "options.group_size: hqq's option group_s"),
+    ('quantizations: [{method: hqq, bits: 3, options_by_bits: {"3": {}}}]', 'by_bits.3: the name is "3"; it must be a'),
+    ("tasks: piqa", 'tasks: is "piqa"; it must be a list of names'),
+    ("tasks: [{piqa: {limit: 3}}]", "tasks: is [{"),
+    ("tasks: {piqa: 3}", "tasks.piqa: is 3; it must have fields of its own. Allowed are num_fewshot, limit, data."),
+    ("tasks: {piqa: false}", "tasks.piqa: is false; it must have fields of its own."),
+    ("data: {piqa: 1}", "data.piqa: is 1; it must be a text or have fields of its own."),
+    ("seed: 1.5", "seed: is 1.5; it must be a whole number."),
+    ("limit: true", "limit: is true; it must be a whole number."),
+    ("max_length: 4e3", 'max_length: is "4e3"; it must be a whole number.'),
+    ("description: 2024-01-01", 'description: is "2024-01-01"; it must be a text.'),
+    ("calibration: wikitext2", 'calibration: is "wikitext2"; it must have fields of its own. Allowed are source, sam'),
+    ('calibration: {source: c4, samples: "3"}', 'calibration.samples: is "3"; it must be a whole number.'),
+    ("gate: {alfa: 0.1}", "gate.alfa: unknown. Did you mean alpha? Allowed are "),
+    # impossible values
+    ("checkpoints: {}", "checkpoints: is {}; it must have at least one."),
+    ("checkpoints: {a: {}}", "checkpoints.a: is empty; it must have one of softmax and softpick, or both."),
+    ("checkpoints: {Mini: {softmax: a/b}, mini: {softmax: a/b}}", "checkpoints.mini: 'mini' and 'Mini' would share"),
+    ("checkpoints: {\u00c5: {softmax: a/b}, \u212b: {softmax: a/b}}", "Unicode form; rename one."),
+    ("checkpoints: {straße: {softmax: a/b}, STRASSE: {softmax: a/b}}", "'STRASSE' and 'straße' would share folders"),
+    ("checkpoints: {a: {softmax: ''}}", 'checkpoints.a.softmax: is ""; it must be a text that is not empty.'),
+    ("checkpoints: {a: {softmax: ./gone}}", "checkpoints.a.softmax: there is no folder "),
+    ("checkpoints: {a: {softmax: gone}}", "/gone, and a name on the hub is owner/name."),
+    ("checkpoints: {a: {softmax: corpus.txt}}", "checkpoints.a.softmax: there is no folder "),
+    ("checkpoints: {a: {softmax: {path: a/b, tokenizer: gone}}}", "softmax.tokenizer: there is no folder "),
+    ("tokenizer: a/b/c", "tokenizer: there is no folder "),
+    ("tokenizer: a/b--c", "tokenizer: there is no folder "),
+    ("tokenizer: a/b.", "tokenizer: there is no folder "),
+    ("tokenizer: a/b..c", "/a/b..c, and a name on the hub is owner/name."),
+    ("quantizations: []", "quantizations: is []; it must have at least one."),
+    ("quantizations: [{method: hqq, bits: [3, 4, 3]}]", "quantizations[0]: hqq-3-g64 is there twice; each must be"),
+    ("quantizations: [{method: hqq, bits: 3}, {method: hqq, bits: 3}]", "quantizations[1]: hqq-3-g64 is there twice"),
+    ("quantizations: [{method: bnb, bits: [2, 2]}]", "quantizations[0]: bnb-2 is there twice"),
+    ("quantizations: [{method: hqq, bits: 3, options_by_bits: {4: {}}}]", "options_by_bits[4]: it must be one of the"),
+    (
+        "quantizations: [{method: bnb, bits: [4, 8], options: {quant_type: fp4}}]",
+        "options.quant_type: quant_type is an option of bnb at 4 bits, not at 8. Give it under options_by_bits.",
+    ),
+    ("tasks: []", "tasks: is []; it must be a list of names"),
+    ("tasks: {}", "tasks: is {}; it must have at least one."),
+    ("tasks: [piqa, piqa]", "it must name each task once, and piqa is there twice."),
+    ("tasks: {piqa: {limit: 0}}", "tasks.piqa.limit: is 0; it must be 1 or more."),
+    ("tasks: [piqa, ./gone.yaml]", "tasks[./gone.yaml]: there is no task file or folder "),
+    ("tasks: {tasks/mine.yaml: {limit: 3}}", "tasks[tasks/mine.yaml]: settings are for a task's name; give its folder"),
+    ("task_folders: [tasks, gone]", "task_folders[1]: there is no folder "),
+    ("data: {piqa: gone.jsonl}", "data.piqa: there is no file "),
+    ("data: {piqa: {validation: piqa.jsonl, train: gone.jsonl}}", "data.piqa.train: there is no file "),
+    ("data: {pika: piqa.jsonl}", "data.pika: it is not among the tasks. Did you mean piqa?"),
+    ("tasks: {piqa: {data: gone.jsonl}, mine: }", "tasks.piqa.data: there is no file "),
+    ("dtype: bfloat", 'dtype: is "bfloat"; it must be one of auto, float32, float16, bfloat16. Did you mean bfloat16?'),
+    ("device: cuda:0", 'device: is "cuda:0"; it must be one of auto, cpu, cuda. Did you mean cuda?'),
+    ("execution: fast", 'execution: is "fast"; it must be one of dense, packed.'),
+    ("max_length: 1", "max_length: is 1; it must be 2 or more."),
+    ("workers: 0", "workers: is 0; it must be 1 or more."),
+    ("timeout_minutes: 0", "timeout_minutes: is 0; it must be more than 0."),
+    ("calibration: {source: gone.txt}", "calibration.source: there is no file "),
+    ("calibration: {source: corpus}", "calibration: source 'corpus' is no file here, and as a dataset on the hub it"),
+    ("calibration: {source: c4, length: 1}", "calibration.length: is 1; it must be 2 or more."),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG)
+def test_a_wrong_recipe_is_a_sentence_with_its_place(line: str, message: str, tmp_path: Path) -> None:
+    field = line.partition(":")[0]
+    file = write_recipe(tmp_path, **{field: None})
+    number = len(file.read_text().splitlines()) + 1
+    file.write_text(f"{file.read_text()}{line}\n")
+    with pytest.raises(RecipeError) as error:
+        load_recipe(file)
+    said = str(error.value)
+    assert message in said
+    # gptq's missing calibration is where gptq is; nothing else is anywhere but on the line that is wrong.
+    assert said.startswith(f"{file}, line {number}: {field if field != '1' else '[1]'}") or line == "calibration:"
+    assert said.endswith((".", "?"))
+
+
+def test_the_line_is_that_of_the_innermost_field(tmp_path: Path) -> None:
+    file = write_recipe(tmp_path, quantizations=None)
+    start = len(file.read_text().splitlines())
+    more = "quantizations:\n  - {method: none}\n  - method: hqq\n    bits: 3\n    options:\n      axis: 2\n"
+    file.write_text(file.read_text() + more)
+    with pytest.raises(RecipeError, match=rf"line {start + 6}: quantizations\[1\]\.options\.axis: hqq's option axis"):
+        load_recipe(file)
+
+
+def test_a_required_field_that_is_not_there(tmp_path: Path) -> None:
+    for name in ("checkpoints", "quantizations", "tasks"):
+        file = write_recipe(tmp_path, **{name: None})
+        with pytest.raises(RecipeError, match=rf"recipe\.yaml: {name}: is missing\."):
+            load_recipe(file)
+
+
+def test_an_unknown_task_is_told_at_the_tasks(tmp_path: Path) -> None:
+    file = write_recipe(tmp_path, tasks=["tasks/code.py"], data=None)
+    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: tasks: .*code\.py: no task there"):
+        plan(load_recipe(file), tmp_path / "out")
+
+
+def test_a_misspelt_task_is_told_where_it_is_and_not_at_the_data_of_what_it_extends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recipe(tmp_path)
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: recipe.yaml\nquantizations: [{method: none}]\ntasks: [mien]\n")
+    manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
+    monkeypatch.setattr("qbench.evaluate.tasks._index", lambda *_: manager)  # lm-eval's own take 15 s
+    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: tasks: There is no task 'mien', .* Did you mean mine\?"):
+        plan(load_recipe(own), tmp_path / "out")
+
+
+@pytest.mark.parametrize("named", ["mine", "tasks/mine.yaml"])
+def test_a_task_without_data_is_told_what_it_lacks(named: str, tmp_path: Path) -> None:
+    write_recipe(tmp_path)
+    (tmp_path / "tasks" / "broken.yaml").write_text("task: [")
+    task = tmp_path / "tasks" / "mine.yaml"
+    task.write_text(re.sub("^dataset_.*\n", "", task.read_text(), flags=re.M))
+    own = tmp_path / "own.yaml"
+    own.write_text(f"extends: recipe.yaml\ntasks: [{named}]\ndata: null\n")
+    with pytest.raises(RecipeError) as error:
+        plan(load_recipe(own), tmp_path / "out")
+    assert str(error.value) == (
+        f"{own}, line 2: tasks: The task mine has no data: {task} names no dataset_path; give it a file: "
+        "`data: {mine: FILE.jsonl}`."
+    )
+
+
+def test_the_attentions_are_those_that_can_be_run() -> None:
+    assert ATTENTION == KINDS
+
+
+def test_cells_are_the_matrix_twins_side_by_side(tmp_path: Path) -> None:
+    found = [cell.ref.name for cell in cells(load_recipe(write_recipe(tmp_path)))]
+    labels = ["none-16", "bnb-2", "bnb-8", "gptq-4-g128", "hqq-3-g64"]
+    assert found == [f"tiny-{kind}-{label}" for label in labels for kind in ("softmax", "softpick")]
+
+
+def test_a_family_may_have_one_twin(tmp_path: Path) -> None:
+    file = write_recipe(tmp_path, checkpoints={"alone": {"softpick": "softpick"}}, quantizations=[{"method": "none"}])
+    assert [cell.ref.name for cell in cells(load_recipe(file))] == ["alone-softpick-none-16"]
+
+
+def test_options_by_bits_win_over_options(tmp_path: Path) -> None:
+    entry = {
+        "method": "hqq",
+        "bits": [3, 4],
+        "options": {"group_size": 32, "axis": 0},
+        "options_by_bits": {4: {"group_size": 8}},
+    }
+    found = cells(load_recipe(write_recipe(tmp_path, quantizations=[entry])))
+    assert {cell.ref.label for cell in found} == {"hqq-3-g32-axis0", "hqq-4-g8-axis0"}
+
+
+@pytest.mark.parametrize("text", ["twin", "./twin", "sub/twin", "../{here}/twin", "{absolute}"])
+def test_folders_are_found_from_anywhere(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("twin", "sub/twin"):
+        shutil.copytree(write_recipe(tmp_path / "files").parent / "softmax", tmp_path / folder)
+    text = text.format(here=tmp_path.name, absolute=tmp_path / "twin")
+    file = write_recipe(tmp_path, checkpoints={"a": {"softmax": text}})
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "twin").mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    cell = cells(load_recipe(file))[0]
+    assert Path(cell.location).samefile(tmp_path / "sub" / "twin" if "sub" in text else tmp_path / "twin")
+    assert cell.ref.checkpoint == text
+
+
+def test_a_task_is_a_name_whatever_lies_beside_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "piqa").mkdir()
+    recipe = load_recipe(write_recipe(tmp_path, tasks=["piqa", "tasks/mine.yaml"], data=None))
+    assert recipe.task_names() == ["piqa", str(tmp_path / "tasks/mine.yaml")]
+
+
+def test_a_limit_on_the_command_line_is_for_all_tasks(tmp_path: Path) -> None:
+    file = write_recipe(tmp_path, tasks={"piqa": {"limit": 3}, "mine": None}, limit=2)
+    assert load_recipe(file).limits() == {"piqa": 3, "mine": 2}
+    assert load_recipe(file, limit=1).limits() == {"piqa": 1, "mine": 1}
+
+
+def test_limits_reach_the_tasks_of_a_group(tmp_path: Path) -> None:
+    recipe = load_recipe(write_recipe(tmp_path, tasks=["piqa", "some_group"], data=None, limit=2))
+    assert recipe.limits(["piqa", "member"]) == {"piqa": 2, "member": 2}
+    recipe = load_recipe(write_recipe(tmp_path, tasks={"some_group": {"limit": 2}}, data=None))
+    with pytest.raises(RecipeError, match=r"tasks\.some_group\.limit: a limit is for a single task, and this stands"):
+        recipe.limits(["member"])
+
+
+def test_records_hold_nothing_of_where_the_recipe_lies(tmp_path: Path) -> None:
+    recipe = load_recipe(write_recipe(tmp_path, output=str(tmp_path / "runs")))
+    identities = [cell.identity().model_dump() for cell in cells(recipe) if cell.ref.bits != 2]
+    refs = [cell.ref.model_dump() for cell in cells(recipe)]
+    assert str(tmp_path) not in json.dumps([recipe.content(), identities, refs])
+    assert recipe.out() == tmp_path / "runs"
+
+
+# --- keys ---
+
+
+def keys(file: Path, **changes: Any) -> dict[str, str]:
+    """The key of each cell that can run."""
+    fingerprints.code_hash.cache_clear()
+    fingerprints.package_versions.cache_clear()
+    found = cells(load_recipe(file, **changes))
+    return {cell.ref.name: cell.identity().key for cell in found if cell.ref.label != "bnb-2"}
+
+
+def edit(name: str, old: str = "", new: str = " ") -> Callable[[Path], None]:
+    """A change of one file: old text for new, or new text at its end."""
+
+    def change(folder: Path) -> None:
+        file = folder / name
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1) if old else text + new)
+
+    return change
+
+
+def field(**changes: Any) -> Callable[[Path], None]:
+    """A change of the recipe's fields."""
+    return lambda folder: write_recipe(folder, **changes) and None
+
+
+ALL, SOFTMAX = ["*"], ["tiny-softmax"]
+QUANTIZATIONS = fields()["quantizations"]
+TOKENIZER = {"softmax": {"path": "softmax", "tokenizer": "words"}, "softpick": "softpick"}
+
+CHANGES_KEYS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "weights": (edit("softmax/model.safetensors"), SOFTMAX),
+    "config": (edit("softmax/config.json"), SOFTMAX),
+    "tokenizer's file": (edit("softmax/tokenizer.json"), SOFTMAX),
+    "another tokenizer": (field(checkpoints={"tiny": TOKENIZER}), SOFTMAX),
+    "the recipe's tokenizer": (field(tokenizer="words"), ALL),
+    "option": (
+        field(quantizations=[*QUANTIZATIONS[:3], {"method": "hqq", "bits": 3, "options": {"axis": 0}}]),
+        ["hqq"],
+    ),
+    "calibration text": (edit("corpus.txt"), ["gptq"]),
+    "calibration seed": (field(calibration=fields()["calibration"] | {"seed": 1}), ["gptq"]),
+    "calibration samples": (field(calibration=fields()["calibration"] | {"samples": 3}), ["gptq"]),
+    "calibration length": (field(calibration=fields()["calibration"] | {"length": 9}), ["gptq"]),
+    "task data": (edit("piqa.jsonl", "Open jar 3", "Open jar 5"), ALL),
+    "task file": (edit("tasks/mine.yaml", '"{{goal}}"', '"Q: {{goal}}"'), ALL),
+    "task version": (edit("tasks/mine.yaml", "version: 1", "version: 2"), ALL),
+    "task code": (edit("tasks/code.py", "upper", "lower"), ALL),
+    "few-shot from the task": (edit("tasks/mine.yaml", "num_fewshot: 0", "num_fewshot: 1"), ALL),
+    "few-shot": (field(num_fewshot=1), ALL),
+    "few-shot of one task": (field(tasks={"piqa": {"num_fewshot": 2}, "mine": None}), ALL),
+    "limit": (field(limit=2), ALL),
+    "limit of one task": (field(tasks={"piqa": {"limit": 2}, "mine": None}), ALL),
+    "fewer tasks": (field(tasks=["piqa"], data={"piqa": "piqa.jsonl"}), ALL),
+    "dtype": (field(dtype="bfloat16"), ALL),
+    "execution": (field(execution="packed"), ALL),
+    "device": (field(device="cuda"), ALL),
+    "max_length": (field(max_length=64), ALL),
+    "seed": (field(seed=1), ALL),
+    "batch_tokens of LLM.int8": (field(batch_tokens=512), ["bnb-8"]),
+}
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The keys of the recipe as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return keys(write_recipe(tmp_path_factory.mktemp("before")))
+
+
+@pytest.mark.parametrize("name", CHANGES_KEYS)
+def test_what_changes_numbers_changes_keys(name: str, before: dict[str, str], tmp_path: Path) -> None:
+    change, affected = CHANGES_KEYS[name]
+    write_recipe(tmp_path)
+    shutil.copytree(tmp_path / "softmax", tmp_path / "words")
+    (tmp_path / "words" / "tokenizer.json").write_text('{"other": 1}')
+    change(tmp_path)
+    after = keys(tmp_path / "recipe.yaml")
+    if name == "option":  # it is in the label, and so in the cell's name
+        after = {cell.removesuffix("-axis0"): key for cell, key in after.items()}
+    changed = {cell for cell in before if before[cell] != after[cell]}
+    assert changed == {cell for cell in before if affected == ALL or any(part in cell for part in affected)}
+
+
+DOES_NOT: dict[str, Callable[[Path], None]] = {
+    "batch_tokens but for LLM.int8": field(
+        batch_tokens=512, quantizations=[q for q in QUANTIZATIONS if q["method"] != "bnb"]
+    ),
+    "workers": field(workers=3),
+    "threads": field(threads=3),
+    "output": field(output="elsewhere"),
+    "timeout": field(timeout_minutes=3),
+    "description": field(description="new words"),
+    "gate": field(gate={"alpha": 0.01}),
+    "dtype by its name": field(dtype="float32"),
+    "a limit above the number of documents": field(limit=1000),
+    "the other spelling of a path": field(checkpoints={"tiny": {"softmax": "./softmax", "softpick": "softpick"}}),
+    "the split that is the task's own": field(data=fields()["data"] | {"mine": {"test": "mine.jsonl"}}),
+    "a cell more": field(quantizations=[*QUANTIZATIONS, {"method": "hqq", "bits": 2}]),
+    "no calibration where gptq is not": field(
+        calibration=None, quantizations=[q for q in QUANTIZATIONS if q["method"] != "gptq"]
+    ),
+    "files that no model reads": lambda folder: (folder / "softmax" / "README.md").write_text("words") and None,
+    "times of files": lambda folder: [os.utime(file) for file in folder.rglob("*")] and None,
+}
+
+
+@pytest.mark.parametrize("name", DOES_NOT)
+def test_what_changes_no_numbers_changes_no_key(name: str, before: dict[str, str], tmp_path: Path) -> None:
+    write_recipe(tmp_path)
+    DOES_NOT[name](tmp_path)
+    after = keys(tmp_path / "recipe.yaml")
+    same = before.keys() & after.keys()
+    assert len(same) >= 6
+    assert {cell: after[cell] for cell in same} == {cell: before[cell] for cell in same}
+
+
+def test_a_folder_that_moved_keeps_its_keys(
+    before: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recipe(tmp_path / "there")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert keys(Path("there", "recipe.yaml")) == before
+
+
+def test_a_package_or_our_code_changes_the_key_and_not_what_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = cells(load_recipe(write_recipe(tmp_path)))[0]
+    before = cell.identity()
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprints, "package_versions", lambda: before.packages | {"torch": "0.0.1"})
+        newer = cell.identity()
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprints, "code_hash", lambda: "other")
+        changed = cell.identity()
+    assert len({before.key, newer.key, changed.key}) == 3
+    assert before.what_key == newer.what_key == changed.what_key
+
+
+def test_the_auto_dtype_and_device_are_those_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_recipe(tmp_path, device="auto")
+    for cuda, device, dtype in ((True, "cuda", "bfloat16"), (False, "cpu", "float32")):
+        monkeypatch.setattr("qbench.recipe.schema.has_cuda", lambda cuda=cuda: cuda)
+        recipe: Recipe = load_recipe(file)
+        assert (recipe.resolved_device, recipe.resolved_dtype) == (device, dtype)
+
+
+def test_data_of_tasks_that_an_extending_recipe_leaves_out_go_with_them(tmp_path: Path) -> None:
+    write_recipe(tmp_path)
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: recipe.yaml\ntasks: [mine]\n")
+    assert [*load_recipe(own).task_data()] == ["mine"]
+    own.write_text("extends: recipe.yaml\ntasks: [mine]\ndata: {piqq: piqa.jsonl}\n")
+    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: data\.piqq: it is not among the tasks"):
+        load_recipe(own)

@@ -1,0 +1,273 @@
+"""The rules on records: forged cells of results/mini are found, and no honest one is accused."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qbench.records.audit import Audit
+from qbench.records.store import RECORD, SAMPLES, StoredRecord, read_record, read_results, write_record
+from qbench.records.suspicious import (
+    Evidence,
+    MeasuredCell,
+    Suspicion,
+    TaskScores,
+    suspicious_records,
+    suspicious_scores,
+)
+
+from ..example_records import cell_ref
+
+MINI = Path(__file__).parents[2] / "results" / "mini"
+HONEST = read_results(MINI).current
+
+
+def find(label: str, attention: str = "softmax") -> StoredRecord:
+    """A cell of mini."""
+    (found,) = [s for s in HONEST if (s.record.cell.attention, s.record.cell.label) == (attention, label)]
+    return found
+
+
+def forged(folder: Path, into: StoredRecord, samples: pd.DataFrame | None = None, **changes: Any) -> StoredRecord:
+    """The cell with other samples, or with changes to its record."""
+    write_record(folder, into.record.model_copy(update=changes), into.samples() if samples is None else samples)
+    return StoredRecord(read_record(folder / RECORD), folder)
+
+
+def replaced(cell: StoredRecord) -> list[StoredRecord]:
+    """Mini with this cell in place of its own."""
+    return [cell if s.record.cell == cell.record.cell else s for s in HONEST]
+
+
+def jittered(samples: pd.DataFrame, size: float) -> pd.DataFrame:
+    """The same samples with random errors of this relative size in all log-likelihoods."""
+    draw = np.random.default_rng(0)
+    values = [row * (1 + size * draw.normal(size=len(row))) for row in samples["loglikelihoods"]]
+    return samples.assign(loglikelihoods=values)
+
+
+def improved(samples: pd.DataFrame, nats: float) -> pd.DataFrame:
+    """The same samples with the right choice likelier."""
+    values = [np.array(row) for row in samples["loglikelihoods"]]
+    for row, gold in zip(values, samples["gold"], strict=True):
+        if gold is not None:
+            row[gold] += nats
+    return samples.assign(loglikelihoods=values)
+
+
+def names(found: list[Suspicion]) -> set[str]:
+    return {suspicion.cell.name for suspicion in found}
+
+
+def test_no_cell_of_mini_is_accused() -> None:
+    assert suspicious_records(HONEST) == []
+    assert suspicious_records(HONEST, references=HONEST) == []
+
+
+QUANTIZED = ["bnb-8", "gptq-8-g128", "hqq-8-g64", "bnb-4-nf4", "gptq-2-g128"]
+
+
+@pytest.mark.parametrize("label", QUANTIZED)
+@pytest.mark.parametrize(("size", "fact"), [(0.0, "last bit"), (1e-7, "too near"), (1e-4, "too near")])
+@pytest.mark.parametrize("attention", ["softmax", "softpick"])
+def test_the_unquantized_model_under_a_quantized_label(
+    attention: str, size: float, fact: str, label: str, tmp_path: Path
+) -> None:
+    unquantized, into = find("none-16", attention), find(label, attention)
+    cell = forged(tmp_path, into, jittered(unquantized.samples(), size))
+    (found,) = suspicious_records(replaced(cell))
+    assert (found.cell, found.found_by) == (into.record.cell, "records")
+    assert fact in found.message
+    # And if the run holds nothing but this cell.
+    assert names(suspicious_records([cell], references=HONEST)) == {into.record.cell.name}
+    assert suspicious_records([cell]) == []
+
+
+@pytest.mark.parametrize("label", ["hqq-8-g64", "gptq-4-g128"])
+def test_wide_samples_under_2_bits(label: str, tmp_path: Path) -> None:
+    wide, narrow = find(label), find("gptq-2-g128")
+    cell = forged(tmp_path, narrow, wide.samples())
+    (found,) = suspicious_records(replaced(cell))
+    assert found.cell == narrow.record.cell
+    assert wide.record.cell.name in found.message
+    # The run alone, against a baseline that holds both.
+    (found,) = suspicious_records([cell], references=HONEST)
+    assert f"{wide.record.cell.name} of the baseline" in found.message
+
+
+def test_softpick_samples_under_softmax(tmp_path: Path) -> None:
+    into = find("none-16")
+    (found,) = suspicious_records(replaced(forged(tmp_path, into, find("none-16", "softpick").samples())))
+    assert {"mini-softmax-none-16", "mini-softpick-none-16"} == {
+        found.cell.name,
+        found.message.split("those of ")[1][:21],
+    }
+
+
+def test_documents_in_another_order_are_paired_by_content(tmp_path: Path) -> None:
+    samples = find("none-16").samples().iloc[::-1].reset_index(drop=True)
+    (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), samples)))
+    assert "400 documents are equal to the last bit" in found.message
+
+
+def test_documents_that_are_not_numbers_hide_nothing(tmp_path: Path) -> None:
+    samples = find("none-16").samples()
+    values = [
+        row if i % 3 else np.append(np.full(len(row), -np.inf), 0.5) for i, row in enumerate(samples["loglikelihoods"])
+    ]
+    (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), samples.assign(loglikelihoods=values))))
+    assert "equal to the last bit to those of mini-softmax-none-16" in found.message
+
+
+def test_one_forged_task_is_enough(tmp_path: Path) -> None:
+    samples, own = find("none-16").samples(), find("hqq-2-g64").samples()
+    mixed = own.where(own["task"] != "mini_sciq", samples)
+    (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), mixed)))
+    assert "in mini_sciq " in found.message
+
+
+@pytest.mark.parametrize(("nats", "accused"), [(0.01, False), (0.5, True)])
+def test_a_quantized_cell_that_is_better_than_its_model(nats: float, accused: bool, tmp_path: Path) -> None:
+    into = find("hqq-8-g64")
+    found = suspicious_records(replaced(forged(tmp_path, into, improved(into.samples(), nats))))
+    assert names(found) == ({into.record.cell.name} if accused else set())
+    assert all("better than the unquantized model" in f.message for f in found)
+
+
+SIBLINGS = [("gptq-2-g128", "gptq-3-g128"), ("gptq-3-g128", "gptq-4-g128"), ("hqq-2-g64", "hqq-3-g64")]
+SIBLINGS += [("hqq-3-g64", "hqq-4-g64"), ("gptq-2-g128", "hqq-2-g64"), ("hqq-3-g64", "gptq-3-g128")]
+TWO_BITS_MORE = [("gptq-2-g128", "gptq-4-g128"), ("hqq-2-g64", "hqq-4-g64"), ("hqq-3-g64", "hqq-8-g64")]
+
+
+@pytest.mark.parametrize("attention", ["softmax", "softpick"])
+@pytest.mark.parametrize(
+    ("label", "other", "accused"), [(*pair, False) for pair in SIBLINGS] + [(*pair, True) for pair in TWO_BITS_MORE]
+)
+def test_recovery_from_damage_may_be_worth_one_bit_and_not_two(
+    label: str, other: str, accused: bool, attention: str, tmp_path: Path
+) -> None:
+    """The run's cell has the documents of another one, which its baseline lacks."""
+    before, better = find(label, attention), find(other, attention)
+    unquantized = find("none-16", attention)
+    cell = forged(tmp_path, before, jittered(better.samples(), 1e-6))
+    found = suspicious_records([unquantized, cell], references=[unquantized, before])
+    assert names(found) == ({before.record.cell.name} if accused else set())
+
+
+def without_a_layer(audit: Audit) -> Audit:
+    return audit.model_copy(update={"untouched": ("model.layers.0.mlp.up_proj",)})
+
+
+def with_layer(audit: Audit, **changes: Any) -> Audit:
+    first, *rest = audit.layers
+    return audit.model_copy(update={"layers": (first.model_copy(update=changes), *rest)})
+
+
+FAILING: dict[str, tuple[Callable[[Audit], Audit | None], str]] = {
+    "no audit": (lambda _: None, "no audit"),
+    "untouched": (without_a_layer, "mlp.up_proj was not quantized"),
+    "meta": (lambda a: a.model_copy(update={"on_meta": ("lm_head.weight",)}), "meta device"),
+    "not finite": (lambda a: a.model_copy(update={"not_finite": ("lm_head.weight",)}), "NaN"),
+    "changed": (lambda a: a.model_copy(update={"changed": ("lm_head.weight",)}), "is not what it was"),
+    "cosine": (lambda a: with_layer(a, cosine=0.0), "cosine is 0.00"),
+    "nothing quantized": (lambda a: with_layer(a, error_energy=0.0), "nothing was quantized"),
+    "too many levels": (lambda a: with_layer(a, levels=256, max_code=255), "256 levels"),
+    "equal logits": (lambda a: a.model_copy(update={"kl": 0.0}), "logits on the probe are equal"),
+    "label": (lambda a: a.model_copy(update={"label": "hqq-8-g64"}), "audit of hqq-8-g64"),
+    "method": (lambda a: a.model_copy(update={"method": "gptq"}), "audit of gptq at 2 bits"),
+    "another cell's": (lambda _: find("hqq-8-g64").record.audit, "audit of hqq-8-g64"),
+    "another with this label": (
+        lambda a: find("hqq-8-g64").record.audit.model_copy(update={"label": a.label}),  # type: ignore[union-attr]
+        "audit of hqq at 8 bits; the cell is hqq at 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_failing_audits(kind: str) -> None:
+    change, fact = FAILING[kind]
+    honest = find("hqq-2-g64")
+    assert honest.record.audit is not None
+    record = honest.record.model_copy(update={"audit": change(honest.record.audit)})
+    found = [f for f in suspicious_records(replaced(StoredRecord(record, honest.folder))) if f.found_by == "audit"]
+    assert names(found) == {honest.record.cell.name}
+    assert fact in found[0].message
+
+
+def test_the_unquantized_and_failed_cells_need_no_audit() -> None:
+    unquantized = find("none-16").record.model_copy(update={"audit": None})
+    failed = find("hqq-2-g64").record.model_copy(update={"audit": None, "state": "failed", "samples_sha256": None})
+    folder = find("none-16").folder
+    assert suspicious_records([StoredRecord(unquantized, folder), StoredRecord(failed, folder)]) == []
+
+
+def test_values_of_sure_answers_coincide_by_chance() -> None:
+    sure = np.full((400, 1), -1.2e-7)
+    cells = [scored(label, {"lambada": (sure, sure[:, 0])}) for label in ("none-16", "hqq-4-g64", "gptq-4-g128")]
+    assert suspicious_scores(Evidence(cells)) == []
+
+
+def test_other_families_are_not_compared(tmp_path: Path) -> None:
+    other = find("none-16").record.cell.model_copy(update={"family": "copy"})
+    shutil.copy(find("none-16").folder / SAMPLES, tmp_path)
+    record = find("none-16").record.model_copy(update={"cell": other})
+    assert suspicious_records([*HONEST, StoredRecord(record, tmp_path)]) == []
+
+
+def scored(label: str, tasks: dict[str, tuple[np.ndarray, np.ndarray]], error: float | None = None) -> MeasuredCell:
+    method, bits, *_ = label.split("-")
+    scores = {
+        task: TaskScores(np.arange(len(values)).astype(np.str_), values, decisions)
+        for task, (values, decisions) in tasks.items()
+    }
+    return MeasuredCell(cell_ref("softmax", method, int(bits), label), error, scores)
+
+
+# Relative weight errors as in mini.
+ERRORS = {"bnb-8": 0.007, "gptq-8-g128": 0.008, "hqq-8-g64": 0.005}
+ERRORS |= {"bnb-4-nf4": 0.09, "gptq-4-g128": 0.14, "hqq-4-g64": 0.09}
+
+
+def honest_cells(seed: int) -> list[MeasuredCell]:
+    """A model and its quantized cells: noise of 0.5 to 5 times the weight error in logits of single-token choices.
+
+    Float32, as scores are: 8-bit cells are near the model, and near each other.
+    """
+    draw = np.random.default_rng(seed)
+    logits = {
+        f"task{i}": draw.normal(scale=3, size=(int(draw.integers(200, 500)), 12)) for i in range(draw.integers(2, 6))
+    }
+
+    def cell(label: str, error: float | None) -> MeasuredCell:
+        size = draw.uniform(0.5, 5) * (error or 0.0)
+        tasks = {}
+        for task, sure in logits.items():
+            noisy = sure + size * draw.normal(size=sure.shape)
+            values = (noisy - np.logaddexp.reduce(noisy, axis=1, keepdims=True)).astype(np.float32)[:, :4]
+            values = values.astype(np.float64)
+            tasks[task] = (values, values[:, 0] - np.logaddexp.reduce(values, axis=1))
+        return scored(label, tasks, error)
+
+    return [cell("none-16", None), *(cell(label, error) for label, error in ERRORS.items())]
+
+
+def test_of_200_honest_tables_of_documents_at_most_one_is_accused() -> None:
+    accused = [seed for seed in range(200) if suspicious_scores(Evidence(cells := honest_cells(seed), cells))]
+    assert len(accused) <= 1
+
+
+def test_neither_torch_nor_pandas_is_imported() -> None:
+    code = (
+        "import sys; from qbench.records.store import read_results;"
+        "from qbench.records.suspicious import suspicious_records;"
+        f"found = read_results({str(MINI)!r}).current; assert not suspicious_records(found, found);"
+        "print([m for m in ('torch', 'pandas', 'qbench.report', 'qbench.gate') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,166 @@
+"""The folder of records: held by one run, full, read-only; and a second run that finds all done."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from qbench.records.store import read_results
+from qbench.runner.lock import RunError, holding
+
+from .driver import Driver, events_of, finished, left_behind, results, run, run_here
+
+Undisturbed = tuple[Path, list[dict[str, Any]]]
+Mount = Callable[[Path, str], None]
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Mount a file system of its own on a folder, with these options."""
+    mounted = []
+
+    def mounting(folder: Path, options: str) -> None:
+        folder.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            pytest.skip(f"needs to mount a file system, and cannot: {error}")
+        if done.returncode:
+            pytest.skip(f"needs to mount a file system, and may not: {done.stderr.strip()}")
+        mounted.append(folder)
+
+    yield mounting
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def remount(folder: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+
+
+def test_the_second_run_computes_nothing_and_takes_a_moment(small: Path, undisturbed: Undisturbed) -> None:
+    out, _ = undisturbed
+    before = finished(out)
+    code, events, errors = run(small, out)
+    assert code == 0, errors
+    assert not events_of(events, "started")
+    assert [event["text"] for event in events_of(events, "message")][-1] == "nothing to do"
+    assert finished(out) == before
+    before_it = os.times()
+    run(small, out)
+    after_it = os.times()  # the time on the processor: the wall's depends on who else is there
+    assert after_it.children_user - before_it.children_user < 3
+
+
+def test_a_folder_is_held_by_one_run(small: Path, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed[0], out)
+    with holding(out):
+        code, _, errors = run(small, out)
+        assert code == 2
+        assert f"{out} is held by another run: process {os.getpid()} on" in errors
+    assert run_here(small, out)[0] == 0
+    assert not left_behind(out)
+
+
+def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib
+from qbench.runner.lock import holding
+with holding(pathlib.Path({str(tmp_path)!r})):
+    os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert (tmp_path / ".lock").exists()
+    with holding(tmp_path), pytest.raises(RunError, match="held by another run"), holding(tmp_path):
+        pass
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_file_in_place_of_the_folder(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("not a folder")
+    code, _, errors = run(small, tmp_path / "out")
+    assert code == 2
+    assert f"qbench: {tmp_path / 'out'} cannot be written to (File exists); give another folder with --out." in errors
+
+
+def test_a_read_only_folder(small: Path, undisturbed: Undisturbed, tmp_path: Path, mount: Mount) -> None:
+    out = tmp_path / "out"
+    mount(out, "size=16m")
+    shutil.copytree(undisturbed[0], out, dirs_exist_ok=True)
+    remount(out, "ro")
+    code, _, errors = run(small, out)
+    assert code == 2
+    assert f"qbench: {out} cannot be written to (Read-only file system); give another folder with --out." in errors
+    assert results(out) == results(undisturbed[0])
+
+
+def test_a_full_disk_stops_the_run_and_damages_nothing(
+    small: Path, undisturbed: Undisturbed, tmp_path: Path, mount: Mount
+) -> None:
+    out = tmp_path / "out"
+    mount(out, "size=16m")
+    with Driver(small, out) as driver:
+        driver.until("finished")
+        fill(out)
+        code, errors = driver.end()
+        assert driver.gone()
+    assert code == 2
+    assert "(No space left on device)" in errors
+    assert "Traceback" not in errors
+    (out / "filler").unlink()
+    before = finished(out)
+    assert before
+    whole, done = results(undisturbed[0]), results(out)
+    assert done == {name: whole[name] for name in done}
+    assert run_here(small, out)[0] == 0
+    assert before.items() <= finished(out).items()
+    assert results(out) == whole
+    assert not left_behind(out)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as stream:
+        for size in (2**20, 2**12, 1):
+            with contextlib.suppress(OSError):
+                while stream.write(b"x" * size):
+                    pass
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_fresh_folders_of_the_whole_matrix_are_the_same(matrix: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        code, _, errors = run(matrix / "recipe.yaml", tmp_path / name)
+        assert code == 0, errors
+    assert results(tmp_path / "one") == results(tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_beyond_its_work_a_cell_costs_less_than_a_second(matrix: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load((matrix / "recipe.yaml").read_text())
+    (matrix / "one.yaml").write_text(yaml.safe_dump(recipe | {"workers": 1}))
+    ends: list[float] = []
+    with Driver(matrix / "one.yaml", tmp_path / "out") as driver:
+        for event in driver.follow():
+            if event["event"] == "finished":
+                ends.append(time.monotonic())
+        assert driver.end()[0] == 0
+    seconds = {}
+    for stored in read_results(tmp_path / "out").current:
+        assert stored.record.cost is not None
+        seconds[stored.record.cell.name] = sum(stored.record.cost.seconds.values())
+    names = [event["cell"] for event in events_of(driver.events, "finished")]
+    beyond = [b - a - seconds[name] for name, (a, b) in zip(names[1:], pairwise(ends), strict=True)]
+    print(f"beyond its work a cell took {sum(beyond) / len(beyond):.2f} s, at most {max(beyond):.2f} s")
+    assert sum(beyond) / len(beyond) < 1

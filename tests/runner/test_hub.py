@@ -1,0 +1,108 @@
+"""The hub: whether it answers is told in seconds, and a recipe that does not need it never asks."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from qbench.recipe.cells import load_recipe
+from qbench.runner.hub import OFFLINE, go_offline_if_unreachable, needs_hub
+
+from ..small_recipe import write_recipe
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A hub that is there and will not have us."""
+
+    def do_HEAD(self) -> None:
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def answering() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.fixture
+def closed() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OFFLINE, "")  # set, so that it is put back
+    monkeypatch.delenv(OFFLINE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checkpoints": {"tiny": {"softmax": "owner/name"}}},
+        {"tokenizer": "owner/words"},
+        {"calibration": {"source": "wikitext2"}},
+        {"tasks": ["piqa", "mine", "sciq"]},
+    ],
+)
+def test_what_needs_the_hub(change: dict[str, object], tmp_path: Path) -> None:
+    assert needs_hub(load_recipe(write_recipe(tmp_path, **change)))
+
+
+def test_a_recipe_of_local_files_asks_nobody(tmp_path: Path, closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", closed)
+    go_offline_if_unreachable(load_recipe(write_recipe(tmp_path)))
+    assert OFFLINE not in os.environ
+
+
+def test_a_hub_that_answers_is_asked(tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", answering)
+    go_offline_if_unreachable(load_recipe(write_recipe(tmp_path, tokenizer="owner/words")))
+    assert OFFLINE not in os.environ
+
+
+@pytest.mark.parametrize("command", ["run", "fetch"])
+def test_without_the_hub_a_command_says_what_is_missing_within_seconds(
+    command: str, closed: str, tmp_path: Path
+) -> None:
+    recipe = write_recipe(tmp_path, checkpoints={"tiny": {"softmax": "owner/name"}}, tasks=["piqa", "sciq"], data=None)
+    environment = {**os.environ, "HF_ENDPOINT": closed, "HF_HOME": str(tmp_path / "home")}
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "qbench.cli", command, str(recipe)],
+        cwd=tmp_path.parent,  # where no folder of the recipe is taken for a package
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert time.monotonic() - begun < 90  # imports, on a busy machine; the hub's library alone takes minutes
+    assert done.returncode == {"run": 2, "fetch": 1}[command]
+    assert f"qbench: {closed} cannot be reached (" in done.stderr
+    assert "Retrying" not in done.stderr
+    said = done.stdout + done.stderr
+    assert "checkpoint owner/name: neither a folder nor to be had from the hub" in said
+    assert "The dataset of the task sciq is not in the Hugging Face cache" in said
+
+
+def test_a_gpu_that_is_missing_is_told_before_anything_is_fetched(tmp_path: Path, closed: str) -> None:
+    recipe = write_recipe(tmp_path, tokenizer="owner/words", device="cuda")
+    environment = {**os.environ, "HF_ENDPOINT": closed, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "qbench.cli", "run", str(recipe)]
+    done = subprocess.run(command, cwd=tmp_path.parent, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "device is cuda, and there is no GPU here" in done.stderr
+    assert "tokenizer" not in done.stderr

@@ -1,0 +1,78 @@
+"""What would fail after hours shows in the first minutes."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qbench.cli import main
+from qbench.recipe.cells import load_recipe
+from qbench.runner.local import Slot
+from qbench.runner.matrix import make_jobs
+from qbench.runner.plan import plan
+from qbench.runner.preflight import is_short, preflight
+
+from .driver import events_of, left_behind, run_here
+
+
+def test_what_will_fail_is_told_before_anything_runs(
+    change: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = change(
+        checkpoints={
+            "mixed": {"softmax": "./softmax", "softpick": "./softmax"},  # a softmax checkpoint named softpick
+            "../cut": {"softmax": "./cut"},  # a family is any text
+        },
+        quantizations=[
+            {"method": "none"},
+            {"method": "hqq", "bits": [3, 4], "options_by_bits": {3: {"group_size": 48}, 4: {"group_size": 32}}},
+        ],
+    )
+    shutil.copytree(recipe.parent / "softmax", recipe.parent / "cut")
+    weights = recipe.parent / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    out = tmp_path / "out"
+    assert main(["run", str(recipe), "--out", str(out), "--preflight"]) == 2
+    head, *problems = capsys.readouterr().err.strip().split("\n- ")
+    assert "The preflight found what would fail later (--no-preflight goes on anyway)" in head
+    assert len(problems) == 3
+    assert problems[0].startswith("./softmax, one layer by hqq-3-g48: group_size 48 does not divide")
+    assert "softpick" in problems[1]
+    assert "model.safetensors cannot be read" in problems[2]
+    logs = sorted(path.name for path in out.iterdir() if path.name != "run.json")
+    assert re.fullmatch(r"preflight-\.\._cut-softmax-[0-9a-f]{10}\.log", logs[0])
+    assert logs[1:] == ["preflight-mixed-softmax.log", "preflight-mixed-softpick.log"]
+    assert f"(log: {out / logs[0]})" in problems[2]
+    assert "Traceback" in (out / logs[0]).read_text()
+
+
+def test_where_all_is_well_it_goes_on_and_leaves_nothing(small: Path, tmp_path: Path) -> None:
+    code, events = run_here(small, tmp_path, "--only", "*softpick*none*", "--preflight")
+    assert code == 0
+    assert any(event["text"].startswith("preflight: ") for event in events_of(events, "message"))
+    assert not left_behind(tmp_path)
+
+
+def test_every_method_at_once(matrix: Path, tmp_path: Path) -> None:
+    jobs = make_jobs(plan(load_recipe(matrix / "recipe.yaml"), tmp_path).entries)
+    preflight([job for job in jobs if job.cell.ref.attention == "softpick"], tmp_path, Slot(threads=1), timeout=300)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_preflight_that_hangs_ends(small: Path, tmp_path: Path) -> None:
+    jobs = make_jobs(plan(load_recipe(small), tmp_path).entries)
+    with pytest.raises(ValueError, match=r"took longer than timeout_minutes"):
+        preflight(jobs[:1], tmp_path, Slot(threads=1), timeout=0.01)
+
+
+def test_short_runs_go_without(small: Path, undisturbed: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+    assert not any("preflight" in event.get("text", "") for event in undisturbed[1])
+    planned = plan(load_recipe(small), tmp_path)
+    jobs = make_jobs(planned.entries)
+    assert is_short(planned, jobs, [Slot(threads=1)])
+    hours = {name: facts | {"characters": 10**9} for name, facts in planned.tasks.items()}
+    long = type(planned)(planned.recipe, planned.out, planned.entries, planned.superseded, hours)
+    assert not is_short(long, jobs, [Slot(threads=1)])

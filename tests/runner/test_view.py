@@ -1,0 +1,142 @@
+"""How a run shows: a line a cell, JSON lines, and live on a terminal."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qbench.recipe.cells import Recipe, load_recipe
+from qbench.records.schema import Cost, Record
+from qbench.runner.lock import RunError
+from qbench.runner.matrix import RunOptions, _fetched
+from qbench.runner.view import LiveView, PlainView, duration, outcome, view_for
+
+from ..example_records import cell_ref, make_record, make_samples
+
+
+def record(seconds: float) -> Record:
+    made = make_record(cell_ref(), make_samples(2))
+    return made.model_copy(update={"cost": Cost(seconds={"load": 1.0, "evaluate": seconds - 1.0})})
+
+
+def test_a_line_a_cell_with_the_time_left_by_the_cells_own_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView(["a", "b", "c", "d", "e"])
+    view.slots = 2
+    view.begun -= 3600  # however long the packages took to import
+    view.finished("a", record(10))
+    view.finished("b", record(30))
+    view.finished("c", make_record(cell_ref(), None))
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("[1/5] a: done in 10.0 s")
+    assert first.endswith("; about 20.0 s left")
+    assert second.endswith("; about 30.0 s left")
+    assert third.startswith("[3/5] c: FAILED")
+    assert third.endswith("It broke; about 33.3 s left")  # without the reason's full stop; it took 60 s
+    assert view.failed == 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_resumed_run_counts_what_was_done_before(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    view = view_for(["a", "b"], before=8, as_json=False)
+    view.finished("a", record(10))
+    assert capsys.readouterr().out.startswith("[9/10] a: done in 10.0 s")
+    assert view.left() == "; about 10.0 s left"  # by the cells of this run
+    if isinstance(view, LiveView):
+        (bar,) = view.bars.tasks
+        assert (bar.completed, bar.total, bar.fields["note"]) == (9, 10, "9/10; about 10.0 s left")
+
+
+def test_cells_that_failed_say_nothing_of_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView(["a", "b"])
+    view.finished("a", make_record(cell_ref(), None))
+    assert capsys.readouterr().out.endswith("It broke.\n")
+
+
+def test_a_failure_shows_its_first_line_and_where() -> None:
+    failed = make_record(cell_ref(), None)
+    assert failed.failure is not None
+    failure = failed.failure.model_copy(update={"kind": "timeout", "reason": "Too long.\nMore.", "phase": "load"})
+    assert outcome(failed.model_copy(update={"failure": failure})) == "FAILED in load (timeout): Too long."
+
+
+def test_durations_as_people_say_them() -> None:
+    assert [duration(s) for s in (4.26, 90, 3000, 10_000)] == ["4.3 s", "2 min", "50 min", "2.8 h"]
+
+
+def test_events_are_json_lines_in_order(undisturbed: tuple[Path, list[dict[str, Any]]]) -> None:
+    out, events = undisturbed
+    assert events[0]["text"].startswith("small.yaml: 6 cells (6 to run, 0 done before) into ")
+    own = [e for e in events if e.get("cell") == "tiny-softpick-hqq-4-g32"]
+    assert own[0]["event"] == "started"
+    assert list(dict.fromkeys(e["phase"] for e in own[1:-1])) == ["load", "quantize", "evaluate"]
+    assert own[-1]["event"] == "finished"
+    assert own[-1]["state"] == "done"
+    assert events[-3]["text"].startswith("6 of 6 cells done in ")
+    assert [event["text"] for event in events[-2:]] == [
+        f"tables: qbench table {out} --kind summary",
+        f"as a page: qbench table {out} --format html --out {out}/report.html",
+    ]
+
+
+def test_the_live_view_on_a_terminal(small: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "qbench.cli", "run", str(small), "--out", str(tmp_path), "--only", "none"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(ours, 65536)
+            except OSError:  # the terminal's way to say that nobody is left
+                break
+        os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert process.returncode == 0, text
+    for line in ("0/2, importing packages", "evaluate", "[1/2] tiny-", "[2/2] tiny-", "2 of 2 cells done"):
+        assert line in text
+    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") > 0  # the cursor is shown again
+
+
+def test_the_view_fits_where_the_output_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    view = view_for(["a"], as_json=False)
+    assert isinstance(view, LiveView)
+    view.finished("a", record(2))  # of a cluster, whose cells are heard of when they end
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert type(view_for(["a"], as_json=False)) is PlainView
+
+
+def test_what_cannot_be_fetched_may_be_a_path_from_elsewhere(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(small)
+    softmax = recipe.checkpoints["tiny"]["softmax"].model_copy(update={"path": f"{small.parent.name}/softmax"})
+    recipe = recipe.model_copy(update={"checkpoints": {"tiny": {"softmax": softmax}}})
+    monkeypatch.setattr("qbench.runner.fetch.fetch", lambda _: [(False, "checkpoint: not to be had")])
+    with pytest.raises(RunError, match=r"not to be had\n- \S+/softmax: Did you mean softmax\?$"):
+        _fetched(recipe, tmp_path, RunOptions())
+
+
+def test_what_a_download_tells_is_no_event(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
+        print("task arc_easy: its dataset")
+        yield True, "task arc_easy: 6 documents"
+
+    monkeypatch.setattr("qbench.runner.fetch.fetch", fetch)
+    capsys.readouterr()
+    _fetched(load_recipe(small), tmp_path, RunOptions(as_json=True))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "task arc_easy: its dataset" in printed.err
