@@ -11,6 +11,9 @@ _EXPORTS = {
     "quantize": "qbench.quantizers.quantize",
     "save_quantized": "qbench.quantizers.saving",
     "Scorer": "qbench.evaluate.scorer",
+    "run": "qbench.runner.matrix",
+    "table": "qbench.report.render",
+    "check": "qbench.gate.verdict",
 }
 
 __all__ = list(_EXPORTS)

@@ -1,47 +1,161 @@
-"""The `qbench` command. Exit codes: 0 fine, 1 a check or a cell failed, 2 a wrong call, recipe or file."""
+"""The `qbench` command: every command with its arguments, and what it calls.
+
+Exit codes: 0 fine, 1 a check or a cell failed, 2 a wrong call, recipe or file, 3 a crash of ours, 130 Ctrl-C.
+Each command imports what it needs when it runs: a table must not wait for torch.
+"""
 
 import argparse
 import logging
+import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from qbench.command import Commands, add_command
-from qbench.doctor.report import add_doctor
 from qbench.errors import InputError
-from qbench.gate.commands import add_accept, add_check, add_power
-from qbench.report.commands import add_audit, add_compare, add_table
-from qbench.runner.commands import add_plan, add_run
+from qbench.files import write_atomically
 
-DONE, FAILED, WRONG = 0, 1, 2
+if TYPE_CHECKING:
+    from qbench.gate.verdict import Report
+    from qbench.recipe.schema import Recipe
+
+DONE, FAILED, WRONG, CRASHED, INTERRUPTED = 0, 1, 2, 3, 130
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # GitHub's runners name a file by it
+RECORDS = "a folder of records, as `qbench run` writes them"
+RESULTS = f"{RECORDS}, or a CSV file of published numbers or a folder of such"
+
+Commands = Any  # argparse's subparsers, whose type it keeps to itself
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; each has its arguments and its function in one place below."""
-    parser = argparse.ArgumentParser(prog="qbench", description="What quantization costs a model, measured and proved.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    table, gate = (add_table, add_compare, add_audit), (add_check, add_accept, add_power)
-    for add in (add_plan, add_run, _add_fetch, *table, *gate, add_doctor):
-        add(commands)
-    options = parser.parse_args(arguments)
-    # lm-eval tells of every default it takes.
+    """Run a command."""
+    options = _parser().parse_args(arguments)
+    # lm-eval reports every default that it takes.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
         return options.run(options)
     except InputError as error:
         print(f"qbench: {error}", file=sys.stderr)
         return WRONG
+    except Exception:
+        traceback.print_exc()
+        print("qbench: this is a bug of qbench; please report it with the lines above.", file=sys.stderr)
+        return CRASHED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="qbench", description="What quantization costs a model, measured and proved.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add in (
+        _add_plan,
+        _add_run,
+        _add_fetch,
+        _add_table,
+        _add_compare,
+        _add_audit,
+        _add_check,
+        _add_accept,
+        _add_power,
+        _add_doctor,
+    ):
+        add(commands)
+    return parser
+
+
+def _add(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], purpose: str, example: str
+) -> argparse.ArgumentParser:
+    """A command, whose help shows its purpose and an example."""
+    parser = commands.add_parser(
+        name,
+        help=purpose,
+        description=f"{purpose[0].upper()}{purpose[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+# --- plan, run, fetch
+
+
+def _add_plan(commands: Commands) -> None:
+    purpose = "the matrix cell by cell: done, failed, to do, not offered by the method; loads no model"
+    _add_recipe(_add(commands, "plan", _plan, purpose, "qbench plan recipes/mini.yaml"))
+
+
+def _add_run(commands: Commands) -> None:
+    purpose = "run every cell of a recipe that has no finished record"
+    parser = _add(commands, "run", _run, purpose, "qbench run recipes/mini.yaml --only '*softpick*hqq*'")
+    _add_recipe(parser)
+    parser.add_argument("--only", metavar="PATTERN", help="cells whose name matches, such as '*softpick*hqq-3*'")
+    parser.add_argument(
+        "--executor",
+        choices=["local", "ray"],
+        default="local",
+        help="processes here, or a Ray cluster whose nodes have the same installation and paths",
+    )
+    parser.add_argument("--reuse-stale", action="store_true", help="keep records of older code or packages")
+    parser.add_argument("--preflight", action=argparse.BooleanOptionalAction, help="by default unless the run is short")
+    parser.add_argument("--json", action="store_true", help="progress as JSON lines")
 
 
 def _add_fetch(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "fetch",
-        "download a recipe's checkpoints and datasets into the Hugging Face cache, for nodes without network",
-        example="qbench fetch recipes/paper-340m.yaml && HF_HUB_OFFLINE=1 qbench run recipes/paper-340m.yaml",
-    )
+    purpose = "download a recipe's checkpoints and datasets into the Hugging Face cache, for nodes without network"
+    example = "qbench fetch recipes/paper-340m.yaml && HF_HUB_OFFLINE=1 qbench run recipes/paper-340m.yaml"
+    parser = _add(commands, "fetch", _fetch, purpose, example)
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
-    parser.set_defaults(run=_fetch)
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the records; by default results/runs/<recipe>"
+    )
+    parser.add_argument(
+        "--limit", type=_count, metavar="N", help="only the first N documents of each task: for a trial"
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="in place of the recipe's")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be a whole number above 0.")
+    return int(text)
+
+
+def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
+    from qbench.recipe.cells import load_recipe
+
+    recipe = load_recipe(options.recipe, limit=options.limit, device=options.device)
+    return recipe, options.out or recipe.out()
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from qbench.runner.hub import OFFLINE
+    from qbench.runner.plan import plan, render_plan
+
+    os.environ.setdefault(OFFLINE, "1")  # a plan downloads nothing
+    recipe, out = _load(options)
+    print(render_plan(plan(recipe, out)))
+    return DONE
+
+
+def _run(options: argparse.Namespace) -> int:
+    from qbench.runner.hub import go_offline_if_unreachable
+
+    recipe, out = _load(options)
+    go_offline_if_unreachable(recipe)
+    from qbench.runner.matrix import RunOptions, run_matrix  # after it, since this imports the hub's library
+
+    how = RunOptions(options.only, options.reuse_stale, options.executor, options.preflight, options.json)
+    try:
+        return DONE if run_matrix(recipe, out, how) else FAILED
+    except KeyboardInterrupt:
+        print(f"\nStopped. Finished cells are kept in {out}; the same command goes on from there.", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _fetch(options: argparse.Namespace) -> int:
@@ -59,6 +173,197 @@ def _fetch(options: argparse.Namespace) -> int:
     if missing:
         print(f"qbench: {missing} of what {options.recipe} needs is not here.", file=sys.stderr)
     return FAILED if missing else DONE
+
+
+# --- table, compare, audit
+
+
+def _add_table(commands: Commands) -> None:
+    from qbench.report.render import FORMATS, KINDS
+
+    purpose = "Δ tables of results: Markdown, LaTeX, CSV, JSON, an HTML report, plots"
+    example = (
+        "qbench table results/runs/mini --format latex --kind damage --out damage.tex\n"
+        "  qbench table results/paper --plots figures"
+    )
+    parser = _add(commands, "table", _table, purpose, example)
+    parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
+    parser.add_argument("--format", choices=FORMATS, default="md", help="default: md; csv and json have all metrics")
+    kinds = "; ".join(f"{name}: {says}" for name, says in KINDS.items())
+    parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: delta; with html, all kinds")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the screen")
+    parser.add_argument("--standalone", action="store_true", help="latex: a document of its own, to compile as it is")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write the plots there too, as PNG, SVG and PDF")
+
+
+def _add_compare(commands: Commands) -> None:
+    purpose = "our numbers beside published ones: the difference, and whether it is within our interval"
+    example = "qbench compare results/runs/paper-340m --with results/paper"
+    parser = _add(commands, "compare", _compare, purpose, example)
+    parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
+    parser.add_argument("--with", dest="published", type=Path, metavar="DIR", required=True, help="published numbers")
+    parser.add_argument("--format", choices=("md", "latex", "csv", "json"), default="md", help="default: md")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the screen")
+
+
+def _add_audit(commands: Commands) -> None:
+    purpose = (
+        "the audits of a set of results, and what looks unquantized or impossible in it; exit code 1 if something does"
+    )
+    parser = _add(commands, "audit", _audit, purpose, "qbench audit results/paper")
+    parser.add_argument("source", type=Path, metavar="DIR|CSV", help=RESULTS)
+
+
+def _table(options: argparse.Namespace) -> int:
+    from qbench.report.delta import read_report
+    from qbench.report.render import render
+
+    report = read_report(options.source)
+    text = render(report, options.format, options.kind, standalone=options.standalone)
+    if options.plots:
+        from qbench.report.plots import write_plots
+
+        files = write_plots(report, options.plots)
+        print(f"{len(files)} plots in {options.plots}", file=sys.stderr)
+    _write(text, options.out)
+    return DONE
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from qbench.report.render import comparison
+
+    _write(comparison(options.source, options.published, options.format), options.out)
+    return DONE
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from qbench.report.render import audit
+
+    text, found = audit(options.source)
+    print(text)
+    return FAILED if found else DONE
+
+
+def _write(text: str, file: Path | None) -> None:
+    if file is None:
+        sys.stdout.write(text)
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text)
+    except OSError as error:
+        raise InputError(f"{file} cannot be written ({error.strerror or error}).") from None
+
+
+# --- check, accept, power
+
+
+def _add_check(commands: Commands) -> None:
+    purpose = "compare a run with its baseline: exit code 1 if a score got worse or an audit changed"
+    example = "qbench check results/runs/mini --baseline results/mini --junit gate.xml"
+    parser = _add(commands, "check", _check, purpose, example)
+    _add_folders(parser)
+    parser.add_argument("--scores-only", action="store_true", help="do not compare the audits")
+    for name in ("junit", "markdown", "json"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write the report as {name} too")
+
+
+def _add_accept(commands: Commands) -> None:
+    purpose = "make a run the new baseline, after showing what changes; its CHANGES.jsonl keeps the reason"
+    example = 'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23: another kernel"'
+    parser = _add(commands, "accept", _accept, purpose, example)
+    _add_folders(parser)
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why the baseline changes")
+
+
+def _add_power(commands: Commands) -> None:
+    purpose = "how many documents the gate needs to see which loss, from the noise of recorded results"
+    parser = _add(commands, "power", _power, purpose, "qbench power results/mini --against results/runs/mini")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of records")
+    against = "another run of the same cells; by default, quantized cells are compared with their unquantized ones"
+    parser.add_argument("--against", type=Path, metavar="DIR", help=against)
+    parser.add_argument("--format", choices=("text", "markdown"), default="text", help="text by default")
+
+
+def _add_folders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help=RECORDS)
+    parser.add_argument("--baseline", type=Path, metavar="DIR", required=True, help="the folder to compare it with")
+
+
+def _check(options: argparse.Namespace) -> int:
+    from qbench.gate.github import annotations
+    from qbench.gate.terminal import to_text
+    from qbench.gate.verdict import check
+
+    report = check(options.folder, options.baseline, scores_only=options.scores_only)
+    sys.stdout.write(to_text(report))
+    _write_reports(options, report)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in annotations(report):
+            print(line)
+    return DONE if report.passed else FAILED
+
+
+def _accept(options: argparse.Namespace) -> int:
+    from qbench.gate.accept import accept, is_new
+    from qbench.gate.terminal import to_text
+    from qbench.gate.verdict import check
+
+    report, why_none, new = None, "", is_new(options.baseline)
+    try:
+        report = check(options.folder, options.baseline)
+        print(to_text(report))
+    except InputError as error:  # a first baseline, or one of other documents: that is what accept is for
+        why_none = str(error)
+        print(f"Not compared: {why_none}\n")
+    size = accept(options.folder, options.baseline, options.reason, report, why_none)
+    became = "is a new baseline:" if new else "is now"
+    print(f"{options.baseline} {became} what {options.folder} was ({size / 1e6:.2f} MB).")
+    return DONE
+
+
+def _power(options: argparse.Namespace) -> int:
+    from qbench.gate.power import power, to_text
+
+    print(to_text(power(options.folder, options.against), options.format))
+    return DONE
+
+
+def _write_reports(options: argparse.Namespace, report: "Report") -> None:
+    from qbench.gate.as_json import to_json
+    from qbench.gate.junit import to_junit
+    from qbench.gate.markdown import to_markdown
+
+    try:
+        for file, render in ((options.junit, to_junit), (options.markdown, to_markdown), (options.json, to_json)):
+            if file is not None:
+                file.write_text(render(report), encoding="utf-8")
+        if summary := os.environ.get(STEP_SUMMARY):
+            with open(summary, "a", encoding="utf-8") as out:
+                out.write(to_markdown(report))
+    except OSError as error:
+        raise InputError(f"{error.filename}: the report cannot be written ({error.strerror}).") from None
+
+
+# --- doctor
+
+
+def _add_doctor(commands: Commands) -> None:
+    purpose = "what this machine has and can run, and why not the rest"
+    parser = _add(commands, "doctor", _doctor, purpose, "qbench doctor --checks")
+    parser.add_argument(
+        "--checks",
+        action=argparse.BooleanOptionalAction,
+        help="try each kernel and each quantizer on a small case; by default if there is a GPU",
+    )
+    parser.add_argument("--packages", action="store_true", help="list all packages, not just mismatched ones")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from qbench.doctor.report import doctor
+
+    return DONE if doctor(options.checks, all_packages=options.packages, as_json=options.json) else FAILED
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""Errors that are sentences for the person who called, and what a typo was meant to be."""
+"""Errors that are sentences for the person who called, and the words that messages share."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+
+# What torch's CPU allocator, CUDA, cuBLAS and the kernel say; torch has an exception type for CUDA only.
+NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "cublas_status_alloc_failed")
 
 
 class InputError(ValueError):
@@ -9,6 +12,35 @@ class InputError(ValueError):
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """' Did you mean arc_easy?' where a known name is close, else nothing: to be put after a sentence."""
+    """' Did you mean arc_easy?' if a known name is close, else nothing: to be put after a sentence."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first of the names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def one_line(error: BaseException) -> str:
+    """An exception on one line: its type, and its message without line breaks."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error, or what caused it, says that there is no memory left."""
+    return any(map(_says_so, _causes(error)))
+
+
+def _says_so(error: BaseException) -> bool:
+    # torch.OutOfMemoryError by its name: this module must not import torch.
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or any(words in str(error).lower() for words in NO_MEMORY)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, and so on."""
+    link: BaseException | None = error
+    while link:
+        yield link
+        link = link.__cause__ or link.__context__

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError
+from qbench.files import write_atomically
 from qbench.recipe.yaml import is_task_path
-from qbench.records.store import write_atomically
 
 # What computes numbers, apart from Python itself.
 PACKAGES = (

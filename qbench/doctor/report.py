@@ -1,6 +1,5 @@
 """`qbench doctor`: what this machine has and can run, why not the rest, and whether kernels and quantizers work."""
 
-import argparse
 import json
 import os
 import signal
@@ -17,7 +16,6 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from qbench.command import Commands, add_command
 from qbench.identity import PACKAGES
 from qbench.machine import gpus, has_cuda, machine, torch_build
 from qbench.quantizers.options import OFFERED
@@ -69,26 +67,9 @@ class Check:
     seconds: float = 0.0
 
 
-def add_doctor(commands: Commands) -> None:
-    """`qbench doctor`."""
-    parser = add_command(
-        commands,
-        "doctor",
-        "what this machine has and can run, and why not the rest",
-        example="qbench doctor --checks",
-    )
-    parser.add_argument(
-        "--checks",
-        action=argparse.BooleanOptionalAction,
-        help="try each kernel and each quantizer on a small case; by default where there is a GPU",
-    )
-    parser.add_argument("--packages", action="store_true", help="all packages in a table, not only what is amiss")
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
-    parser.set_defaults(run=_doctor)
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    wanted = has_cuda() if options.checks is None else options.checks
+def doctor(checks_wanted: bool | None = None, *, all_packages: bool = False, as_json: bool = False) -> bool:
+    """Print what this machine has and can run; whether all of it works. checks_wanted: by default on a GPU."""
+    wanted = has_cuda() if checks_wanted is None else checks_wanted
     report: dict[str, Any] = {
         "machine": machine(),
         "device": "cuda" if has_cuda() else "cpu",
@@ -98,19 +79,19 @@ def _doctor(options: argparse.Namespace) -> int:
         "attention": [asdict(offer) for offer in backends()],
         "checks": None,
     }
-    if not options.json:
-        print(render(report, all_packages=options.packages), flush=True)
+    if not as_json:
+        print(render(report, all_packages=all_packages), flush=True)
     checks = []
     for check in run_checks("cuda" if has_cuda() else "cpu") if wanted else ():
         checks.append(check)
-        if not options.json:
+        if not as_json:
             print(render_check(check), flush=True)
-    if options.json:
+    if as_json:
         print(json.dumps(report | {"checks": [asdict(check) for check in checks] if wanted else None}, indent=1))
     else:
         print(verdict(checks, report["packages"]))
     missing = any(package["installed"] is None and not package["extra"] for package in report["packages"])
-    return 1 if missing or not all(check.ok for check in checks) else 0
+    return not missing and all(check.ok for check in checks)
 
 
 def notes() -> list[str]:

@@ -17,7 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from qbench.errors import InputError
+from qbench.errors import InputError, is_out_of_memory
 from qbench.evaluate.batches import KEPT, KEYS, Group, Request, plan, truncate
 from qbench.evaluate.forward import LOGITS_BYTES, run
 from qbench.progress import Bar
@@ -190,7 +190,7 @@ class Scorer(HFLM):
                 try:
                     answers = do(piece)
                 except Exception as error:
-                    if not _out_of_memory(error):
+                    if not is_out_of_memory(error):
                         raise
                     self._halve(error)
                     break
@@ -285,11 +285,3 @@ def free_tokens(model: LlamaForCausalLM) -> int:
 
 def _name(request: Instance) -> str:
     return f"{request.task_name or 'A request without a task'}, document {request.doc_id}"
-
-
-def _out_of_memory(error: Exception) -> bool:
-    # The CPU allocator and cuBLAS have no type of their own.
-    allocator = isinstance(error, RuntimeError) and any(
-        text in str(error) for text in ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    )
-    return allocator or isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from qbench.errors import some
 from qbench.gate.pairing import PairedDocuments
 from qbench.gate.settings import GateSettings
 from qbench.records.audit import Audit, LayerAudit
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import Record
-from qbench.text import some
 
 
 def audit_changes(before: Audit | None, after: Audit | None, settings: GateSettings) -> list[str]:

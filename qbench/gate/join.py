@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from qbench.errors import InputError
+from qbench.errors import InputError, some
 from qbench.gate.pairing import OtherDocuments
 from qbench.gate.settings import GateSettings
 from qbench.records.schema import CellRef
 from qbench.records.store import Results, StoredRecord
-from qbench.text import some
 
 Key = tuple[str, str, str]
 

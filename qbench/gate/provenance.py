@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from qbench.errors import some
 from qbench.records.schema import Record
-from qbench.text import some
 
 # Names of runs, not reasons for numbers.
 IGNORED = ("resolved_recipe.gate", "resolved_recipe.name", "machine.host")

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from qbench.errors import some
 from qbench.gate.hypotheses import UNITS
 from qbench.gate.settings import Kind
 from qbench.gate.verdict import Outcome, Report
-from qbench.text import some
 
 DIFFERENCES, UNCLEAR = 20, 5  # shown to people; JSON has all
 HEADER = ("cell", "task", "metric", "before", "after", "loss", "95% interval", "tolerance", "p", "adjusted p")

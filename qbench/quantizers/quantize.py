@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from qbench.errors import is_out_of_memory
 from qbench.quantizers.measure import (
     compare_logits,
     default_probe,
@@ -275,17 +276,12 @@ def _checked_probe(model: Any, probe: Tensor | None) -> Tensor:
     return probe
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    # torch has a class of its own for CUDA only; on the CPU it is a RuntimeError of DefaultCPUAllocator.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
 @contextmanager
 def _out_of_memory_as_sentence(label: str, what_now: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise QuantizeError(f"No memory left to quantize as {label}. {what_now} ({error})") from error
 
@@ -298,6 +294,6 @@ def _midway_as_sentence(model: nn.Module, targets: list[str], label: str, what_n
         yield
     except Exception as error:
         now = ((name, getattr(model.get_submodule(name), "weight", error)) for name in targets)
-        if _is_out_of_memory(error) or all(before[name]() is weight for name, weight in now):
+        if is_out_of_memory(error) or all(before[name]() is weight for name, weight in now):
             raise
         raise RuntimeError(f"{label} stopped midway. {what_now} {error}") from error

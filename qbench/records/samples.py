@@ -7,7 +7,6 @@ acc, the log-likelihood for perplexities; `<metric>.weight` holds what it is div
 import io
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+
+from qbench.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,17 +60,9 @@ def write_samples(samples: "pd.DataFrame", file: str | os.PathLike[str]) -> None
     """Write a frame of samples as parquet: whole or not at all, and the same bytes for the same samples."""
     file = Path(file)
     table = pa.Table.from_pandas(samples, schema=_schema(samples.columns), preserve_index=False)
-    handle, unfinished = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            pq.write_table(table.replace_schema_metadata(None), out, **_encoding(table.schema))
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(unfinished, 0o644)  # mkstemp's files are for their owner alone
-        os.replace(unfinished, file)
-    except BaseException:
-        os.unlink(unfinished)
-        raise
+    content = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(None), content, **_encoding(table.schema))
+    write_atomically(file, content.getvalue())
 
 
 def read_samples(file: str | os.PathLike[str] | io.BytesIO) -> "pd.DataFrame":

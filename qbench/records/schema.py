@@ -62,6 +62,13 @@ class MetricValue(_Part):
     documents: int
 
 
+class QuantizerFacts(_Part):
+    """What reports need to know of the method that quantized a cell, so that they never import one."""
+
+    title: str  # as papers write it: GPTQ
+    calibrated: bool  # whether its numbers depend on calibration text
+
+
 class Cost(_Part):
     """What the cell took."""
 
@@ -102,6 +109,7 @@ class Record(_Part):
     cell: CellRef
     key: str
     identity: Identity
+    quantizer: QuantizerFacts | None = None  # None in records of qbench 0.1
     metrics: tuple[MetricValue, ...] = ()
     audit: Audit | None = None
     cost: Cost | None = None

@@ -10,9 +10,7 @@ import functools
 import hashlib
 import io
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from qbench.errors import InputError
+from qbench.files import file_name, write_atomically
 from qbench.records.schema import CellRef, MetricValue, PlannedCell, Record, RunPlan
 
 if TYPE_CHECKING:
@@ -134,15 +133,6 @@ def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
     return folder / f"{file_name(cell.name)}-{key[:KEY_LETTERS]}"
 
 
-def file_name(text: str) -> str:
-    """A text that people chose, as a part of a file's name: it cannot lead to another folder.
-
-    If a character had to be replaced, a hash of the text follows, so that 'a b' and 'a/b' stay two names.
-    """
-    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
-    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:KEY_LETTERS]}"
-
-
 def write_record(folder: Path, record: Record, samples: "pd.DataFrame | None" = None) -> None:
     """Write a cell's record into its folder: samples first, record.json last, each whole or not at all."""
     digest = None
@@ -170,22 +160,6 @@ def write_plan(folder: Path, plan: RunPlan) -> None:
         write_atomically(folder / RUN, plan.model_dump_json(indent=1) + "\n")
     except OSError as error:
         raise StoreError(f"{folder / RUN} cannot be written ({error.strerror or error}).") from error
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """The file with this text, or as it was; never a part."""
-    handle, unfinished = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(unfinished, 0o644)  # mkstemp's files are for their owner alone
-        os.replace(unfinished, file)
-        _sync_folder(file.parent)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -265,11 +239,3 @@ def _check_one_each(records: list[StoredRecord], folder: Path, by: Callable[[Rec
             raise StoreError(
                 f"{folder} holds two records of {name}, in {first.name} and {stored.folder.name}{why}; remove one."
             )
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

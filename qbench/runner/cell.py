@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qbench import identity as fingerprints
-from qbench.errors import InputError
+from qbench.errors import InputError, is_out_of_memory
 from qbench.identity import cache_folder
 from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 # phase, and how much of it is done, from 0 to 1
 Report = Callable[[str, float], None]
@@ -114,7 +113,7 @@ def failure_of(error: Exception, phase: str | None) -> Failure:
     kind: FailureKind = "error"
     if isinstance(error, AuditError):
         kind = "audit"
-    elif any(map(_out_of_memory, _causes(error))):
+    elif is_out_of_memory(error):
         kind = "out-of-memory"
     text = str(error).strip()
     reason = text if isinstance(error, InputError | AuditError) else f"{type(error).__name__}: {text}"
@@ -259,17 +258,3 @@ def weight_bytes(model: Any, audit: Any) -> int:
 
 def _peak_host_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what caused it, and so on."""
-    link: BaseException | None = error
-    while link:
-        yield link
-        link = link.__cause__ or link.__context__
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether it is Python's, CUDA's, torch's or the kernel's way to say so; torch has no type for it on the CPU."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY)

@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from qbench.machine import git_commit, machine, visible_gpus
-from qbench.recipe.cells import Recipe, cells
+from qbench.recipe.cells import Recipe, cells, load_recipe
 from qbench.recipe.check import did_you_mean_folder
-from qbench.records.store import remove_unfinished, write_plan
+from qbench.records.store import Results, read_results, remove_unfinished, write_plan
 from qbench.runner.cell import Job
 from qbench.runner.estimate import estimate
 from qbench.runner.local import Slot, run_local
@@ -34,6 +35,21 @@ class RunOptions:
     executor: str = "local"
     preflight: bool | None = None  # None: unless the run is short
     as_json: bool = False
+
+
+def run(
+    recipe: Path | str,
+    out: Path | str | None = None,
+    *,
+    limit: int | None = None,
+    device: str | None = None,
+    **how: Any,
+) -> Results:
+    """Run every cell of a recipe that has no finished record; gives the folder of records. how: as RunOptions."""
+    loaded = load_recipe(recipe, limit=limit, device=device)
+    folder = Path(out) if out else loaded.out()
+    run_matrix(loaded, folder, RunOptions(**how))
+    return read_results(folder)
 
 
 def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:

@@ -162,3 +162,29 @@ def _what_changed(old: Identity, new: Identity) -> str:
         if old.packages.get(name) != new.packages.get(name)
     ]
     return "computed with " + ", ".join((["other code of qbench"] if old.code != new.code else []) + moved)
+
+
+def render_plan(planned: Plan) -> str:
+    """The plan as a table, what is to be said of its cells, each once, and the total."""
+    from tabulate import tabulate
+
+    from qbench.runner.estimate import estimate
+
+    notes = list(dict.fromkeys(entry.note for entry in planned.entries if entry.note))
+    rows, work = [], 0.0
+    for entry in planned.entries:
+        found = estimate(entry.cell, planned) if entry.identity else None
+        todo = entry.state in ("to do", "failed", "stale")
+        work += found.work if found and todo else 0.0
+        memory = f"{found.memory / 2**30:.1f} GiB" if found else ""
+        operations = f"{found.work / 1e12:,.2f} TFLOP" if found else ""
+        state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
+        rows.append([entry.cell.ref.name, state, memory, operations])
+    table = tabulate(rows, headers=["cell", "state", "memory", "work"], colalign=("left", "left", "right", "right"))
+    documents = ", ".join(f"{name} {facts['documents']:,}" for name, facts in planned.tasks.items()) or "not fetched"
+    states = [entry.state for entry in planned.entries]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
+    lines += [f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do", f"documents: {documents}"]
+    lines += [f"records: {planned.out}", *filter(None, [ignored(planned)])]
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from qbench.records.store import file_name
+from qbench.files import file_name
 from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantize_model
 from qbench.runner.child import Child, fork_server, how_it_died
 from qbench.runner.estimate import estimate

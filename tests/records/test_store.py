@@ -6,11 +6,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from qbench.files import file_name
 from qbench.records.store import (
     SCHEMA,
     StoreError,
     cell_folder,
-    file_name,
     json_schema,
     read_frame,
     read_record,
