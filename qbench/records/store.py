@@ -6,7 +6,6 @@ DIR/<cell>/samples.parquet     the results of every document (qbench.records.sam
 DIR/<cell>/log.txt             what the cell's process printed
 """
 
-import functools
 import hashlib
 import io
 import json
@@ -14,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = 1
-SCHEMA = Path(__file__).parents[1] / "record.schema.json"
 RECORD, SAMPLES, LOG, RUN = "record.json", "samples.parquet", "log.txt", "run.json"
 KEY_LETTERS = 10  # of a key, in the name of its folder
 CELL_FOLDER = re.compile(rf"-[0-9a-f]{{{KEY_LETTERS}}}$")
@@ -145,7 +143,7 @@ def write_record(folder: Path, record: Record, samples: "pd.DataFrame | None" = 
             digest = hashlib.sha256((folder / SAMPLES).read_bytes()).hexdigest()
         record = record.model_copy(update={"samples_sha256": digest})
         content = record.model_dump(mode="json")
-        _validator().validate(content)
+        Record.model_validate(content)  # model_copy checks nothing
         write_atomically(folder / RECORD, json.dumps(content, indent=1, allow_nan=False) + "\n")
         if samples is None:
             (folder / SAMPLES).unlink(missing_ok=True)
@@ -177,19 +175,6 @@ def remove_unfinished(folder: Path) -> None:
                 (cell / name).unlink(missing_ok=True)
             if not any(cell.iterdir()):
                 cell.rmdir()
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON schema of a record; record.schema.json is this."""
-    return Record.model_json_schema(mode="serialization")
-
-
-@functools.cache
-def _validator() -> Any:
-    import jsonschema
-
-    schema = json.loads(SCHEMA.read_text())
-    return jsonschema.validators.validator_for(schema)(schema)
 
 
 def _read_all(folder: Path) -> Iterable[StoredRecord]:

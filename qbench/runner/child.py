@@ -25,7 +25,6 @@ PR_SET_PDEATHSIG = 1
 PRELOAD = "QBENCH_PRELOAD"  # the modules that the fork server imports, separated by commas
 PARENT = "QBENCH_PARENT"  # the process that this one must not outlive
 HEAVY = (
-    "jsonschema",
     "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
     "transformers.models.auto.tokenization_auto",
