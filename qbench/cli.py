@@ -291,8 +291,7 @@ def _add_folders(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from qbench.gate.github import annotations
-    from qbench.gate.terminal import to_text
+    from qbench.gate.render import annotations, to_text
     from qbench.gate.verdict import check
 
     report = check(options.folder, options.baseline, scores_only=options.scores_only)
@@ -306,7 +305,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _accept(options: argparse.Namespace) -> int:
     from qbench.gate.accept import accept, is_new
-    from qbench.gate.terminal import to_text
+    from qbench.gate.render import to_text
     from qbench.gate.verdict import check
 
     report, why_none, new = None, "", is_new(options.baseline)
@@ -330,9 +329,7 @@ def _power(options: argparse.Namespace) -> int:
 
 
 def _write_reports(options: argparse.Namespace, report: "Report") -> None:
-    from qbench.gate.as_json import to_json
-    from qbench.gate.junit import to_junit
-    from qbench.gate.markdown import to_markdown
+    from qbench.gate.render import to_json, to_junit, to_markdown
 
     try:
         for file, render in ((options.junit, to_junit), (options.markdown, to_markdown), (options.json, to_json)):

@@ -1,11 +1,24 @@
-"""Files written whole or not at all, and names that are safe for them."""
+"""Files and folders written whole or not at all, and names that are safe for them.
 
+A folder is replaced with the help of three neighbours, whatever fails or is killed in between:
+.NAME.accept    says that the two folders beside it are ours; written first, removed last
+.NAME.new       the new folder while it is being written
+.NAME.old       the old folder until the new one has its place
+"""
+
+import contextlib
+import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from qbench.errors import InputError
+
 HASH_LETTERS = 10
+MARK = "`qbench accept` made the .new and .old folders beside this file; the next `qbench accept` removes them.\n"
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
@@ -39,3 +52,79 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def aside(folder: Path, which: str) -> Path:
+    """The hidden path beside a folder for one part of its replacement."""
+    return folder.parent / f".{folder.name}.{which}"
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give an empty folder to fill, which then takes this one's place. After any error, this one is as it was."""
+    new, old, mark = (aside(folder, which) for which in ("new", "old", "accept"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.parent):
+        if _left_by_a_killed_accept(folder):
+            _tidy(folder)
+        try:
+            mark.write_text(MARK, encoding="utf-8")
+            new.mkdir()
+            yield new
+            os.sync()
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+        finally:
+            with contextlib.suppress(OSError):  # the mark stays until all is tidy, so the next accept can finish this
+                _tidy(folder)
+
+
+@contextlib.contextmanager
+def _locked(parent: Path) -> Iterator[None]:
+    """Only one accept at a time: another one would take our folders for those of a killed accept."""
+    handle = os.open(parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(f"Another `qbench accept` is writing to {parent}; wait until it has finished.") from None
+    except OSError:  # network file systems may not lock folders
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _left_by_a_killed_accept(folder: Path) -> bool:
+    """Whether there is something to tidy up; an error if someone else's files have the names that we need."""
+    new, old, mark = (aside(folder, which) for which in ("new", "old", "accept"))
+    written = mark.read_bytes() if mark.is_file() else b""
+    if written == MARK.encode():
+        return True
+    killed_while_marking = mark.is_file() and MARK.encode().startswith(written)
+    for path in (new, old) if killed_while_marking else (new, old, mark):
+        if os.path.lexists(path):
+            raise InputError(
+                f"{path} was not made by `qbench accept`, which needs that name to replace {folder.name}. "
+                "Move it to another place, or remove it."
+            )
+    return False
+
+
+def _tidy(folder: Path) -> None:
+    """Put the old folder back if the new one did not take its place, and remove whichever of the two is left."""
+    new, old = aside(folder, "new"), aside(folder, "old")
+    if os.path.lexists(old):
+        if not os.path.lexists(folder):
+            old.rename(folder)
+        elif os.path.lexists(new):
+            raise InputError(
+                f"Something else made {folder} while it was being replaced; the old folder is {old}. "
+                "Move one of the two away, then accept again."
+            )
+    for left in (new, old):
+        if os.path.lexists(left):
+            shutil.rmtree(left)
+    aside(folder, "accept").unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from qbench.records.audit import Audit, LayerAudit, failures
-from qbench.records.samples import aggregate, to_frame
+from qbench.records.samples import AGGREGATIONS, WEIGHT, to_frame
 from qbench.records.schema import (
     CellRef,
     Cost,
@@ -95,6 +95,19 @@ def _rows(task: str, documents: int, loss: float, seed: int) -> list[dict[str, A
     return rows
 
 
+def aggregate(rows: pd.DataFrame, metric: str, aggregation: str) -> float:
+    """A metric of the samples of one task."""
+    rows = rows[rows[metric].notna()]
+    weights = rows[metric + WEIGHT] if metric + WEIGHT in rows else np.ones(len(rows))
+    return AGGREGATIONS[aggregation].value(rows[metric].to_numpy(), np.asarray(weights))
+
+
+def standard_error(rows: pd.DataFrame, metric: str, aggregation: str) -> float | None:
+    """As records have it: exact for means, made up for the rest."""
+    values = rows[metric].dropna()
+    return (values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else None) if aggregation == "mean" else 0.01
+
+
 def metrics_of(samples: pd.DataFrame) -> tuple[MetricValue, ...]:
     """The metrics that samples amount to."""
     found = []
@@ -106,7 +119,7 @@ def metrics_of(samples: pd.DataFrame) -> tuple[MetricValue, ...]:
                     task=str(task),
                     metric=metric,
                     value=value,
-                    stderr=0.01,
+                    stderr=standard_error(rows, metric, aggregation),
                     better=better,
                     aggregation=aggregation,
                     documents=int(rows[metric].notna().sum()),

@@ -9,13 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError
-from qbench.gate.as_json import score
-from qbench.gate.baseline import CHANGES, check_replaceable, holds_records
-from qbench.gate.join import CheckError
-from qbench.gate.replacing import aside, replacing
+from qbench.files import aside, replacing
+from qbench.gate.pairing import CheckError, holds_records
+from qbench.gate.render import score
 from qbench.gate.verdict import Report, check, settings_of
-from qbench.records.store import RECORD, RUN, SAMPLES, Results, StoredRecord, read_results, write_plan
+from qbench.records.store import (
+    CELL_FOLDER,
+    LOG,
+    RECORD,
+    RUN,
+    SAMPLES,
+    Results,
+    StoredRecord,
+    read_record,
+    read_results,
+    write_plan,
+)
 
+CHANGES = "CHANGES.jsonl"
 MAX_REASONS = 3  # in the sentence that refuses a run
 
 
@@ -27,9 +38,9 @@ def accept(run: Path, baseline: Path, reason: str, report: Report | None, why_no
     if not reason.strip():
         raise CheckError("--reason is empty; it must say why the baseline changes.")
     results = read_results(run)
-    target = baseline.resolve()  # a link stays, and what it leads to is replaced
+    target = baseline.resolve()  # the one path that is looked at and written to: a link stays, what it leads to goes
     try:
-        check_replaceable(baseline, run)
+        check_replaceable(target, run)
         _check_whole(results)
         with replacing(target) as new:
             change = _change(results, target, reason, report, why_none)
@@ -44,6 +55,81 @@ def accept(run: Path, baseline: Path, reason: str, report: Report | None, why_no
 def is_new(baseline: Path) -> bool:
     """Whether there are no records yet, nor any that a killed accept put aside."""
     return not holds_records(baseline) and not holds_records(aside(baseline.resolve(), "old"))
+
+
+def check_replaceable(folder: Path, run: Path) -> None:
+    """An error unless the folder is new, or holds a baseline and nothing that would be lost with it."""
+    if folder.resolve() == run.resolve():
+        raise CheckError(f"{run} is the baseline itself; there is nothing to accept.")
+    if problem := _why_not_replaceable(folder, run):
+        raise CheckError(f"{problem}. {_what_is_right(folder, run)}")
+
+
+def _why_not_replaceable(folder: Path, run: Path) -> str | None:
+    if run.resolve().is_relative_to(folder.resolve()):
+        return f"{folder} cannot be the baseline, because it contains the run {run}"
+    if folder.resolve().is_relative_to(run.resolve()):
+        return f"{folder} cannot be the baseline, because it is inside the run {run}"
+    foreign = _first_foreign(folder) if folder.exists() else None
+    return f"{folder} cannot be replaced, because {foreign} is not part of a baseline" if foreign else None
+
+
+def _what_is_right(folder: Path, run: Path) -> str:
+    meant = folder / run.name
+    if holds_records(meant) and meant.resolve() != run.resolve():
+        return f"Did you mean {meant}?"
+    return "Name a folder that holds a baseline, or one that does not exist yet."
+
+
+def _first_foreign(folder: Path) -> Path | None:
+    """The first path that is neither a cell nor a file beside cells; the first file if there is no baseline at all."""
+    entries = sorted(folder.iterdir())
+    files = [entry for entry in entries if _is_plain_file(entry)]
+    for entry in entries:
+        if entry not in files and (foreign := _foreign_in_cell(entry)):
+            return foreign
+    is_baseline = len(files) < len(entries) or _is_log(folder / CHANGES) or _is_readable(folder)
+    return files[0] if files and not is_baseline else None
+
+
+def _foreign_in_cell(cell: Path) -> Path | None:
+    """The first file in a cell's folder that qbench did not write; the folder itself if it is not a cell's."""
+    if cell.is_symlink() or not cell.is_dir():
+        return cell
+    ours = CELL_FOLDER.search(cell.name) and _is_plain_file(cell / RECORD)
+    if not ours and not _has_record(cell):
+        return cell
+    known = (RECORD, SAMPLES, LOG)
+    return next((file for file in sorted(cell.iterdir()) if file.name not in known or not _is_plain_file(file)), None)
+
+
+def _is_plain_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _has_record(cell: Path) -> bool:
+    try:
+        read_record(cell / RECORD)
+    except InputError:
+        return False
+    return True
+
+
+def _is_log(file: Path) -> bool:
+    """Whether the file is a log of accepted runs, and not another of that name."""
+    try:
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return False
+    return bool(lines) and all(isinstance(line, dict) and {"when", "who", "why"} <= line.keys() for line in lines)
+
+
+def _is_readable(folder: Path) -> bool:
+    try:
+        read_results(folder)
+    except InputError:
+        return False
+    return True
 
 
 def _where_the_old_one_is(baseline: Path) -> str:

@@ -1,7 +1,8 @@
-"""What may not change between a baseline and a run, whatever the scores: the audit, and numbers that are numbers."""
+"""What may not change between a baseline and a run, whatever the scores, and what a reader must know of."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,90 @@ from qbench.gate.settings import GateSettings
 from qbench.records.audit import Audit, LayerAudit
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import Record
+
+# Names of runs, not reasons for numbers.
+IGNORED = ("resolved_recipe.gate", "resolved_recipe.name", "machine.host")
+MAX_SHOWN = 80  # characters of a value
+# Of an identity: what must be the baseline's, or scores cannot be compared; and what is worth knowing before them.
+SETTINGS = ("dtype", "device", "seed", "max_length")
+CHECKPOINT = "checkpoint"
+PARTS = {
+    CHECKPOINT: "Another checkpoint than the baseline's, so that scores alone are compared",
+    "tokenizer": "Another tokenizer than the baseline's",
+    "calibration": "Another calibration than the baseline's",
+    "options": "Other options of the quantizer than the baseline's",
+    "execution": "Another execution (dense or packed) than the baseline's",
+    "batch_tokens": "Another token budget per batch than the baseline's",
+}
+
+
+def differences(before: Record, after: Record) -> Iterator[str]:
+    """Lines such as `packages.torch: 2.13.0 → 2.14.0`."""
+    then, now = _facts(before), _facts(after)
+    for name in dict.fromkeys([*then, *now]):
+        if then.get(name) != now.get(name) and not name.startswith(IGNORED):
+            yield f"{name}: {_shown(then.get(name))} → {_shown(now.get(name))}"
+
+
+def other_settings(before: Record, after: Record) -> Iterator[str]:
+    """Sentences: settings without which two runs of a cell do not measure the same thing."""
+    then, now = before.identity.what, after.identity.what
+    for name in SETTINGS:
+        if then.get(name) != now.get(name):
+            yield f"{name} is {_shown(now.get(name))} in the run and {_shown(then.get(name))} in the baseline."
+    tasks, other = then.get("tasks", {}), now.get("tasks", {})
+    for task in dict.fromkeys([*tasks, *other]):
+        (content, shots), (new_content, new_shots) = tasks.get(task, ("", None)), other.get(task, ("", None))
+        if shots != new_shots:
+            yield f"{task} has {_shown(new_shots)} few-shot examples in the run and {_shown(shots)} in the baseline."
+        elif content != new_content:
+            yield f"{task} is not the task that the baseline was scored on: its file or its documents changed."
+
+
+def other_parts(before: Record, after: Record) -> list[str]:
+    """Which of PARTS are not the baseline's: scores can be compared all the same, and a reader must know."""
+    then, now = before.identity.what, after.identity.what
+    return [part for part in PARTS if then.get(part) != now.get(part)]
+
+
+def in_words(changed: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
+    """Sentences, from cells' names with the parts of each that changed: one for each part."""
+    changed = list(changed)
+    for part, words in PARTS.items():
+        if cells := [name for name, parts in changed if part in parts]:
+            yield f"{words}: {some(cells)}." if len(cells) < len(changed) else f"{words}: all cells."
+
+
+def other_versions(before: Record, after: Record) -> str:
+    """The code and packages that are not the baseline's, in one line; empty if all are."""
+    then, now = before.identity, after.identity
+    names = sorted(then.packages.keys() | now.packages.keys())
+    moved = [name for name in names if then.packages.get(name) != now.packages.get(name)]
+    found = [f"{name} {_shown(then.packages.get(name))} → {_shown(now.packages.get(name))}" for name in moved]
+    if then.code != now.code:
+        found.insert(0, "other code of qbench")
+    return ", ".join(found)
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    provenance = record.provenance.model_dump(exclude={"started", "finished"})
+    identity = {"what": record.identity.what, "code": record.identity.code[:12]}
+    return dict(_flat({"checkpoint": record.cell.checkpoint, **provenance, **identity}))
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    text = f"{value:,}" if type(value) is int else str(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
 def audit_changes(before: Audit | None, after: Audit | None, settings: GateSettings) -> list[str]:
@@ -36,7 +121,7 @@ def audit_changes(before: Audit | None, after: Audit | None, settings: GateSetti
 
 
 def new_nans(paired: PairedDocuments) -> Iterator[str]:
-    """Sentences: values that are no numbers any more, or weights that are others."""
+    """Sentences: values that are not numbers any more, or other weights."""
     for column, (before, after) in paired.values.items():
         new = np.flatnonzero(np.isfinite(before) & ~np.isfinite(after))
         if len(new):
@@ -48,12 +133,14 @@ def new_nans(paired: PairedDocuments) -> Iterator[str]:
             yield f"{paired.task} {column}: what log-likelihoods are divided by is not the same in both runs."
 
 
-def other_columns(paired: PairedDocuments) -> Iterator[str]:
-    """Sentences: columns of values that only one of the records has. A hypothesis would vanish with its column."""
+def other_samples(paired: PairedDocuments) -> Iterator[str]:
+    """Sentences: columns that only one of the records has, with which a hypothesis would vanish, or other answers."""
     if paired.lost:
         yield f"Its samples lack the columns {', '.join(paired.lost)}, which the baseline's have."
     if paired.gained:
         yield f"Its samples have the columns {', '.join(paired.gained)}, which the baseline's lack."
+    if paired.other_answers:
+        yield f"{paired.task}: the choices or right answers of {paired.other_answers} documents are not the baseline's."
 
 
 def other_metrics(before: Record, after: Record) -> Iterator[str]:
@@ -110,9 +197,3 @@ def _drift(before: LayerAudit, after: LayerAudit, settings: GateSettings) -> str
 
 def _relative_error(layer: LayerAudit) -> float:
     return math.sqrt(layer.error_energy / layer.source_energy) if layer.source_energy else 0.0
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "none"
-    return f"{value:,}" if isinstance(value, int) else str(value)

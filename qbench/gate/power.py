@@ -16,8 +16,7 @@ import numpy as np
 from tabulate import tabulate
 
 from qbench.gate.hypotheses import UNITS, Hypothesis, hypotheses, in_unit, mean_loss
-from qbench.gate.join import CheckError, join
-from qbench.gate.pairing import PairedDocuments, pair_documents
+from qbench.gate.pairing import CheckError, PairedDocuments, join, pair_documents
 from qbench.gate.settings import GateSettings, Kind
 from qbench.gate.sign_flip import ratio
 from qbench.gate.verdict import settings_of

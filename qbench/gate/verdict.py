@@ -9,12 +9,21 @@ import numpy as np
 from pydantic import ValidationError
 
 from qbench.errors import did_you_mean
-from qbench.gate.baseline import read_baseline
-from qbench.gate.drift import audit_changes, cost_warnings, new_nans, other_columns, other_metrics
+from qbench.gate.drift import (
+    CHECKPOINT,
+    audit_changes,
+    cost_warnings,
+    differences,
+    in_words,
+    new_nans,
+    other_metrics,
+    other_parts,
+    other_samples,
+    other_settings,
+    other_versions,
+)
 from qbench.gate.hypotheses import Hypothesis, hypotheses
-from qbench.gate.join import CheckError, Joined, check_documents, join
-from qbench.gate.pairing import OtherDocuments, pair_documents
-from qbench.gate.provenance import CHECKPOINT, differences, in_words, other_parts, other_settings, other_versions
+from qbench.gate.pairing import CheckError, Joined, OtherDocuments, check_documents, join, pair_documents, read_baseline
 from qbench.gate.settings import GateSettings
 from qbench.gate.sign_flip import holm, settle, sign_flip
 from qbench.records.integrity import altered
@@ -86,7 +95,7 @@ class Report:
 def check(
     run: Path | str, baseline: Path | str, settings: GateSettings | None = None, scores_only: bool = False
 ) -> Report:
-    """Hold a folder of records against its baseline. settings: by default, those of the run's recipe."""
+    """Compare a folder of records with its baseline. settings: by default, those of the run's recipe."""
     now = read_results(run)
     then = read_baseline(Path(baseline), now.folder)
     settings = settings or settings_of(now)
@@ -119,7 +128,7 @@ def check(
         outcomes=outcomes,
         failures=tuple(failures),
         warnings=tuple(warnings),
-        changed=tuple(in_words(parts.items())),
+        changed=(*_other_settings_of_the_gate(then, settings), *in_words(parts.items())),
         by_scores_alone=any(CHECKPOINT in changed for changed in parts.values()),
         notes=tuple(_notes(now, then, joined, settings, scores_only)),
         differences={
@@ -181,7 +190,7 @@ def _compare(
         if isinstance(paired, OtherDocuments):
             problems.append(check_documents(cell, paired))
             continue
-        problems += [*other_columns(paired), *new_nans(paired)]
+        problems += [*other_samples(paired), *new_nans(paired)]
         metrics = tuple(metric for metric in before.record.metrics if metric.task == paired.task)
         table += hypotheses(cell, paired, metrics, settings)
     return table, [Finding(cell, "records", problem) for problem in dict.fromkeys(problems)]
@@ -225,7 +234,12 @@ def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, 
         notes.append(f"{untouched} cells of the baseline are no part of this run, which its recipe allows.")
     versions = [other_versions(before.record, after.record) for before, after in joined.pairs]
     notes += [f"Not the baseline's: {found}." for found in dict.fromkeys(versions) if found]
-    part = {"baseline_may_hold_more": False}
-    if settings_of(then).model_copy(update=part) != settings.model_copy(update=part):
-        notes.append("The gate's settings are not those that the baseline was made with.")
     return notes
+
+
+def _other_settings_of_the_gate(baseline: Results, settings: GateSettings) -> list[str]:
+    """A sentence if the run is judged by other settings than the baseline's: they may be looser."""
+    then, now = settings_of(baseline).model_dump(), settings.model_dump()
+    moved = [f"{name} {then[name]} → {now[name]}" for name in then if then[name] != now[name]]
+    moved = [text for text in moved if not text.startswith("baseline_may_hold_more")]
+    return [f"Other settings of the gate than the baseline's: {', '.join(moved)}."] if moved else []

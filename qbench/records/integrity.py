@@ -1,12 +1,11 @@
 """Whether a record agrees with its own samples and identity. No verdict and no table rests on one that does not."""
 
 import math
+from collections import Counter
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from qbench.records.samples import AGGREGATIONS, WEIGHT, as_floats
+from qbench.records.samples import AGGREGATIONS, WEIGHT, Floats, metric_columns, rows_of_tasks
 from qbench.records.schema import MetricValue, Record
 from qbench.records.store import RECORD, StoredRecord
 
@@ -17,47 +16,57 @@ ROUNDING = 1e-9
 def altered(stored: StoredRecord) -> list[str]:
     """What a record says that does not follow from its samples and its identity, one sentence each."""
     record = stored.record
+    found = _other_identity(record)
+    if record.state == "done" and not stored.has_samples:
+        found.append(f"{RECORD} has scores, but no samples.parquet to prove them.")
+    twice = [name for name, count in Counter((m.task, m.metric) for m in record.metrics).items() if count > 1]
+    found += [f"{task} {metric} is in {RECORD} more than once." for task, metric in twice]
+    return found + (_other_values(stored) if stored.has_samples else [])
+
+
+def _other_identity(record: Record) -> list[str]:
+    cell, what = record.cell, record.identity.what
     found = []
     if record.key != record.identity.key:
         found.append(f"{RECORD}: the key is not the hash of the identity beside it.")
     for field in ("attention", "method", "bits"):
-        own, hashed = getattr(record.cell, field), record.identity.what.get(field)
+        own, hashed = getattr(cell, field), what.get(field)
         if hashed is not None and own != hashed:
             found.append(f"{RECORD}: the cell's {field} is {own}, but its identity says {hashed}.")
-    if stored.has_samples:
-        found += _other_values(record, stored.samples_content())
+    if not f"{cell.label}-".startswith(f"{cell.method}-{cell.bits}-"):
+        found.append(f"{RECORD}: the label {cell.label} is not one of {cell.method} at {cell.bits} bits.")
     return found
 
 
-def _other_values(record: Record, content: bytes) -> list[str]:
-    """Metrics whose value is not what the documents amount to."""
-    source = pq.ParquetFile(pa.BufferReader(content))
-    names = {metric.metric for metric in record.metrics}
-    columns = [name for name in source.schema_arrow.names if name.removesuffix(WEIGHT) in names]
-    table = source.read(["task", *columns], use_threads=False)
-    tasks = table["task"].combine_chunks().dictionary_encode()
-    codes, known = np.from_dlpack(tasks.indices), tasks.dictionary.to_pylist()
-    values = {name: as_floats(table[name]) for name in columns}
+def _other_values(stored: StoredRecord) -> list[str]:
+    """Metrics whose value or standard error is not what the documents amount to."""
+    columns, rows = metric_columns(stored.table), rows_of_tasks(stored.table)
+    none = np.empty(0, dtype=np.int64)
     found = []
-    for metric in record.metrics:
-        rows = codes == (known.index(metric.task) if metric.task in known else -1)
-        if reason := _differs(metric, {name: column[rows] for name, column in values.items()}):
+    for metric in stored.record.metrics:
+        own = {name: column[rows.get(metric.task, none)] for name, column in columns.items()}
+        if reason := _differs(metric, own):
             found.append(f"{metric.task} {metric.metric} {reason}")
     return found
 
 
-def _differs(metric: MetricValue, columns: dict[str, np.ndarray]) -> str:
-    """Why a metric's value is not that of its task's documents; empty if it is, or if only lm-eval can compute it."""
+def _differs(metric: MetricValue, columns: dict[str, Floats]) -> str:
+    """Why a metric is not that of its task's documents; empty if it is, or if only lm-eval can compute it."""
     if metric.aggregation not in AGGREGATIONS:
         return ""
     values = columns.get(metric.metric, np.empty(0))
     there = ~np.isnan(values)
     if not there.any():
         return f"is {metric.value:.6g} in {RECORD}; the samples have no value of it."
-    if metric.documents != there.sum():
-        return f"is said to be of {metric.documents} documents; the samples have {there.sum()}."
-    weights = columns.get(metric.metric + WEIGHT, np.ones(len(values)))
-    again = AGGREGATIONS[metric.aggregation](values[there], weights[there])
-    if math.isclose(again, metric.value, rel_tol=ROUNDING, abs_tol=ROUNDING):
-        return ""
-    return f"is {metric.value:.6g} in {RECORD}; its samples amount to {again:.6g}."
+    values, count = values[there], int(there.sum())
+    if metric.documents != count:
+        return f"is said to be of {metric.documents} documents; the samples have {count}."
+    weights = columns[metric.metric + WEIGHT][there] if metric.metric + WEIGHT in columns else np.ones(count)
+    again = AGGREGATIONS[metric.aggregation].value(values, weights)
+    if not math.isclose(again, metric.value, rel_tol=ROUNDING, abs_tol=ROUNDING):
+        return f"is {metric.value:.6g} in {RECORD}; its samples amount to {again:.6g}."
+    if metric.aggregation == "mean" and metric.stderr is not None and count > 1:
+        error = float(values.std(ddof=1)) / math.sqrt(count)
+        if not math.isclose(error, metric.stderr, rel_tol=1e-6, abs_tol=ROUNDING):
+            return f"has a standard error of {metric.stderr:.6g} in {RECORD}; its samples have {error:.6g}."
+    return ""

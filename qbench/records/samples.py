@@ -1,13 +1,14 @@
-"""Per-document results as a tidy frame and a parquet file. Imports neither torch nor lm-eval: reports read them too.
+"""Per-document results as a tidy frame and a parquet file: the one reader, and the one table of aggregations.
 
-One row a document, in the order of tasks and documents. A metric's column holds the document's own value: 0 or 1 for
+One row per document, in the order of tasks and documents. A metric's column holds the document's own value: 0 or 1 for
 acc, the log-likelihood for perplexities; `<metric>.weight` holds what it is divided by, the words or bytes of a page.
 """
 
 import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from qbench.errors import InputError, one_line
 from qbench.files import write_atomically
 
 if TYPE_CHECKING:
@@ -42,12 +44,34 @@ FIELDS = pa.schema(
 )
 LENGTHS = ("characters", "bytes", "tokens")
 
-# lm-eval's aggregations of (values, weights), by its names.
-AGGREGATIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "mean": lambda values, _: float(values.mean()),
-    "perplexity": lambda values, _: math.exp(-values.mean()),
-    "weighted_perplexity": lambda values, weights: math.exp(-values.sum() / weights.sum()),
-    "bits_per_byte": lambda values, weights: float(-values.sum() / weights.sum() / math.log(2)),
+# What verdicts and tables need; a file has more, which takes several times as long to read.
+NEEDED = ("task", "doc_id", "doc_hash", "gold", "loglikelihoods", "characters")
+
+
+class SamplesError(InputError):
+    """A samples.parquet that cannot be read as one, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How the values of documents become one number: a function of Σ values / Σ weights."""
+
+    factor: float = 1.0  # the ratio is multiplied by it
+    exponential: bool = False  # and then it is the exponent of e
+    weighted: bool = False  # weights are words or bytes, and not 1
+
+    def value(self, values: Floats, weights: Floats) -> float:
+        """The number that these documents amount to."""
+        ratio = self.factor * float(values.sum() / weights.sum())
+        return math.exp(ratio) if self.exponential else ratio
+
+
+# By lm-eval's names. What is not here (F1, Matthews correlation, …) only lm-eval can compute.
+AGGREGATIONS = {
+    "mean": Aggregation(),
+    "perplexity": Aggregation(-1.0, exponential=True),
+    "weighted_perplexity": Aggregation(-1.0, exponential=True, weighted=True),
+    "bits_per_byte": Aggregation(-1 / math.log(2), weighted=True),
 }
 
 
@@ -70,20 +94,36 @@ def read_samples(file: str | os.PathLike[str] | io.BytesIO) -> "pd.DataFrame":
     return pq.read_table(file).to_pandas()
 
 
-def aggregate(samples: "pd.DataFrame", metric: str, aggregation: str) -> float:
-    """Recompute a metric from the samples of one task; aggregation is lm-eval's name, such as 'mean'."""
-    if aggregation not in AGGREGATIONS:
-        raise ValueError(f"aggregation is {aggregation!r}; it must be one of {', '.join(AGGREGATIONS)}.")
-    if metric not in samples or not samples[metric].notna().any():
-        raise ValueError(f"The samples have no values of the metric {metric!r}; they have {', '.join(samples)}.")
-    rows = samples[samples[metric].notna()]
-    weights = rows[metric + WEIGHT] if metric + WEIGHT in rows else np.ones(len(rows))
-    return AGGREGATIONS[aggregation](rows[metric].to_numpy(), np.asarray(weights))
+def read_table(content: bytes, where: object) -> pa.Table:
+    """The needed columns and all metrics of a samples.parquet, in one chunk each; where: its path, for errors."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        schema = file.schema_arrow
+        _check_columns(schema, where)
+        metrics = [name for name in schema.names if name not in FIELDS.names]
+        return file.read([*NEEDED, *metrics], use_threads=False).combine_chunks()
+    except (pa.ArrowException, OSError) as error:
+        raise SamplesError(f"{where} is not a Parquet file ({one_line(error)}); run the cell again.") from None
+
+
+def _check_columns(schema: pa.Schema, where: object) -> None:
+    for name in NEEDED:
+        if name not in schema.names:
+            raise SamplesError(f"{where} lacks the column {name}; run the cell again.")
+    for field in schema:
+        wanted = FIELDS.field(field.name).type if field.name in FIELDS.names else pa.float64()
+        if field.type != wanted:
+            raise SamplesError(f"{where}: the column {field.name} is of {field.type}; it must be of {wanted}.")
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array."""
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def metric_columns(table: pa.Table) -> dict[str, Floats]:
+    """The columns of metrics and of their weights, NaN where a document has no value."""
+    return {name: as_floats(table[name]) for name in table.column_names if name not in FIELDS.names}
 
 
 def as_floats(column: pa.ChunkedArray | pa.Array) -> Floats:
@@ -139,6 +179,14 @@ def lists(column: pa.ChunkedArray) -> tuple[Floats, Ints]:
     """The values of a column of lists, one after the other, and how many there are in each row."""
     array = one_array(column)
     return as_floats(array.flatten()), np.diff(np.from_dlpack(array.offsets)).astype(np.int64)
+
+
+def padded_lists(column: pa.ChunkedArray) -> Floats:
+    """A column of lists as [documents, longest], NaN beyond a document's own."""
+    flat, lengths = lists(column)
+    padded = np.full((len(lengths), lengths.max(initial=0)), np.nan)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
+    return padded
 
 
 def _schema(columns: "Sequence[str] | pd.Index") -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Records on disk: one folder a cell with record.json and samples.parquet beside it. Imports no torch.
+"""Records on disk: one folder per cell with record.json and samples.parquet beside it. Imports no torch.
 
 DIR/run.json                   the plan of the last run: which cells there are, and the key of each one's record
 DIR/<cell>/record.json         what a cell produced, or why it failed; written last, so it is there whole or not
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,6 +24,7 @@ from qbench.records.schema import CellRef, MetricValue, PlannedCell, Record, Run
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 SCHEMA_VERSION = 1
 RECORD, SAMPLES, LOG, RUN = "record.json", "samples.parquet", "log.txt", "run.json"
@@ -52,8 +54,15 @@ class StoredRecord:
 
         return read_samples(io.BytesIO(self.samples_content()))
 
+    @cached_property
+    def table(self) -> "pa.Table":
+        """What verdicts and tables need of the samples, read once; the same error."""
+        from qbench.records.samples import read_table
+
+        return read_table(self.samples_content(), self.folder / SAMPLES)
+
     def samples_content(self) -> bytes:
-        """The bytes of samples.parquet, for who needs less than a frame; the same error."""
+        """The bytes of samples.parquet; the same error."""
         file = self.folder / SAMPLES
         try:
             content = file.read_bytes()

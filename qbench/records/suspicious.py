@@ -13,15 +13,14 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from qbench.records.audit import Audit, failures
-from qbench.records.samples import WEIGHT, Floats, as_floats, gold_logprobs, lists, rows_of_tasks
+from qbench.records.samples import WEIGHT, Floats, gold_logprobs, lists, metric_columns, padded_lists, rows_of_tasks
 from qbench.records.schema import CellRef, Record
-from qbench.records.store import SAMPLES, StoredRecord, StoreError
+from qbench.records.store import StoredRecord
 
 UNQUANTIZED = "none-16"
-COLUMNS = ("task", "doc_hash", "gold", "loglikelihoods", "characters")
+LOG_LIKELIHOODS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")  # values of documents
 
 # Log-likelihoods nearer to 0 coincide by chance: of a sure answer all models say -0.0 or -1.2e-7.
 INFORMATIVE = 0.01
@@ -37,8 +36,8 @@ MAX_EQUAL = 0.5
 # The limit is 1/22 of the smallest.
 MIN_MOVE = 0.025
 MIN_DOCUMENTS_MOVED = 16
-# Nats per decision by which a quantized cell may be surely better than the unquantized model. The most in mini is
-# 0.0086 (bnb-4, wikitext, t = 8.4), in results/paper 0.0089 (gptq-8, lambada); 0.041 with t = 1.3 is chance.
+# Share of questions that a quantized cell may surely answer right beyond the unquantized model. The most in mini is
+# 0.010 (gptq-4, lambada, t = 0.9), in results/paper 0.008 (bnb-4, sciq).
 MAX_GAIN = 0.05
 SURE_T = 5.0
 # Damage that can be said to be gone: nats per decision in a task. A run may have 1/16 of it, the noise of two bits
@@ -66,10 +65,16 @@ class TaskScores:
     hashes: np.ndarray  # [documents] of their contents
     values: Floats  # [documents, choices] log-likelihoods, NaN beyond a document's own
     decisions: Floats  # [documents] nats: of the right choice, of the target, or of a page per word
+    gold: Floats  # [documents, right choices] NaN beyond a document's own
+    lengths: Floats  # [documents, choices] characters
+    metrics: Mapping[str, Floats]  # [documents] by column
 
     def take(self, rows: np.ndarray) -> "TaskScores":
         """Those documents, in that order."""
-        return TaskScores(self.hashes[rows], self.values[rows], self.decisions[rows])
+        metrics = {name: column[rows] for name, column in self.metrics.items()}
+        return TaskScores(
+            self.hashes[rows], self.values[rows], self.decisions[rows], self.gold[rows], self.lengths[rows], metrics
+        )
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class MeasuredCell:
     """A cell that is done, with what was measured on it."""
 
     cell: CellRef
+    checkpoint: str  # the fingerprint of the unquantized model
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
     tasks: Mapping[str, TaskScores]
 
@@ -119,12 +125,16 @@ def suspicious_records(records: Sequence[StoredRecord], references: Sequence[Sto
 
 
 def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
-    """The cells whose documents contradict their name; one reason for each, the plainest."""
+    """The cells whose documents contradict their name; one reason for each, the plainest.
+
+    A cell that is accused is no evidence against another one.
+    """
     found: dict[CellRef, Suspicion] = {}
-    rules: list[Rule] = [_same_weights, _too_near, _too_good, _recovered]
+    rules: list[Rule] = [_same_weights, _too_near, _too_good, _recovered, _not_its_log_likelihoods]
     for rule in rules:
         for suspicion in rule(evidence):
             found.setdefault(suspicion.cell, suspicion)
+        evidence = replace(evidence, cells=[cell for cell in evidence.cells if cell.cell not in found])
     return list(found.values())
 
 
@@ -149,19 +159,30 @@ def _unproved(record: Record) -> Suspicion | None:
 
 
 def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
-    """Two cells of one family whose documents are equal to the last bit; the narrower one is accused.
+    """Two cells of one family whose documents are equal to the last bit: one of them was not measured.
 
-    A cell that is equal to a narrower one of the baseline is not: there it is the baseline that is wrong.
+    Accused is the one that is not what it was in the baseline; the narrower one if that does not tell. A cell that is
+    equal to a narrower one of the baseline is not accused: there it is the baseline that is wrong.
     """
     cells = sorted(evidence.cells, key=lambda c: c.cell.bits)
-    pairs = [(narrow, wide, "") for narrow, wide in combinations(cells, 2)]
-    pairs += [(cell, other, " of the baseline") for cell in cells for other in evidence.references]
-    for cell, other, where in pairs:
-        if cell.cell.family != other.cell.family or cell.cell.name == other.cell.name:
-            continue
-        if cell.cell.bits <= other.cell.bits and (found := _equal_task(cell, other)):
-            what = f"are equal to the last bit to those of {other.cell.name}{where}: the same weights were measured."
-            yield Suspicion(cell.cell, "records", f"{found} {what}")
+    for narrow, wide in combinations(cells, 2):
+        if narrow.cell.family == wide.cell.family and (found := _equal_task(narrow, wide)):
+            forged, other = (wide, narrow) if _as_in(evidence.references, narrow) else (narrow, wide)
+            yield Suspicion(forged.cell, "records", _measured_twice(found, other.cell.name))
+    for cell in cells:
+        for other in evidence.references:
+            one_family = cell.cell.family == other.cell.family and cell.cell.name != other.cell.name
+            if one_family and cell.cell.bits <= other.cell.bits and (found := _equal_task(cell, other)):
+                yield Suspicion(cell.cell, "records", _measured_twice(found, f"the baseline's {other.cell.name}"))
+
+
+def _measured_twice(documents: str, other: str) -> str:
+    return f"{documents} are equal to the last bit to those of {other}: the same weights were measured."
+
+
+def _as_in(references: Sequence[MeasuredCell], cell: MeasuredCell) -> bool:
+    """Whether the baseline has the same cell with the same log-likelihoods."""
+    return any(other.cell.name == cell.cell.name and _equal_task(cell, other) for other in references)
 
 
 def _equal_task(cell: MeasuredCell, other: MeasuredCell) -> str:
@@ -171,6 +192,53 @@ def _equal_task(cell: MeasuredCell, other: MeasuredCell) -> str:
         if informative >= MIN_DOCUMENTS and equal > MAX_EQUAL * informative:
             return f"in {task} the log-likelihoods of {equal} of {informative} documents"
     return ""
+
+
+def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Suspicion]:
+    """Metrics that do not follow from the log-likelihoods beside them, though they do in other cells.
+
+    A task may define acc in another way than lm-eval does; then no cell of it agrees, and none is accused.
+    """
+    following = {key for cell in (*evidence.cells, *evidence.references) for key in _following(cell, agree=True)}
+    for cell in evidence.cells:
+        for (task, metric), off in _following(cell, agree=False).items():
+            if (task, metric) in following:
+                message = f"in {task} {metric} does not follow from the log-likelihoods of {off} documents."
+                yield Suspicion(cell.cell, "records", message)
+
+
+def _following(cell: MeasuredCell, agree: bool) -> dict[tuple[str, str], int]:
+    """The tasks and metrics that follow from log-likelihoods, or those that do not, and for how many documents."""
+    found = {}
+    for task, scores in cell.tasks.items():
+        for metric, expected in _expected(scores).items():
+            given = scores.metrics[metric]
+            counted = ~np.isnan(given)
+            off = int((counted & (given != expected)).sum())  # NaN differs
+            if counted.sum() >= MIN_DOCUMENTS and (off == 0) == agree:
+                found[task, metric] = off
+    return found
+
+
+def _expected(scores: TaskScores) -> dict[str, Floats]:
+    """What lm-eval's metrics are by the log-likelihoods of the choices, of the target or of the page."""
+    if not scores.values.shape[1]:
+        return {}
+    has_choices = ~np.isnan(scores.gold).all(axis=1) if scores.gold.shape[1] else np.zeros(len(scores.values), bool)
+    found: dict[str, Floats] = {}
+    if has_choices.all():
+        width = min(scores.values.shape[1], scores.lengths.shape[1])
+        values, lengths = scores.values[:, :width], scores.lengths[:, :width]
+        # lm-eval takes the first of equal ones, and no choice is beyond a document's own.
+        within = np.where(np.isnan(lengths), -np.inf, np.nan_to_num(values, nan=-np.inf))
+        by_length = np.where(np.isnan(lengths), -np.inf, within / np.where(lengths > 0, lengths, 1.0))
+        for name, ranked in (("acc", within), ("acc_norm", by_length)):
+            found[name] = (ranked.argmax(1)[:, None] == scores.gold).any(1).astype(np.float64)
+    elif not has_choices.any():
+        found = dict.fromkeys(
+            ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"), scores.values[:, 0]
+        )
+    return {name: column for name, column in found.items() if name in scores.metrics}
 
 
 def _too_near(evidence: Evidence) -> Iterator[Suspicion]:
@@ -192,13 +260,23 @@ def _too_near(evidence: Evidence) -> Iterator[Suspicion]:
 
 
 def _too_good(evidence: Evidence) -> Iterator[Suspicion]:
-    """Quantized cells that are better than the unquantized model."""
+    """Quantized cells that answer better than the unquantized model.
+
+    By answers and not by nats: noise makes a model less sure, and so it gains nats where it is surely wrong.
+    """
     for cell, unquantized in evidence.with_unquantized():
-        for task, damage in _damages(cell, unquantized).items():
-            if -damage.mean > MAX_GAIN and -damage.mean > SURE_T * damage.error:
+        for task, (after, before) in _common(cell, unquantized).items():
+            if "acc" not in after.metrics or "acc" not in before.metrics:
+                continue
+            gain = after.metrics["acc"] - before.metrics["acc"]
+            gain = gain[np.isfinite(gain)]
+            if len(gain) < MIN_DOCUMENTS:
+                continue
+            mean, error = float(gain.mean()), float(gain.std(ddof=1)) / math.sqrt(len(gain))
+            if mean > MAX_GAIN and mean > SURE_T * error:
                 message = (
-                    f"in {task} it is better than the unquantized model by {-damage.mean:.3f} nats per decision "
-                    f"(standard error {damage.error:.3f}); honest cells gain 0.01 at most."
+                    f"in {task} it answers {100 * mean:.1f} points more questions right than the unquantized model "
+                    f"(standard error {100 * error:.1f}); honest cells gain 1 at most."
                 )
                 yield Suspicion(cell.cell, "records", message)
 
@@ -206,11 +284,11 @@ def _too_good(evidence: Evidence) -> Iterator[Suspicion]:
 def _recovered(evidence: Evidence) -> Iterator[Suspicion]:
     """Cells that have next to nothing left of the damage that the same cell has in the baseline."""
     damages = {
-        cell.cell.name: _damages(cell, unquantized)
+        (cell.cell.name, cell.checkpoint): _damages(cell, unquantized)
         for cell, unquantized in Evidence(evidence.references).with_unquantized()
     }
     for cell, unquantized in evidence.with_unquantized():
-        then, now = damages.get(cell.cell.name, {}), _damages(cell, unquantized)
+        then, now = damages.get((cell.cell.name, cell.checkpoint), {}), _damages(cell, unquantized)
         large = [t for t, d in then.items() if t in now and d.mean > max(LARGE_DAMAGE, SURE_T * d.error)]
         before, after = sum(then[task].mean for task in large), sum(now[task].mean for task in large)
         error = math.sqrt(sum(now[task].error ** 2 for task in large))
@@ -281,7 +359,12 @@ def _informative(values: Floats) -> np.ndarray:
 
 def _measured(records: Sequence[StoredRecord]) -> list[MeasuredCell]:
     return [
-        MeasuredCell(stored.record.cell, _weight_error(stored.record.audit), _read(stored))
+        MeasuredCell(
+            stored.record.cell,
+            str(stored.record.identity.what.get("checkpoint")),
+            _weight_error(stored.record.audit),
+            task_scores(stored.table),
+        )
         for stored in records
         if stored.record.state == "done" and stored.has_samples
     ]
@@ -291,36 +374,30 @@ def _weight_error(audit: Audit | None) -> float | None:
     return math.sqrt(audit.error_energy / audit.source_energy) if audit and audit.source_energy else None
 
 
-def _read(stored: StoredRecord) -> dict[str, TaskScores]:
-    """The documents of each task of a record; only the columns that the rules need."""
-    file = pq.ParquetFile(pa.BufferReader(stored.samples_content()))
-    names = file.schema_arrow.names
-    if absent := set(COLUMNS) - set(names):
-        raise StoreError(f"{stored.folder / SAMPLES} lacks the column {sorted(absent)[0]}; run the cell again.")
-    weights = [name for name in names if name.endswith(WEIGHT)]
-    return task_scores(file.read([*COLUMNS, *weights], use_threads=False))
-
-
 def task_scores(table: pa.Table) -> dict[str, TaskScores]:
     """The documents of each task in a table of samples."""
     hashes = np.array(table["doc_hash"].to_pylist(), dtype=np.str_)
-    every = TaskScores(hashes, _padded(table), _decisions(table))
-    return {task: every.take(rows) for task, rows in rows_of_tasks(table).items()}
+    columns = metric_columns(table)
+    values, lengths = padded_lists(table["loglikelihoods"]), padded_lists(table["characters"])
+    decisions, gold = _decisions(table, columns), padded_lists(table["gold"])
+    return {
+        task: TaskScores(
+            hashes[rows],
+            values[rows],
+            decisions[rows],
+            gold[rows],
+            lengths[rows],
+            {name: column[rows] for name, column in columns.items()},
+        )
+        for task, rows in rows_of_tasks(table).items()
+    }
 
 
-def _padded(table: pa.Table) -> Floats:
-    """Log-likelihoods as [documents, choices], NaN beyond a document's own."""
-    flat, lengths = lists(table["loglikelihoods"])
-    padded = np.full((len(lengths), lengths.max(initial=0)), np.nan)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
-    return padded
-
-
-def _decisions(table: pa.Table) -> Floats:
+def _decisions(table: pa.Table, columns: Mapping[str, Floats]) -> Floats:
     """Nats of each document's decision; of pages per word, which is the smallest of their weights."""
     flat, lengths = lists(table["loglikelihoods"])
     alone = lengths == 1
-    weights = [as_floats(table[name]) for name in table.column_names if name.endswith(WEIGHT)]
+    weights = [column for name, column in columns.items() if name.endswith(WEIGHT)]
     words = np.nan_to_num(np.fmin.reduce(weights), nan=1.0) if weights else np.ones(len(lengths))
     decisions = gold_logprobs(table)
     single = flat[(np.cumsum(lengths) - lengths)[alone]] / words[alone]

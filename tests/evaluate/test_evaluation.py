@@ -16,7 +16,9 @@ from lm_eval.tasks import TaskManager
 
 from qbench.evaluate.evaluation import EvaluationError, evaluate
 from qbench.evaluate.tasks import load_tasks
-from qbench.records.samples import aggregate, read_samples, write_samples
+from qbench.records.samples import read_samples, write_samples
+
+from ..example_records import aggregate
 
 
 class Opinionated(LM):

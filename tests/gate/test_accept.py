@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from qbench import files
 from qbench.cli import main
 from qbench.gate import accept as accept_module
-from qbench.gate import replacing
 from qbench.gate.verdict import check
 from qbench.records.schema import RunPlan
 from qbench.records.store import read_results, write_plan, write_record
@@ -399,7 +399,7 @@ def test_a_folder_that_is_no_baseline_is_not_replaced(
     before = snapshot(project)
     assert accept(project / "results" / "runs" / "mini", project / named) == 2
     said = capsys.readouterr().err
-    assert str(project / named) in said
+    assert str((project / named).resolve()) in said
     assert all(fact in said for fact in facts), said
     assert snapshot(project) == before
 
@@ -468,7 +468,7 @@ def test_what_others_put_beside_the_baseline_is_kept(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("written", ["", replacing.MARK[:10]])
+@pytest.mark.parametrize("written", ["", files.MARK[:10]])
 def test_an_accept_killed_while_it_marks_its_folders_owns_none(written: str, baseline: Path, tmp_path: Path) -> None:
     folder, theirs = run(tmp_path / "run", loss=0.3), baseline.parent / ".mini.old"
     (baseline.parent / ".mini.accept").write_text(written)
@@ -483,7 +483,7 @@ def test_an_accept_killed_while_it_marks_its_folders_owns_none(written: str, bas
 
 def test_one_accept_at_a_time(baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, before = run(tmp_path / "run", loss=0.3), snapshot(baseline)
-    with replacing.replacing(baseline) as new:
+    with files.replacing(baseline) as new:
         assert accept(folder, baseline) == 2
         assert str(baseline.parent) in capsys.readouterr().err
         assert snapshot(baseline) == before
@@ -561,3 +561,31 @@ def test_a_baseline_of_mini_is_below_2_mb(tmp_path: Path) -> None:
     size = sum(file.stat().st_size for file in (tmp_path / "mini").rglob("*") if file.is_file())
     assert 22 * size < 2_000_000
     assert not os.path.exists(tmp_path / ".mini.new")
+
+
+def test_a_path_through_a_folder_that_does_not_exist_leads_to_the_same_refusal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """typo/../precious is precious, whichever of the two spellings is looked at."""
+    (tmp_path / "precious" / "sub").mkdir(parents=True)
+    (tmp_path / "precious" / "sub" / "thesis.tex").write_text("years")
+    assert accept(run(tmp_path / "run"), tmp_path / "typo" / ".." / "precious") == 2
+    assert "precious" in capsys.readouterr().err
+    assert (tmp_path / "precious" / "sub" / "thesis.tex").read_text() == "years"
+
+
+@pytest.mark.parametrize("content", ["", "not JSON", '{"version": 1}'])
+def test_another_file_called_changes_makes_no_baseline(content: str, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "CHANGES.jsonl").write_text(content)
+    (tmp_path / "docs" / "page.md").write_text("page")
+    assert accept(run(tmp_path / "run"), tmp_path / "docs") == 2
+    assert (tmp_path / "docs" / "page.md").read_text() == "page"
+
+
+def test_a_folder_named_like_a_cell_without_a_record_is_not_ours(tmp_path: Path, baseline: Path) -> None:
+    other = baseline / "data-0123456789"
+    other.mkdir()
+    (other / "samples.parquet").write_text("not ours")
+    assert accept(run(tmp_path / "run"), baseline) == 2
+    assert (other / "samples.parquet").read_text() == "not ours"

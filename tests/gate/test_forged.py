@@ -194,7 +194,7 @@ def test_the_unquantized_model_of_the_baseline_fails_too(run: Path, capsys: pyte
     plan["cells"] = [planned for planned in plan["cells"] if planned["cell"]["label"] == "gptq-2-g128"]
     (run / "run.json").write_text(json.dumps(plan))
     (found,) = failures(run, capsys)
-    assert "mini-softmax-none-16 of the baseline" in found
+    assert "the baseline's mini-softmax-none-16" in found
 
 
 def test_another_checkpoint_is_said_first_and_judged_by_scores_alone(

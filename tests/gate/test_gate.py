@@ -151,7 +151,8 @@ def test_settings_come_from_the_runs_recipe(baseline: Path, tmp_path: Path) -> N
     report = check(run(tmp_path / "run", loss=0.1, gate=loose), baseline)
     assert report.settings.overrides["wikitext"]["word_perplexity"].tolerance == 50
     assert not {"word_perplexity", "gold_logprob"} & {o.hypothesis.metric for o in report.worse}
-    assert "settings are not those that the baseline was made with" in report.notes[0]
+    assert "settings of the gate" in report.changed[0]
+    assert "word_perplexity" in report.changed[0]
 
 
 def test_alpha_can_be_set_for_a_metric(baseline: Path, tmp_path: Path) -> None:

@@ -72,10 +72,10 @@ def no_samples(folder: Path) -> None:
 
 BAD_BASELINES: list[tuple[Callable[[Path], None], str]] = [
     (empty, "holds no records"),
-    (no_records, "is no whole baseline: it lacks mini-softmax-hqq-3-g64, mini-softpick-hqq-3-g64"),
-    (one_record_less, "is no whole baseline: it lacks mini-softmax-hqq-3-g64"),
+    (no_records, "is not a whole baseline: it lacks mini-softmax-hqq-3-g64, mini-softpick-hqq-3-g64"),
+    (one_record_less, "is not a whole baseline: it lacks mini-softmax-hqq-3-g64"),
     (another_schema, "has the schema version 2; this qbench reads version 1"),
-    (a_failed_cell, "is no baseline: mini-softmax-hqq-3-g64 failed in it"),
+    (a_failed_cell, "is not a baseline: mini-softmax-hqq-3-g64 failed in it"),
     (other_samples, "is not what record.json beside it was written with"),
     (no_samples, "has no per-document results"),
 ]
@@ -130,7 +130,7 @@ OTHER_RUNS = [
     ({SOFTMAX: make_samples(12, seed=1), SOFTPICK: make_samples(12, seed=1)}, "have no document in common"),
     ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "another recipe: it has no mini-softmax-hqq-3-g128"),
     ({cell_ref(family="340M"): make_samples(12)}, "another recipe: it has no 340M-softmax-hqq-3-g64"),
-    ({SOFTMAX: make_samples(12)}, "it has mini-softpick-hqq-3-g64, which is no part of the plan"),
+    ({SOFTMAX: make_samples(12)}, "it has mini-softpick-hqq-3-g64, which is not part of the plan"),
     (dict.fromkeys((SOFTMAX, SOFTPICK), make_samples(12, tasks=["piqa", "sciq"])), "The task arc_easy is in"),
 ]
 

@@ -9,10 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from qbench.cli import main
-from qbench.gate.github import annotations
-from qbench.gate.junit import to_junit
-from qbench.gate.markdown import to_markdown
-from qbench.gate.terminal import to_text
+from qbench.gate.render import annotations, to_junit, to_markdown, to_text
 from qbench.gate.verdict import check
 from qbench.records.schema import Cost, Failure
 from qbench.records.store import read_results, write_record

@@ -1,0 +1,281 @@
+"""How the gate's findings read: plain text, Markdown, JSON, JUnit XML and GitHub's annotations."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from tabulate import tabulate
+
+from qbench.errors import some
+from qbench.gate.hypotheses import UNITS
+from qbench.gate.settings import Kind
+from qbench.gate.verdict import Finding, Outcome, Report
+
+DIFFERENCES, UNCLEAR = 20, 5  # shown to people; JSON has all
+HEADER = ("cell", "task", "metric", "before", "after", "loss", "95% interval", "tolerance", "p", "adjusted p")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report for people: a title, then a table or lines."""
+
+    title: str
+    rows: tuple[tuple[str, ...], ...] = ()  # under HEADER
+    lines: tuple[str, ...] = ()
+
+
+def headline(report: Report) -> str:
+    """The verdict in one line."""
+    found = []
+    if report.worse:
+        found.append(f"{len(report.worse)} of {len(report.outcomes)} scores got worse")
+    audits = sum(failure.found_by == "audit" for failure in report.failures)
+    if audits:
+        found.append(f"{_count(audits, 'audit finding')}")
+    if others := len(report.failures) - audits:
+        found.append(f"{_count(others, 'finding')} on records")
+    what = ", ".join(found) or f"none of {len(report.outcomes)} scores got worse"
+    alone = " by scores alone (another checkpoint than the baseline's)" if report.by_scores_alone else ""
+    return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what}. {report.run} against {report.baseline}"
+
+
+def explanation(report: Report) -> str:
+    """What the verdict means."""
+    alphas = {outcome.hypothesis.alpha for outcome in report.outcomes} or {report.settings.alpha}
+    return (
+        f"A score fails if its loss is above its tolerance and beyond chance: where nothing got worse, at most "
+        f"{100 * max(alphas):g}% of whole tables fail (paired sign flips, Holm over {len(report.outcomes)} hypotheses)."
+    )
+
+
+def sections(report: Report) -> Iterator[Section]:
+    """The report's parts, the worst first; empty ones are left out."""
+    if report.changed:
+        yield Section("Before you read the scores", lines=report.changed)
+    for by in ("audit", "records"):
+        lines = tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by)
+        if lines:
+            yield Section(f"Failures found by the {'audit' if by == 'audit' else 'records themselves'}", lines=lines)
+    if report.worse:
+        yield Section("Failures found by the scores", rows=tuple(map(row, report.worse)))
+        lines = tuple(f"{outcome.hypothesis.name}: {changed_documents(outcome)}" for outcome in report.worse)
+        yield Section("Documents that lost most (id: before → after)", lines=lines)
+    for cells, differing in _by_differences(report):
+        yield Section(f"What else differs from the baseline in {cells}", lines=differing)
+    if report.better:
+        yield Section("Improvements beyond the tolerance", rows=tuple(map(row, report.better)))
+    if report.unclear:
+        shown = sorted(report.unclear, key=lambda outcome: outcome.p)[:UNCLEAR]
+        title = f"Losses above the tolerance that chance explains ({len(shown)} of {len(report.unclear)})"
+        yield Section(title, rows=tuple(map(row, shown)))
+    if report.warnings:
+        yield Section("Warnings", lines=tuple(f"{f.cell.name}: {f.message}" for f in report.warnings))
+    if report.notes:
+        yield Section("Notes", lines=report.notes)
+
+
+def row(outcome: Outcome) -> tuple[str, ...]:
+    """An outcome under HEADER."""
+    h = outcome.hypothesis
+    low, high = h.interval
+    unit = UNITS[h.kind]
+    return (
+        h.cell.name,
+        h.task,
+        h.metric,
+        value(h.kind, h.before),
+        value(h.kind, h.after),
+        f"{h.loss:+.3g}{unit}",
+        f"{low:+.3g} to {high:+.3g}",
+        f"{h.tolerance:g}{unit}",
+        f"{outcome.p:.2g}",
+        f"{outcome.adjusted_p:.2g}",
+    )
+
+
+def sentence(outcome: Outcome) -> str:
+    """An outcome in one line."""
+    h = outcome.hypothesis
+    low, high = h.interval
+    return (
+        f"{h.metric} of {h.task} went from {value(h.kind, h.before)} to {value(h.kind, h.after)}: a loss of "
+        f"{h.loss:.3g}{UNITS[h.kind]} (95% interval {low:.3g} to {high:.3g}, tolerance {h.tolerance:g}), "
+        f"adjusted p {outcome.adjusted_p:.2g}."
+    )
+
+
+def value(kind: Kind, number: float) -> str:
+    """A metric as people read it: accuracies in percent."""
+    return f"{100 * number:.2f}%" if kind == "accuracy" else f"{number:.5g}"
+
+
+def changed_documents(outcome: Outcome) -> str:
+    """The ten documents that lost most, in one line."""
+    changed = outcome.hypothesis.documents.most_changed()
+    return ", ".join(f"{document}: {before:.4g} → {after:.4g}" for document, before, after in changed)
+
+
+def _by_differences(report: Report) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Cells with the same differences together; there is mostly one set of them."""
+    cells: dict[tuple[str, ...], list[str]] = {}
+    for cell, differing in report.differences.items():
+        cells.setdefault(differing, []).append(cell)
+    for differing, names in cells.items():
+        shown = differing[:DIFFERENCES]
+        if len(differing) > len(shown):
+            shown += (f"and {len(differing) - len(shown)} more",)
+        yield some(names), shown or ("nothing that is recorded",)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def to_text(report: Report) -> str:
+    """The report for a terminal."""
+    parts = [headline(report), explanation(report)]
+    for section in sections(report):
+        parts += ["", section.title]
+        if section.rows:
+            table = tabulate(section.rows, HEADER, tablefmt="simple", disable_numparse=True)
+            parts += [f"  {line}" for line in table.splitlines()]
+        parts += [f"  {line}" for line in section.lines]
+    return "\n".join(parts) + "\n"
+
+
+def to_markdown(report: Report) -> str:
+    """The report for a page."""
+    parts = [f"## {'✅' if report.passed else '❌'} {_escaped(headline(report))}", "", _escaped(explanation(report))]
+    for section in sections(report):
+        parts += ["", f"### {_escaped(section.title)}", ""]
+        if section.rows:
+            rows = [[_escaped(cell) for cell in row] for row in section.rows]
+            parts.append(tabulate(rows, HEADER, tablefmt="github", disable_numparse=True))
+        parts += [f"- {_escaped(line)}" for line in section.lines]
+    return "\n".join(parts) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Text as it is: no column, emphasis or tag of its own, on one line."""
+    for sign in "\\`*_|<[":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def to_json(report: Report) -> str:
+    """The report for programs."""
+    content = {
+        "passed": report.passed,
+        "run": str(report.run),
+        "baseline": str(report.baseline),
+        "settings": report.settings.model_dump(),
+        "scores": [score(outcome) for outcome in report.outcomes],
+        "failures": [_finding_fields(failure) for failure in report.failures],
+        "warnings": [_finding_fields(warning) for warning in report.warnings],
+        "changed": report.changed,
+        "notes": report.notes,
+        "differences": report.differences,
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def score(outcome: Outcome) -> dict[str, Any]:
+    """One hypothesis and what became of it; the documents that lost most where it failed."""
+    h = outcome.hypothesis
+    found: dict[str, Any] = {
+        "cell": h.cell.name,
+        "task": h.task,
+        "metric": h.metric,
+        "kind": h.kind,
+        "verdict": outcome.verdict,
+        "found_by": "scores" if outcome.verdict == "worse" else None,
+        "before": h.before,
+        "after": h.after,
+        "loss": h.loss,
+        "interval": [edge if math.isfinite(edge) else None for edge in h.interval],
+        "tolerance": h.tolerance,
+        "alpha": h.alpha,
+        "p": outcome.p,
+        "adjusted_p": outcome.adjusted_p,
+        "documents": len(h.documents.ids),
+    }
+    if outcome.verdict == "worse":
+        changed = h.documents.most_changed()
+        found["most_changed"] = [{"doc_id": i, "before": before, "after": after} for i, before, after in changed]
+    return found
+
+
+def _finding_fields(finding: Finding) -> dict[str, str]:
+    return {"cell": finding.cell.name, "found_by": finding.found_by, "message": finding.message}
+
+
+def to_junit(report: Report) -> str:
+    """The report for whatever shows tests."""
+    failed = len(report.worse) + len(report.failures)
+    total = len(report.outcomes) + len(report.failures)
+    counts = {"tests": str(total), "failures": str(failed), "errors": "0", "skipped": "0"}
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "qbench check", **counts})
+    for outcome in report.outcomes:
+        _add_score(suite, outcome, report)
+    for number, failure in enumerate(report.failures):
+        _add_finding(suite, failure, number, report)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _add_score(suite: ElementTree.Element, outcome: Outcome, report: Report) -> None:
+    hypothesis = outcome.hypothesis
+    case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.metric}")
+    if outcome.verdict == "worse":
+        failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": sentence(outcome)})
+        lines = [f"Documents that lost most: {changed_documents(outcome)}", *_differing(report, hypothesis.cell.name)]
+        failure.text = _printable("\n".join(lines))
+
+
+def _add_finding(suite: ElementTree.Element, finding: Finding, number: int, report: Report) -> None:
+    case = _case(suite, finding.cell.name, f"{finding.found_by} {number + 1}")
+    message = {"type": finding.found_by, "message": _printable(finding.message)}
+    failure = ElementTree.SubElement(case, "failure", message)
+    failure.text = _printable("\n".join(_differing(report, finding.cell.name)))
+
+
+def _differing(report: Report, cell: str) -> list[str]:
+    return [f"differs: {line}" for line in report.differences.get(cell, ())]
+
+
+def _case(suite: ElementTree.Element, cell: str, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", {"classname": _printable(cell), "name": _printable(name)})
+
+
+def _printable(text: str) -> str:
+    """Without control characters, which XML cannot hold: a failed cell's reason may have any."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "�" for sign in text)
+
+
+# GitHub shows ten errors of a step and drops the rest; the last line says how many those are.
+SHOWN = 10
+
+
+def annotations(report: Report) -> Iterator[str]:
+    """Lines that a runner shows beside the run, `::error title=…::…` and `::warning …`."""
+    errors = [(f"{f.cell.name}: found by the {f.found_by}", f.message) for f in report.failures]
+    errors += [(f"{o.hypothesis.name}: found by the scores", sentence(o)) for o in report.worse]
+    if len(errors) > SHOWN:
+        rest = len(errors) - SHOWN + 1
+        errors = [*errors[: SHOWN - 1], ("qbench check", f"{rest} more failures are in the report.")]
+    for title, message in errors:
+        yield f"::error title={_property(title)}::{_data(message)}"
+    for warning in report.warnings[:SHOWN]:
+        yield f"::warning title={_property(warning.cell.name)}::{_data(warning.message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
