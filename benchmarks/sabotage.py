@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from qbench.attention.register import NORMALIZERS
 from qbench.gate.hypotheses import UNITS
 from qbench.gate.settings import GateSettings
-from qbench.gate.verdict import Report, check
+from qbench.gate.verdict import GateReport, check
 from qbench.quantizers.quantize import quantize
 from qbench.recipe.cells import load_recipe
 from qbench.records.schema import CellRef
@@ -89,9 +89,9 @@ def found_by(
     }
 
 
-def scores(report: Report) -> str:
+def scores(report: GateReport) -> str:
     """How many scores got worse, and the largest loss among them."""
-    count = f"{len(report.worse)} of {len(report.outcomes)}"
+    count = f"{len(report.worse)} of {len(report.tested)}"
     if not report.worse:
         return f"no: {count}"
     worst = max((outcome.hypothesis for outcome in report.worse), key=lambda h: h.loss / h.tolerance)

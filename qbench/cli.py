@@ -17,7 +17,7 @@ from qbench.errors import InputError
 from qbench.files import write_atomically
 
 if TYPE_CHECKING:
-    from qbench.gate.verdict import Report
+    from qbench.gate.verdict import GateReport
     from qbench.recipe.schema import Recipe
 
 DONE, FAILED, WRONG, CRASHED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -328,7 +328,7 @@ def _power(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _write_reports(options: argparse.Namespace, report: "Report") -> None:
+def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
     from qbench.gate.render import to_json, to_junit, to_markdown
 
     try:

@@ -12,7 +12,7 @@ from qbench.errors import InputError
 from qbench.files import aside, replacing
 from qbench.gate.pairing import CheckError, holds_records
 from qbench.gate.render import score
-from qbench.gate.verdict import Report, check, settings_of
+from qbench.gate.verdict import GateReport, check, settings_of
 from qbench.records.store import (
     CELL_FOLDER,
     LOG,
@@ -30,7 +30,7 @@ CHANGES = "CHANGES.jsonl"
 MAX_REASONS = 3  # in the sentence that refuses a run
 
 
-def accept(run: Path, baseline: Path, reason: str, report: Report | None, why_none: str = "") -> int:
+def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, why_none: str = "") -> int:
     """Put the run's records in the baseline's place; returns the bytes that they take.
 
     report: of the run against the baseline as it was; None if there is none to compare with, and why_none says why.
@@ -195,7 +195,7 @@ def _copy(stored: StoredRecord, folder: Path) -> None:
     (folder / RECORD).write_text(content + "\n", encoding="utf-8")
 
 
-def _change(results: Results, baseline: Path, reason: str, report: Report | None, why_none: str) -> dict[str, Any]:
+def _change(results: Results, baseline: Path, reason: str, report: GateReport | None, why_none: str) -> dict[str, Any]:
     try:
         before = {stored.record.cell.name for stored in read_results(baseline).current}
     except InputError:  # there was no baseline that can be read

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from qbench.gate.pairing import GOLD_LOGPROB, Floats, Ints, PairedDocuments
-from qbench.gate.settings import GateSettings, Kind
+from qbench.gate.settings import GateSettings, MetricKind
 from qbench.gate.sign_flip import interval, ratio
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef, MetricValue
 
 PERPLEXITIES = ("perplexity", "weighted_perplexity", "bits_per_byte")
-UNITS: dict[Kind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats"}
+UNITS: dict[MetricKind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Hypothesis:
     cell: CellRef
     task: str
     metric: str
-    kind: Kind
+    kind: MetricKind
     tolerance: float  # in the kind's unit
     alpha: float
     before: float  # the metric in the baseline
@@ -65,14 +65,14 @@ class Documents:
         return [(int(self.ids[i]), float(self.before[i]), float(self.after[i])) for i in first if self.losses[i] > 0]
 
 
-def in_unit(kind: Kind, mean_loss: float) -> float:
+def in_unit(kind: MetricKind, mean_loss: float) -> float:
     """A mean loss of documents in the unit that people read and tolerances have."""
     if kind == "perplexity":
         return 100 * math.expm1(min(mean_loss, 700.0))  # beyond 700 nats, e to the power of it is no number
     return 100 * mean_loss if kind == "accuracy" else mean_loss
 
 
-def mean_loss(kind: Kind, amount: float) -> float:
+def mean_loss(kind: MetricKind, amount: float) -> float:
     """The other way round: what an amount in the unit of its kind is as a mean loss of documents."""
     if kind == "perplexity":
         return math.log1p(amount / 100)
@@ -101,7 +101,7 @@ def hypotheses(
         yield _hypothesis(cell, paired, GOLD_LOGPROB, "gold_logprob", False, settings)
 
 
-def kind_of(metric: MetricValue) -> Kind | None:
+def kind_of(metric: MetricValue) -> MetricKind | None:
     """How a metric is tested; None for what is no mean of documents, or has no better end."""
     if metric.aggregation in PERPLEXITIES:
         return "perplexity"
@@ -118,7 +118,7 @@ def _in_both(paired: PairedDocuments, metric: str) -> bool:
 
 
 def _hypothesis(
-    cell: CellRef, paired: PairedDocuments, metric: str, kind: Kind, lower_is_better: bool, settings: GateSettings
+    cell: CellRef, paired: PairedDocuments, metric: str, kind: MetricKind, lower_is_better: bool, settings: GateSettings
 ) -> Hypothesis:
     before, after = paired.values[metric]
     both = np.isfinite(before) & np.isfinite(after)  # new NaN are a failure of their own
@@ -142,7 +142,7 @@ def _hypothesis(
     )
 
 
-def metric_value(kind: Kind, values: Floats, weights: Floats) -> float:
+def metric_value(kind: MetricKind, values: Floats, weights: Floats) -> float:
     """The metric that documents' values amount to."""
     if kind == "perplexity":
         return math.exp(min(-ratio(values, weights), 700.0))

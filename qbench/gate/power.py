@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 from qbench.gate.hypotheses import UNITS, Hypothesis, hypotheses, in_unit, mean_loss
 from qbench.gate.pairing import CheckError, PairedDocuments, join, pair_documents
-from qbench.gate.settings import GateSettings, Kind
+from qbench.gate.settings import GateSettings, MetricKind
 from qbench.gate.sign_flip import ratio
 from qbench.gate.verdict import settings_of
 from qbench.records.store import Results, StoredRecord, read_results
@@ -32,7 +32,7 @@ class Power:
 
     task: str
     metric: str
-    kind: Kind
+    kind: MetricKind
     documents: int
     found: dict[float, float]  # by power: the smallest loss that is found at these documents
     needed: dict[float, int]  # by loss: the documents to find it with the first power
@@ -120,7 +120,7 @@ def _reading(rows: Sequence[Power]) -> str:
     )
 
 
-def _in_words(loss: float, kind: Kind) -> str:
+def _in_words(loss: float, kind: MetricKind) -> str:
     if math.isinf(loss):
         return "none"
     text = f"{loss:.3g}{UNITS[kind]}"

@@ -11,15 +11,15 @@ from tabulate import tabulate
 
 from qbench.errors import some
 from qbench.gate.hypotheses import UNITS
-from qbench.gate.settings import Kind
-from qbench.gate.verdict import Finding, Outcome, Report
+from qbench.gate.settings import MetricKind
+from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
 
-DIFFERENCES, UNCLEAR = 20, 5  # shown to people; JSON has all
+MAX_DIFFERENCES, MAX_UNCLEAR = 20, 5  # shown to people; JSON has all
 HEADER = ("cell", "task", "metric", "before", "after", "loss", "95% interval", "tolerance", "p", "adjusted p")
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of a report for people: a title, then a table or lines."""
 
     title: str
@@ -27,57 +27,56 @@ class Section:
     lines: tuple[str, ...] = ()
 
 
-def headline(report: Report) -> str:
+def headline(report: GateReport) -> str:
     """The verdict in one line."""
     found = []
     if report.worse:
-        found.append(f"{len(report.worse)} of {len(report.outcomes)} scores got worse")
+        found.append(f"{len(report.worse)} of {len(report.tested)} scores got worse")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
     if audits:
         found.append(f"{_count(audits, 'audit finding')}")
     if others := len(report.failures) - audits:
         found.append(f"{_count(others, 'finding')} on records")
-    what = ", ".join(found) or f"none of {len(report.outcomes)} scores got worse"
+    what = ", ".join(found) or f"none of {len(report.tested)} scores got worse"
     alone = " by scores alone (another checkpoint than the baseline's)" if report.by_scores_alone else ""
     return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what}. {report.run} against {report.baseline}"
 
 
-def explanation(report: Report) -> str:
+def explanation(report: GateReport) -> str:
     """What the verdict means."""
-    alphas = {outcome.hypothesis.alpha for outcome in report.outcomes} or {report.settings.alpha}
+    alphas = {outcome.hypothesis.alpha for outcome in report.tested} or {report.settings.alpha}
     return (
         f"A score fails if its loss is above its tolerance and beyond chance: where nothing got worse, at most "
-        f"{100 * max(alphas):g}% of whole tables fail (paired sign flips, Holm over {len(report.outcomes)} hypotheses)."
+        f"{100 * max(alphas):g}% of whole tables fail (paired sign flips, Holm over {len(report.tested)} hypotheses)."
     )
 
 
-def sections(report: Report) -> Iterator[Section]:
+def sections(report: GateReport) -> Iterator[ReportSection]:
     """The report's parts, the worst first; empty ones are left out."""
     if report.changed:
-        yield Section("Before you read the scores", lines=report.changed)
-    for by in ("audit", "records"):
-        lines = tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by)
-        if lines:
-            yield Section(f"Failures found by the {'audit' if by == 'audit' else 'records themselves'}", lines=lines)
+        yield ReportSection("Before you read the scores", lines=report.changed)
+    for by, finder in (("audit", "audit"), ("records", "records themselves")):
+        if lines := tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by):
+            yield ReportSection(f"Failures found by the {finder}", lines=lines)
     if report.worse:
-        yield Section("Failures found by the scores", rows=tuple(map(row, report.worse)))
+        yield ReportSection("Failures found by the scores", rows=tuple(map(row, report.worse)))
         lines = tuple(f"{outcome.hypothesis.name}: {changed_documents(outcome)}" for outcome in report.worse)
-        yield Section("Documents that lost most (id: before → after)", lines=lines)
+        yield ReportSection("Documents that lost most (id: before → after)", lines=lines)
     for cells, differing in _by_differences(report):
-        yield Section(f"What else differs from the baseline in {cells}", lines=differing)
+        yield ReportSection(f"What else differs from the baseline in {cells}", lines=differing)
     if report.better:
-        yield Section("Improvements beyond the tolerance", rows=tuple(map(row, report.better)))
+        yield ReportSection("Improvements beyond the tolerance", rows=tuple(map(row, report.better)))
     if report.unclear:
-        shown = sorted(report.unclear, key=lambda outcome: outcome.p)[:UNCLEAR]
+        shown = sorted(report.unclear, key=lambda outcome: outcome.p)[:MAX_UNCLEAR]
         title = f"Losses above the tolerance that chance explains ({len(shown)} of {len(report.unclear)})"
-        yield Section(title, rows=tuple(map(row, shown)))
+        yield ReportSection(title, rows=tuple(map(row, shown)))
     if report.warnings:
-        yield Section("Warnings", lines=tuple(f"{f.cell.name}: {f.message}" for f in report.warnings))
+        yield ReportSection("Warnings", lines=tuple(f"{f.cell.name}: {f.message}" for f in report.warnings))
     if report.notes:
-        yield Section("Notes", lines=report.notes)
+        yield ReportSection("Notes", lines=report.notes)
 
 
-def row(outcome: Outcome) -> tuple[str, ...]:
+def row(outcome: TestedHypothesis) -> tuple[str, ...]:
     """An outcome under HEADER."""
     h = outcome.hypothesis
     low, high = h.interval
@@ -96,7 +95,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def sentence(outcome: Outcome) -> str:
+def sentence(outcome: TestedHypothesis) -> str:
     """An outcome in one line."""
     h = outcome.hypothesis
     low, high = h.interval
@@ -107,24 +106,24 @@ def sentence(outcome: Outcome) -> str:
     )
 
 
-def value(kind: Kind, number: float) -> str:
+def value(kind: MetricKind, number: float) -> str:
     """A metric as people read it: accuracies in percent."""
     return f"{100 * number:.2f}%" if kind == "accuracy" else f"{number:.5g}"
 
 
-def changed_documents(outcome: Outcome) -> str:
+def changed_documents(outcome: TestedHypothesis) -> str:
     """The ten documents that lost most, in one line."""
     changed = outcome.hypothesis.documents.most_changed()
     return ", ".join(f"{document}: {before:.4g} → {after:.4g}" for document, before, after in changed)
 
 
-def _by_differences(report: Report) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _by_differences(report: GateReport) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Cells with the same differences together; there is mostly one set of them."""
     cells: dict[tuple[str, ...], list[str]] = {}
     for cell, differing in report.differences.items():
         cells.setdefault(differing, []).append(cell)
     for differing, names in cells.items():
-        shown = differing[:DIFFERENCES]
+        shown = differing[:MAX_DIFFERENCES]
         if len(differing) > len(shown):
             shown += (f"and {len(differing) - len(shown)} more",)
         yield some(names), shown or ("nothing that is recorded",)
@@ -134,7 +133,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def to_text(report: Report) -> str:
+def to_text(report: GateReport) -> str:
     """The report for a terminal."""
     parts = [headline(report), explanation(report)]
     for section in sections(report):
@@ -146,7 +145,7 @@ def to_text(report: Report) -> str:
     return "\n".join(parts) + "\n"
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(report: GateReport) -> str:
     """The report for a page."""
     parts = [f"## {'✅' if report.passed else '❌'} {_escaped(headline(report))}", "", _escaped(explanation(report))]
     for section in sections(report):
@@ -165,14 +164,14 @@ def _escaped(text: str) -> str:
     return " ".join(text.split())
 
 
-def to_json(report: Report) -> str:
+def to_json(report: GateReport) -> str:
     """The report for programs."""
     content = {
         "passed": report.passed,
         "run": str(report.run),
         "baseline": str(report.baseline),
         "settings": report.settings.model_dump(),
-        "scores": [score(outcome) for outcome in report.outcomes],
+        "scores": [score(outcome) for outcome in report.tested],
         "failures": [_finding_fields(failure) for failure in report.failures],
         "warnings": [_finding_fields(warning) for warning in report.warnings],
         "changed": report.changed,
@@ -182,7 +181,7 @@ def to_json(report: Report) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def score(outcome: Outcome) -> dict[str, Any]:
+def score(outcome: TestedHypothesis) -> dict[str, Any]:
     """One hypothesis and what became of it; the documents that lost most where it failed."""
     h = outcome.hypothesis
     found: dict[str, Any] = {
@@ -212,14 +211,14 @@ def _finding_fields(finding: Finding) -> dict[str, str]:
     return {"cell": finding.cell.name, "found_by": finding.found_by, "message": finding.message}
 
 
-def to_junit(report: Report) -> str:
+def to_junit(report: GateReport) -> str:
     """The report for whatever shows tests."""
     failed = len(report.worse) + len(report.failures)
-    total = len(report.outcomes) + len(report.failures)
+    total = len(report.tested) + len(report.failures)
     counts = {"tests": str(total), "failures": str(failed), "errors": "0", "skipped": "0"}
     root = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(root, "testsuite", {"name": "qbench check", **counts})
-    for outcome in report.outcomes:
+    for outcome in report.tested:
         _add_score(suite, outcome, report)
     for number, failure in enumerate(report.failures):
         _add_finding(suite, failure, number, report)
@@ -227,7 +226,7 @@ def to_junit(report: Report) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add_score(suite: ElementTree.Element, outcome: Outcome, report: Report) -> None:
+def _add_score(suite: ElementTree.Element, outcome: TestedHypothesis, report: GateReport) -> None:
     hypothesis = outcome.hypothesis
     case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.metric}")
     if outcome.verdict == "worse":
@@ -236,14 +235,14 @@ def _add_score(suite: ElementTree.Element, outcome: Outcome, report: Report) -> 
         failure.text = _printable("\n".join(lines))
 
 
-def _add_finding(suite: ElementTree.Element, finding: Finding, number: int, report: Report) -> None:
+def _add_finding(suite: ElementTree.Element, finding: Finding, number: int, report: GateReport) -> None:
     case = _case(suite, finding.cell.name, f"{finding.found_by} {number + 1}")
     message = {"type": finding.found_by, "message": _printable(finding.message)}
     failure = ElementTree.SubElement(case, "failure", message)
     failure.text = _printable("\n".join(_differing(report, finding.cell.name)))
 
 
-def _differing(report: Report, cell: str) -> list[str]:
+def _differing(report: GateReport, cell: str) -> list[str]:
     return [f"differs: {line}" for line in report.differences.get(cell, ())]
 
 
@@ -257,19 +256,19 @@ def _printable(text: str) -> str:
 
 
 # GitHub shows ten errors of a step and drops the rest; the last line says how many those are.
-SHOWN = 10
+MAX_ANNOTATIONS = 10
 
 
-def annotations(report: Report) -> Iterator[str]:
+def annotations(report: GateReport) -> Iterator[str]:
     """Lines that a runner shows beside the run, `::error title=…::…` and `::warning …`."""
     errors = [(f"{f.cell.name}: found by the {f.found_by}", f.message) for f in report.failures]
     errors += [(f"{o.hypothesis.name}: found by the scores", sentence(o)) for o in report.worse]
-    if len(errors) > SHOWN:
-        rest = len(errors) - SHOWN + 1
-        errors = [*errors[: SHOWN - 1], ("qbench check", f"{rest} more failures are in the report.")]
+    if len(errors) > MAX_ANNOTATIONS:
+        rest = len(errors) - MAX_ANNOTATIONS + 1
+        errors = [*errors[: MAX_ANNOTATIONS - 1], ("qbench check", f"{rest} more failures are in the report.")]
     for title, message in errors:
         yield f"::error title={_property(title)}::{_data(message)}"
-    for warning in report.warnings[:SHOWN]:
+    for warning in report.warnings[:MAX_ANNOTATIONS]:
         yield f"::warning title={_property(warning.cell.name)}::{_data(warning.message)}"
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Kind = Literal["accuracy", "perplexity", "gold_logprob"]
+MetricKind = Literal["accuracy", "perplexity", "gold_logprob"]
 
 Alpha = Annotated[float, Field(gt=0, lt=1)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -42,7 +42,7 @@ class GateSettings(_Settings):
     slower_ratio: Ratio = 1.5  # of the seconds a cell takes, on the same machine
     larger_ratio: Ratio = 1.05  # of the bytes its weights take
 
-    def tolerance(self, kind: Kind, task: str, metric: str) -> float:
+    def tolerance(self, kind: MetricKind, task: str, metric: str) -> float:
         """The loss that may pass, in the unit of its kind."""
         own = self._override(task, metric).tolerance
         return float(getattr(self.tolerances, kind)) if own is None else own

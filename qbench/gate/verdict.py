@@ -35,7 +35,7 @@ Verdict = Literal["worse", "better", "unclear", "same"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TestedHypothesis:
     """A hypothesis, tested."""
 
     hypothesis: Hypothesis
@@ -54,13 +54,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class GateReport:
     """What a check found."""
 
     run: Path
     baseline: Path
     settings: GateSettings
-    outcomes: tuple[Outcome, ...]
+    tested: tuple[TestedHypothesis, ...]
     failures: tuple[Finding, ...]
     warnings: tuple[Finding, ...]
     changed: tuple[str, ...]  # what a reader must know before the scores, such as another calibration
@@ -69,17 +69,17 @@ class Report:
     differences: dict[str, tuple[str, ...]]  # by the names of cells that failed: what else is not the same
 
     @property
-    def worse(self) -> tuple[Outcome, ...]:
+    def worse(self) -> tuple[TestedHypothesis, ...]:
         """The scores that fail the check."""
         return self._with("worse")
 
     @property
-    def better(self) -> tuple[Outcome, ...]:
+    def better(self) -> tuple[TestedHypothesis, ...]:
         """The scores that got better by more than their tolerance."""
         return self._with("better")
 
     @property
-    def unclear(self) -> tuple[Outcome, ...]:
+    def unclear(self) -> tuple[TestedHypothesis, ...]:
         """Losses above their tolerance that chance explains."""
         return self._with("unclear")
 
@@ -88,13 +88,13 @@ class Report:
         """The verdict."""
         return not self.worse and not self.failures
 
-    def _with(self, verdict: Verdict) -> tuple[Outcome, ...]:
-        return tuple(outcome for outcome in self.outcomes if outcome.verdict == verdict)
+    def _with(self, verdict: Verdict) -> tuple[TestedHypothesis, ...]:
+        return tuple(outcome for outcome in self.tested if outcome.verdict == verdict)
 
 
 def check(
     run: Path | str, baseline: Path | str, settings: GateSettings | None = None, scores_only: bool = False
-) -> Report:
+) -> GateReport:
     """Compare a folder of records with its baseline. settings: by default, those of the run's recipe."""
     now = read_results(run)
     then = read_baseline(Path(baseline), now.folder)
@@ -119,13 +119,13 @@ def check(
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # of a task with other documents, nothing is tested
         _check_overrides(settings, table)
-    outcomes = judge(table, settings)
-    bad = {o.hypothesis.cell for o in outcomes if o.verdict == "worse"} | {failure.cell for failure in failures}
-    return Report(
+    tested = judge(table, settings)
+    bad = {o.hypothesis.cell for o in tested if o.verdict == "worse"} | {failure.cell for failure in failures}
+    return GateReport(
         run=now.folder,
         baseline=then.folder,
         settings=settings,
-        outcomes=outcomes,
+        tested=tested,
         failures=tuple(failures),
         warnings=tuple(warnings),
         changed=(*_other_settings_of_the_gate(then, settings), *in_words(parts.items())),
@@ -139,7 +139,7 @@ def check(
     )
 
 
-def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[Outcome, ...]:
+def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[TestedHypothesis, ...]:
     """Test the hypotheses of a table together: worse is what is above its tolerance and beyond chance."""
     if not table:
         return ()
@@ -151,8 +151,8 @@ def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[Outcome,
     gained = [-loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
     gains = holm(np.array([sign_flip(-h.losses) if gained[i] else 1.0 for i, h in enumerate(table)]))
     return tuple(
-        Outcome(h, float(p[i]), float(adjusted[i]), _verdict(h, losses[i], float(adjusted[i]), float(gains[i])))
-        for i, h in enumerate(table)
+        TestedHypothesis(h, float(own), float(after), _verdict(h, loss, float(after), float(gain)))
+        for h, own, after, loss, gain in zip(table, p, adjusted, losses, gains, strict=True)
     )
 
 

@@ -72,7 +72,7 @@ def test_the_run_takes_the_baselines_place(baseline: Path, tmp_path: Path, capsy
     assert "is now what" in said
     report = check(worse, baseline)
     assert report.passed
-    assert {outcome.p for outcome in report.outcomes} == {1.0}
+    assert {outcome.p for outcome in report.tested} == {1.0}
     assert not list(baseline.rglob("log.txt"))
     assert (baseline / "README.md").read_text() == "what this is"
     assert sorted(p.name for p in baseline.parent.iterdir()) == ["mini"]

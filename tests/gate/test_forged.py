@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from qbench.cli import main
-from qbench.gate.verdict import Report, check
+from qbench.gate.verdict import GateReport, check
 from qbench.records.schema import Identity
 from qbench.records.store import RECORD, SAMPLES
 from qbench.runner.plan import stored_records
@@ -136,7 +136,7 @@ def test_a_changed_setting_fails(setting: str, run: Path, capsys: pytest.Capture
     assert all(fact in found for fact in facts)
 
 
-def report_of(run: Path, change: Edit) -> Report:
+def report_of(run: Path, change: Edit) -> GateReport:
     for folder in list(run.glob("mini-*")):
         rekey(run, change, folder.name[: -len("-0123456789")])
     return check(run, MINI)

@@ -39,13 +39,13 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_same_numbers_pass(baseline: Path, tmp_path: Path) -> None:
     report = check(run(tmp_path / "run"), baseline)
     assert report.passed
-    assert len(report.outcomes) == 24
-    assert {outcome.p for outcome in report.outcomes} == {1.0}
+    assert len(report.tested) == 24
+    assert {outcome.p for outcome in report.tested} == {1.0}
 
 
 def test_each_kind_is_tested_once(baseline: Path, tmp_path: Path) -> None:
-    outcomes = check(run(tmp_path / "run"), baseline).outcomes
-    tested = {(o.hypothesis.task, o.hypothesis.metric): o.hypothesis.kind for o in outcomes}
+    tested = check(run(tmp_path / "run"), baseline).tested
+    tested = {(o.hypothesis.task, o.hypothesis.metric): o.hypothesis.kind for o in tested}
     assert tested == {
         **{(task, metric): "accuracy" for task in ("arc_easy", "piqa", "sciq") for metric in ("acc", "acc_norm")},
         **{(task, "gold_logprob"): "gold_logprob" for task in ("arc_easy", "piqa", "sciq")},
@@ -61,7 +61,7 @@ def test_values_and_losses_are_those_of_the_records(baseline: Path, tmp_path: Pa
         side: {stored.record.cell: stored.record.metrics for stored in read_results(folder).current}
         for side, folder in (("before", baseline), ("after", tmp_path / "run"))
     }
-    for outcome in report.outcomes:
+    for outcome in report.tested:
         h = outcome.hypothesis
         if h.metric == "gold_logprob":
             continue
@@ -101,7 +101,7 @@ def test_a_loss_within_the_tolerance_passes_however_sure_it_is(baseline: Path, t
     folder = run(tmp_path / "run", loss=0.005)
     report = check(folder, baseline)
     assert report.passed
-    (pages, _) = [o for o in report.outcomes if o.hypothesis.task == "wikitext"]
+    (pages, _) = [o for o in report.tested if o.hypothesis.task == "wikitext"]
     assert pages.adjusted_p < 1e-6
     assert 0 < pages.hypothesis.loss < 1
     strict = GateSettings(tolerances=Tolerances(accuracy=0, perplexity=0, gold_logprob=0))
@@ -139,7 +139,7 @@ def test_a_document_counts_once_however_often_it_occurs(tmp_path: Path) -> None:
     few = Population(5, tasks=["piqa"])
     baseline = write_cells(tmp_path / "baseline", {CELLS[0]: repeated(few.samples())})
     report = check(write_cells(tmp_path / "run", {CELLS[0]: repeated(few.samples(loss=0.5))}), baseline)
-    assert min(o.p for o in report.outcomes) >= 0.5**5
+    assert min(o.p for o in report.tested) >= 0.5**5
     assert report.passed
 
 
