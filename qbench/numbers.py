@@ -81,11 +81,6 @@ def duration(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def megabytes(size: float) -> str:
-    """A number of bytes in a column whose title has the unit: 12.5."""
-    return fixed(size / 1e6, 1)
-
-
 def byte_size(size: float) -> str:
     """A number of bytes with its unit: 0.35 MB, 1.23 GB."""
     return f"{size / 1e6:.2f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"

@@ -9,10 +9,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from qbench.report.documents import Values
+from qbench.report.values import Values
 
 RESAMPLES = 2000
-BLOCK = 250  # resamples at once: a block of counts stays at a few megabytes
+RESAMPLES_PER_BLOCK = 250  # at once: a block of counts stays at a few megabytes
 SEED = 0
 LEVEL = 0.95
 ROUNDING = 1e-9  # sums of shares that are equal may differ in their last digits
@@ -23,8 +23,8 @@ FACTORS = {"mean": 1.0, "perplexity": -1.0, "weighted_perplexity": -1.0, "bits_p
 
 
 @dataclass(frozen=True)
-class Column:
-    """One metric of one cell, to be resampled."""
+class MetricDocuments:
+    """One metric of one cell in all its documents, to be resampled."""
 
     values: Values
     aggregation: str  # one of FACTORS
@@ -68,7 +68,7 @@ class Interval:
     excludes_zero: bool = False
 
 
-def resample(columns: Sequence[Column]) -> list[Resampled]:
+def resample(columns: Sequence[MetricDocuments]) -> list[Resampled]:
     """Resample all columns; those with equally many documents get the same draws of documents."""
     found: dict[int, Resampled] = {}
     for count in {len(column.values.values) for column in columns}:
@@ -85,9 +85,9 @@ def resample(columns: Sequence[Column]) -> list[Resampled]:
 
 
 def interval(*terms: tuple[int, Resampled]) -> Interval | None:
-    """The interval of a sum of scores, each with its sign; None where there is none.
+    """The interval of a sum of scores, each with its sign; None if a resample has no value, or there is one document.
 
-    Zero is excluded where it is on the scale of the test and in the units of tables. The two can disagree on the
+    Zero is excluded if it is on the scale of the test and in the units of tables. The two can disagree on the
     damages of perplexities: from 10 to 11 is more than from 20 to 21.5 in proportion, and less in units.
     """
     count = terms[0][1].documents
@@ -111,8 +111,8 @@ def _sums(values: np.ndarray) -> np.ndarray:
     count = len(values)
     draw = np.random.default_rng([SEED, count])
     blocks = []
-    for start in range(0, RESAMPLES, BLOCK):
-        size = min(BLOCK, RESAMPLES - start)
+    for start in range(0, RESAMPLES, RESAMPLES_PER_BLOCK):
+        size = min(RESAMPLES_PER_BLOCK, RESAMPLES - start)
         chosen = draw.integers(count, size=(size, count)) + count * np.arange(size)[:, None]
         counts = np.bincount(chosen.ravel(), minlength=size * count).reshape(size, count)
         blocks.append(counts.astype(np.float64) @ values)
@@ -123,7 +123,7 @@ def _sums(values: np.ndarray) -> np.ndarray:
 def _smoothing(count: int) -> np.ndarray:
     """Two documents more, one that speaks for each side, as Agresti and Min (2005) add them to paired proportions.
 
-    Without them four documents that changed, all one way, would exclude zero; McNemar's exact test wants six.
+    Without them four documents that changed, all one way, would exclude zero; McNemar's exact test needs six.
     """
     draw = np.random.default_rng([SEED, count, 1])
     return draw.poisson(size=RESAMPLES) - draw.poisson(size=RESAMPLES)

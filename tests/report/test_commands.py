@@ -98,15 +98,15 @@ def test_a_cell_that_failed_after_its_audit_passed_it(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("table", "none"), "none is not there"),
-        (("table", PAPER, "--standalone"), "--standalone is of --format latex; the format is md."),
+        (("table", "none"), "none does not exist"),
+        (("table", PAPER, "--standalone"), "--standalone needs --format latex; the format is md."),
         (("table", PAPER, "--out", PAPER / "README.md" / "there.md"), "there.md cannot be written (File exists)."),
         (
             ("table", PAPER, "--kind", "summary", "--format", "csv"),
-            "csv has all numbers of the summary in --kind damage",
+            "--kind summary has no csv. All of its numbers are in --kind damage",
         ),
-        (("compare", PAPER, "--with", "none"), "none is not there"),
-        (("audit", "none"), "none is not there"),
+        (("compare", PAPER, "--with", "none"), "none does not exist"),
+        (("audit", "none"), "none does not exist"),
     ],
 )
 def test_a_wrong_call_is_2_and_a_sentence(

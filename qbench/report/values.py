@@ -1,5 +1,7 @@
-"""The per-document results of a record, as arrays. Only the columns that tables need are read: all take ten times as
-long."""
+"""The values of a record's documents as arrays; the only place of reports that reads samples.
+
+Only the columns that tables need are read: all of them take ten times as long.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from qbench.records.samples import FIELDS, WEIGHT
 from qbench.records.store import StoredRecord
 
 KEY = ("task", "doc_id", "doc_hash")
-CHOICES = "is_greedy"  # the smallest of the columns that have an entry a choice
+CHOICES = "is_greedy"  # the smallest of the columns that have one entry per choice
 
 
 @dataclass(frozen=True)
@@ -22,17 +24,17 @@ class Values:
     """A metric's value of each document, and what its sum is divided by the sum of."""
 
     values: np.ndarray  # [documents]
-    weights: np.ndarray  # [documents]; 0 where the document has no value
+    weights: np.ndarray  # [documents]; 0 if the document has no value
 
 
 @dataclass(frozen=True)
 class TaskDocuments:
     """The documents of one task in the order of their ids."""
 
-    fingerprint: str  # of all ids and contents: equal where two cells saw the same documents
+    fingerprint: str  # of all ids and contents: equal if two cells saw the same documents
     count: int
     metrics: dict[str, Values]
-    chance: float | None  # the accuracy of guessing, in percent; None where there is nothing to choose from
+    chance: float | None  # the accuracy of guessing, in percent; None if there is nothing to choose from
 
 
 def read_documents(stored: StoredRecord) -> dict[str, TaskDocuments]:
@@ -58,7 +60,7 @@ class _Columns:
 
     ids: np.ndarray
     hashes: np.ndarray
-    choices: np.ndarray  # how many; NaN where there is nothing to choose from
+    choices: np.ndarray  # how many; NaN if there is nothing to choose from
     metrics: dict[str, np.ndarray]
 
     def task(self, rows: np.ndarray) -> TaskDocuments:
