@@ -15,7 +15,7 @@ RESAMPLES = 2000
 RESAMPLES_PER_BLOCK = 250  # at once: a block of counts stays at a few megabytes
 SEED = 0
 LEVEL = 0.95
-ROUNDING = 1e-9  # sums of shares that are equal may differ in their last digits
+MAX_SUM_ERROR = 1e-9  # sums of shares that are equal may differ in their last digits
 
 # What sum(values) / sum(weights) is multiplied by, by lm-eval's name of the aggregation. Perplexities stay logarithms.
 LOGARITHMS = ("perplexity", "weighted_perplexity")
@@ -103,7 +103,7 @@ def interval(*terms: tuple[int, Resampled]) -> Interval | None:
     if terms[0][1].share:  # two documents more would make an accuracy 100.25%
         signs = [sign for sign, _ in terms]
         shown = np.clip(shown, -100 * signs.count(-1), 100 * signs.count(1))
-    return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > ROUNDING or high < -ROUNDING))
+    return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > MAX_SUM_ERROR or high < -MAX_SUM_ERROR))
 
 
 def _sums(values: np.ndarray) -> np.ndarray:

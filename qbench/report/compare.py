@@ -9,14 +9,14 @@ from qbench.numbers import interval, score, signed, signed_interval
 from qbench.report.delta import Difference, ReportData
 from qbench.report.evidence import NoInterval
 from qbench.report.metrics import Measure, metric_name, task_name
-from qbench.report.results import FamilyQuantization, Gap, ReportError, Score
-from qbench.report.tables import NOTHING, Column, Field, Table, quantization_name, score_field
+from qbench.report.published import ROUNDING
+from qbench.report.results import NOTHING, FamilyQuantization, Gap, ReportError, Score
+from qbench.report.tables import Column, Field, Table, quantization_name, score_field
 from qbench.report.tidy import DataRow
 
 if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval
 
-ROUNDING = 0.005  # published numbers have two decimals
 Ours = tuple[Score | Gap, "Interval | None"]
 
 

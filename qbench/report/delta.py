@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from qbench.numbers import DECIMALS, needed_decimals, score
 from qbench.report.evidence import DocumentEvidence, Flips, NoInterval, gather
 from qbench.report.metrics import Measure
-from qbench.report.results import TWINS, CellResult, FamilyQuantization, Gap, ResultSet, Score
+from qbench.report.results import NOTHING, TWINS, CellResult, FamilyQuantization, Gap, ResultSet, Score
 from qbench.report.sources import read_result_set
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class ReportData:
         if isinstance(after, Gap):
             return Damage(after)
         if isinstance(before, Gap):
-            return Damage(Gap("–", before.reason))
+            return Damage(Gap(NOTHING, before.reason))
         damage = self._difference(after.value - before.value, measure, (1, result), (-1, unquantized))
         damage = replace(damage, notes=(*after.notes, *damage.notes))
         return Damage(damage, self.evidence.flips(measure, result, unquantized))

@@ -7,17 +7,21 @@ only what chance would do less than once in 10,000 times.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from qbench.numbers import magnitude, score, signed
-from qbench.records.impossible import RECORD_PRECISION, ClaimedScore, impossible_scores
+from qbench.records.impossible import ClaimedScore, claimed_scores, impossible_scores
 from qbench.records.metrics import TASKS, is_perplexity, is_share
 from qbench.report.delta import ReportData
 from qbench.report.metrics import Measure, in_tables
+from qbench.report.published import ROUNDING
 from qbench.report.results import CellResult, Gap, Score
 
-ROUNDING = 0.005  # what two decimals hide
+if TYPE_CHECKING:
+    from qbench.report.values import TaskDocuments
+
 MAX_CHANCE = 1e-4
 UNKNOWN_DOCUMENTS = 100  # of a published task that we do not know; few, as few agree easily
 
@@ -129,25 +133,24 @@ def _wrong_delta(report: ReportData) -> Iterator[Doubt]:
 
 def _claims(report: ReportData, result: CellResult) -> list[ClaimedScore]:
     """The scores of a cell in the unit of records."""
-    found = []
-    for m in report.results.measures:
-        if own := result.scores.get((m.task, m.metric)):
-            unit = 100 if is_share(m.metric) else 1
-            precision = RECORD_PRECISION if result.stored else (ROUNDING + 1e-9) / unit
-            documents = _right_or_wrong(report, result, m, own)
-            found.append(ClaimedScore(m.task, m.metric, own.value / unit, m.better, documents, precision))
-    return found
+    if not result.stored:
+        found = ((m, result.scores.get((m.task, m.metric))) for m in report.results.measures)
+        return [_published_claim(m, own) for m, own in found if own]
+    documents = report.evidence.documents.get(result.cell, {})
+    claims = claimed_scores(result.stored.record) if result.scores else []
+    return [c if _right_or_wrong(documents.get(c.task), c.metric) else replace(c, documents=None) for c in claims]
 
 
-def _right_or_wrong(report: ReportData, result: CellResult, m: Measure, own: Score) -> int | None:
-    """The number of documents if each is right or wrong as far as is known, else None."""
-    task = report.evidence.documents.get(result.cell, {}).get(m.task)
-    values = task.metrics.get(m.metric) if task else None
-    if values is not None and not ((values.values == 0) | (values.values == 1)).all():
-        return None
-    if own.documents or result.stored or m.task not in TASKS:
-        return own.documents
-    return TASKS[m.task].documents
+def _published_claim(m: Measure, own: Score) -> ClaimedScore:
+    unit = 100 if is_share(m.metric) else 1
+    documents = own.documents or (TASKS[m.task].documents if m.task in TASKS else None)
+    return ClaimedScore(m.task, m.metric, own.value / unit, m.better, documents, (ROUNDING + 1e-9) / unit)
+
+
+def _right_or_wrong(documents: "TaskDocuments | None", metric: str) -> bool:
+    """Whether each document is right or wrong, as far as is known."""
+    found = documents.metrics.get(metric) if documents else None
+    return found is None or bool(((found.values == 0) | (found.values == 1)).all())
 
 
 def _pairs(report: ReportData, a: CellResult, b: CellResult) -> list[tuple[Measure, Score, Score]]:

@@ -15,11 +15,10 @@ from qbench.report.doubts import doubts
 from qbench.report.kinds import KINDS, TableKind, table_kind
 from qbench.report.metrics import metric_name
 from qbench.report.remarks import remarks
-from qbench.report.results import CellResult
-from qbench.report.tables import NOTHING, Column, Field, Table, number_field, shared_reading
+from qbench.report.results import NOTHING, CellResult
+from qbench.report.tables import READ_TONES, Column, Field, Table, number_field, shared_reading
 
 MEASURED_ON = ("device", "dtype")  # of a record's identity
-READ_SIGNS = "▲ for the better, ▼ for the worse, whichever way the metric points."
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _tables(report: ReportData, kind: TableKind) -> PageSection | None:
     tables = kind.tables(report)
     if not tables:
         return None
-    reading = " ".join([*shared_reading(tables), READ_SIGNS])
+    reading = " ".join([*shared_reading(tables), READ_TONES])
     return PageSection(kind.name, kind.title, [reading], tables=tables)
 
 

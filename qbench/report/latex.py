@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from qbench.report.tables import Field, Table
 
 PACKAGES = ("booktabs", "graphicx", "multirow", "xcolor")
-COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
+TONE_COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
 READ_COLOURS = "Green: for the better; red: for the worse."
 MAX_ROWS_PER_PAGE = 45  # longer tables become several
 SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
@@ -142,7 +142,7 @@ def _pieces(table: Table) -> list[Sequence[Sequence[Field]]]:
 def _field(field: Field) -> str:
     text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", _escape(field.text))
     if field.tone:
-        text = f"\\textcolor{{{COLOURS[field.tone]}}}{{{text}}}"
+        text = f"\\textcolor{{{TONE_COLOURS[field.tone]}}}{{{text}}}"
     marks = ",".join(mark for mark in ("*" if field.starred else "", field.marks) if mark)
     return text + (f"$^{{{marks}}}$" if marks else "")
 

@@ -9,9 +9,8 @@ from qbench.records.metrics import is_share
 from qbench.report.delta import DamageRow, DeltaRow, Difference, ReportData
 from qbench.report.evidence import Flips
 from qbench.report.metrics import Measure, first_of_each_task, in_order, in_tables, metric_name, task_name
-from qbench.report.results import FamilyQuantization, Gap
+from qbench.report.results import NOTHING, FamilyQuantization, Gap
 from qbench.report.tables import (
-    NOTHING,
     Column,
     Field,
     Table,

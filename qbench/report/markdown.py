@@ -3,10 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from qbench.report.tables import Field, Table, shared_reading
+from qbench.report.tables import READ_TONES, Field, Table, shared_reading
 
 TONES = {"better": " ▲", "worse": " ▼", "same": "", None: ""}
-LEGEND = "▲ for the better, ▼ for the worse, whichever way the metric points."
 ALIGNMENTS = {"l": "left", "c": "center", "r": "right"}
 
 
@@ -14,7 +13,7 @@ def markdown(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
     """All tables, each with its heading, its caption and its footnotes."""
     reading = shared_reading(tables)
     if any(table.has_tones for table in tables):
-        reading.append(LEGEND)
+        reading.append(READ_TONES)
     notes = [" ".join(reading), *remarks]
     return "\n".join([*map(_table, tables), *(f"{_escape(note)}\n" for note in notes)])
 

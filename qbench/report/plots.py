@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg", "pdf")
+PLOT_FORMATS = ("png", "svg", "pdf")
 INK, FAINT = "#1b1f24", "#8a929c"
-COLOURS = {"softmax": "#1f4e9c", "softpick": "#e08214"}
-MARKERS = {"softmax": "o", "softpick": "s"}
+ATTENTION_COLOURS = {"softmax": "#1f4e9c", "softpick": "#e08214"}
+ATTENTION_MARKERS = {"softmax": "o", "softpick": "s"}
 DASHES: Mapping[str, Any] = {"softmax": (0, (6, 3)), "softpick": (0, (2, 2))}
 OFFSETS = {"softmax": -0.05, "softpick": 0.05}  # in bits, so that neither hides the other
 METHOD_MARKERS = "ovD^PX*"
@@ -137,7 +137,7 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in figures(report):
-            for suffix in FORMATS:
+            for suffix in PLOT_FORMATS:
                 file = folder / f"{file_name(name)}.{suffix}"
                 write_atomically(file, _rendered(figure, suffix))
                 files.append(file)
@@ -152,7 +152,7 @@ def inline_svg(figure: "Figure") -> str:
         patch.set_alpha(0)
     svg = _rendered(figure, "svg").decode()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    for attention, colour in COLOURS.items():
+    for attention, colour in ATTENTION_COLOURS.items():
         svg = svg.replace(colour, f"var(--{attention})")
     return svg
 
@@ -277,7 +277,7 @@ def _draw(axes: "Axes", panel: Panel) -> None:
         bars = [point for point in points if point.low < point.high]
         if bars:
             bits = [point.quantization.bits + OFFSETS[attention] for point in bars]
-            axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], COLOURS[attention], linewidth=1)
+            axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], ATTENTION_COLOURS[attention], linewidth=1)
         _draw_gaps(axes, attention, panel.gaps[attention])
     _draw_levels(axes, panel.levels)
 
@@ -294,7 +294,7 @@ def _draw_gaps(axes: "Axes", attention: str, gaps: Sequence[int]) -> None:
 def _draw_levels(axes: "Axes", levels: Mapping[str, float]) -> None:
     for attention, level in levels.items():
         style = DASHES.get(attention, "-")
-        axes.axhline(level, color=COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
+        axes.axhline(level, color=ATTENTION_COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
 
 
 def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
@@ -318,9 +318,9 @@ def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
 
 def _look(attention: str) -> dict[str, Any]:
     # Softpick's markers are hollow: two filled ones look alike in print.
-    colour = COLOURS[attention]
+    colour = ATTENTION_COLOURS[attention]
     face = "none" if attention == "softpick" else colour
-    return {"color": colour, "marker": MARKERS[attention], "markerfacecolor": face, "markersize": 4}
+    return {"color": colour, "marker": ATTENTION_MARKERS[attention], "markerfacecolor": face, "markersize": 4}
 
 
 def _lines(points: Sequence[Point]) -> list[list[Point]]:

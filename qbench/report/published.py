@@ -8,8 +8,9 @@ from pathlib import Path
 from qbench.records.metrics import Better
 from qbench.records.schema import CellRef
 from qbench.report.metrics import Measure, in_order, measure
-from qbench.report.results import TWINS, CellResult, Gap, ReportError, ResultSet, Score, one_direction_each
+from qbench.report.results import NOTHING, TWINS, CellResult, Gap, ReportError, ResultSet, Score, one_direction_each
 
+ROUNDING = 0.005  # what the two decimals of published numbers hide
 REQUIRED = ("family", "method", "bits", "task", "metric", *TWINS)
 
 
@@ -33,7 +34,7 @@ def read_published(files: Sequence[Path], source: Path) -> ResultSet:
             scores = cells.setdefault(cell, {})
             value = _number(row, attention, where)
             if value is None:
-                gaps.setdefault(cell, Gap("–", row.get("note") or f"{cell.name} is not in {source}."))
+                gaps.setdefault(cell, Gap(NOTHING, row.get("note") or f"{cell.name} is not in {source}."))
             else:
                 scores[of.task, of.metric] = Score(value, documents=_documents(row, where))
         delta = _number(row, "delta", where)

@@ -13,6 +13,7 @@ from qbench.records.store import Results, StoredRecord
 from qbench.report.metrics import Measure
 
 TWINS = ("softmax", "softpick")
+NOTHING = "–"  # stands where there is no number, and none is missing
 NOT_OFFERED = "n/a"
 UNQUANTIZED = "none-16"
 UNQUANTIZED_METHOD = "none"  # of the weights; other axes may be quantized all the same
@@ -103,7 +104,7 @@ class ResultSet:
         cell = CellRef(attention=attention, checkpoint="", **quantization.key)
         if attention in self.twins_of(quantization.family):
             return CellResult(cell, gap=Gap("missing", f"There is no record of {cell.name}."))
-        return CellResult(cell, gap=Gap("–", f"There is no {attention} model of {quantization.family} here."))
+        return CellResult(cell, gap=Gap(NOTHING, f"There is no {attention} model of {quantization.family} here."))
 
     def twins_of(self, family: str) -> list[str]:
         """Which of the twins the family has, with scores or without."""
@@ -114,7 +115,7 @@ class ResultSet:
         """The unquantized model of a cell; if there is none, a result that says so."""
         family, attention = result.cell.family, result.cell.attention
         return self.get(family, attention, UNQUANTIZED) or CellResult(
-            result.cell, gap=Gap("–", f"There is no unquantized {family}-{attention} to compare with.")
+            result.cell, gap=Gap(NOTHING, f"There is no unquantized {family}-{attention} to compare with.")
         )
 
     def published_delta(self, quantization: FamilyQuantization, measure: Measure) -> float | None:

@@ -8,9 +8,9 @@ from typing import Literal
 from qbench.numbers import score, signed, signed_interval
 from qbench.report.delta import Difference, Tone
 from qbench.report.metrics import Measure
-from qbench.report.results import FamilyQuantization, Gap, Score
+from qbench.report.results import NOTHING, FamilyQuantization, Gap, Score
 
-NOTHING = "–"  # stands where there is no number
+READ_TONES = "▲ for the better, ▼ for the worse, whichever way the metric points."
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from qbench.cli import main
+from qbench.report.kinds import KINDS, NoRows
+from qbench.report.render import FOR_PROGRAMS, FORMATS
 
 from ..example_records import make_samples
 from .examples import PAPER, audit_of, cell, write_cell, write_plan_of
@@ -30,14 +32,13 @@ def two_rows(tmp_path: Path) -> Path:
     return file
 
 
-FORMS = ("md", "latex", "html", "csv", "json")
-
-
 @pytest.mark.parametrize(
     ("kind", "form"),
     [
-        *((kind, form) for kind in ("delta", "damage", "baseline") for form in FORMS),
-        *(("summary", form) for form in FORMS[:3]),
+        (kind.name, form)
+        for kind in KINDS.values()
+        for form in FORMATS
+        if not (form in FOR_PROGRAMS and isinstance(kind.rows, NoRows))
     ],
 )
 def test_every_format_of_every_kind(form: str, kind: str, two_rows: Path, tmp_path: Path) -> None:
