@@ -49,7 +49,8 @@ def test_counts_have_commas_and_the_plural(number: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(3.21, "3.2 s"), (59.9, "59.9 s"), (61, "1 min"), (3600, "60 min"), (5400, "1.5 h")]
+    ("seconds", "text"),
+    [(3.21, "3.2 s"), (59.9, "59.9 s"), (61, "1 min"), (3600, "60 min"), (5400, "1.5 h"), (10_000, "2.8 h")],
 )
 def test_durations_have_the_unit_that_people_would_use(seconds: float, text: str) -> None:
     assert numbers.duration(seconds) == text
