@@ -1,6 +1,6 @@
 """Write what the documentation shows of results/mini anew: the table in README.md, docs/mini.md and its plots.
 
-python docs/tables.py            # `make docs`; tests/test_readme.py fails where the files are not what this writes
+python docs/tables.py            # `make docs`; tests/test_readme.py fails if the files are not what this writes
 """
 
 import io
@@ -10,15 +10,18 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from qbench.cli import main as qbench
+from qbench.report.delta import read_report
+from qbench.report.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("results", "mini")
+IN_README = "summary"
 PLOTS = ("damage", "bits-per-weight")
 BETWEEN = re.compile(r"(?<=<!-- made by docs/tables.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def printed(*arguments: str) -> str:
-    """What a command of qbench prints, without the machine's own paths: it is called from the root."""
+    """What a command of qbench prints, without the machine's paths: it is called from the root."""
     out = io.StringIO()
     with redirect_stdout(out):
         code = qbench(arguments)
@@ -29,13 +32,18 @@ def printed(*arguments: str) -> str:
 
 def summary(results: Path = RESULTS) -> str:
     """The summary without its heading, which the README has in its own words."""
-    printed_table = printed("table", str(results), "--kind", "summary")
+    printed_table = printed("table", str(results), "--kind", IN_README)
     return printed_table[printed_table.index("| ") :].strip() + "\n"
 
 
 def page(results: Path = RESULTS) -> str:
     """All tables of the reference run, as `qbench table` prints them."""
-    tables = {kind: printed("table", str(results), "--kind", kind) for kind in ("damage", "delta")}
+    report = read_report(results)
+    sections = []
+    for kind in KINDS.values():
+        if kind.name != IN_README and kind.on_page(report):
+            sections.append(f"## {kind.title}\n\n`qbench table results/mini --kind {kind.name}`\n")
+            sections.append(printed("table", str(results), "--kind", kind.name))
     return "\n".join(
         [
             "# The reference run of the mini benchmark, in full\n",
@@ -46,11 +54,8 @@ def page(results: Path = RESULTS) -> str:
             "What to see: 8 bits cost next to nothing. With GPTQ and HQQ perplexity rises with every step down from 8",
             "bits, and at 2 bits all tasks fall. Steps are not always downwards: 4 bits of BNB make softmax's",
             "perplexity a little better.\n",
-            "![Damage against bits: a row a metric, a column a method](mini-damage.png)\n",
-            "## Damage: `qbench table results/mini --kind damage`\n",
-            tables["damage"],
-            "## Softpick against softmax: `qbench table results/mini`\n",
-            tables["delta"],
+            "![Damage against bits: one row per metric, one column per method](mini-damage.png)\n",
+            *sections,
         ]
     )
 

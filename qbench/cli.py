@@ -179,7 +179,7 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _add_table(commands: Commands) -> None:
-    from qbench.report.render import FORMATS, KINDS
+    from qbench.report.render import DEFAULT_KIND, FORMATS, KINDS
 
     purpose = "Δ tables of results: Markdown, LaTeX, CSV, JSON, an HTML report, plots"
     example = (
@@ -189,20 +189,22 @@ def _add_table(commands: Commands) -> None:
     parser = _add(commands, "table", _table, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
     parser.add_argument("--format", choices=FORMATS, default="md", help="default: md; csv and json have all metrics")
-    kinds = "; ".join(f"{name}: {says}" for name, says in KINDS.items())
-    parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: delta; with html, all kinds")
+    kinds = "; ".join(f"{kind.name}: {kind.help}" for kind in KINDS.values())
+    parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {DEFAULT_KIND}; with html, all kinds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the screen")
-    parser.add_argument("--standalone", action="store_true", help="latex: a document of its own, to compile as it is")
+    parser.add_argument("--standalone", action="store_true", help="latex: a document that compiles as it is")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write the plots there too, as PNG, SVG and PDF")
 
 
 def _add_compare(commands: Commands) -> None:
+    from qbench.report.render import COMPARISON_FORMATS
+
     purpose = "our numbers beside published ones: the difference, and whether it is within our interval"
     example = "qbench compare results/runs/paper-340m --with results/paper"
     parser = _add(commands, "compare", _compare, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
     parser.add_argument("--with", dest="published", type=Path, metavar="DIR", required=True, help="published numbers")
-    parser.add_argument("--format", choices=("md", "latex", "csv", "json"), default="md", help="default: md")
+    parser.add_argument("--format", choices=COMPARISON_FORMATS, default="md", help="default: md")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the screen")
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from qbench.gate.pairing import GOLD_LOGPROB, Floats, Ints, PairedDocuments
 from qbench.gate.settings import GateSettings, MetricKind
 from qbench.gate.sign_flip import interval, ratio
-from qbench.records.samples import WEIGHT
+from qbench.records.metrics import Better, facts_of
+from qbench.records.samples import AGGREGATIONS, WEIGHT
 from qbench.records.schema import CellRef, MetricValue
 
-PERPLEXITIES = ("perplexity", "weighted_perplexity", "bits_per_byte")
 UNITS: dict[MetricKind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats"}
 
 
@@ -96,16 +96,25 @@ def hypotheses(
             continue
         if kind == "perplexity":
             seen.append(both)
-        yield _hypothesis(cell, paired, metric.metric, kind, metric.better == "lower", settings)
+        yield _hypothesis(cell, paired, metric.metric, kind, better_end(metric) == "lower", settings)
     if _in_both(paired, GOLD_LOGPROB):
         yield _hypothesis(cell, paired, GOLD_LOGPROB, "gold_logprob", False, settings)
 
 
 def kind_of(metric: MetricValue) -> MetricKind | None:
-    """How a metric is tested; None for what is no mean of documents, or has no better end."""
-    if metric.aggregation in PERPLEXITIES:
+    """How a metric is tested; None if it is not a mean over documents, or has no better end."""
+    aggregation = AGGREGATIONS.get(metric.aggregation)
+    if aggregation is None:
+        return None
+    if aggregation.factor < 0:  # of log-likelihoods
         return "perplexity"
-    return "accuracy" if metric.aggregation == "mean" and metric.better else None
+    return "accuracy" if better_end(metric) else None
+
+
+def better_end(metric: MetricValue) -> Better | None:
+    """Which end of a metric is better: as the record says, or as is known of the metric."""
+    facts = facts_of(metric.metric)
+    return metric.better or (facts.better if facts else None)
 
 
 def _equal(columns: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> bool:

@@ -4,6 +4,8 @@ import math
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
+UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is quantized
+
 # A weight on its grid's nearest level is a quarter of a step off at the median. GPTQ moves weights further on purpose,
 # but not so that the typical one is nearer to another level than to its own; one step too far puts the median at 1.
 MAX_MEDIAN_STEPS = 0.75

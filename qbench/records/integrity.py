@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 
+from qbench.records.metrics import facts_of
 from qbench.records.samples import AGGREGATIONS, WEIGHT, Floats, metric_columns, rows_of_tasks
 from qbench.records.schema import MetricValue, Record
 from qbench.records.store import RECORD, StoredRecord
@@ -52,6 +53,9 @@ def _other_values(stored: StoredRecord) -> list[str]:
 
 def _differs(metric: MetricValue, columns: dict[str, Floats]) -> str:
     """Why a metric is not that of its task's documents; empty if it is, or if only lm-eval can compute it."""
+    facts = facts_of(metric.metric)
+    if facts and metric.aggregation != facts.aggregation:
+        return f"is said to be aggregated by {metric.aggregation}; lm-eval takes {facts.aggregation}."
     if metric.aggregation not in AGGREGATIONS:
         return ""
     values = columns.get(metric.metric, np.empty(0))

@@ -14,13 +14,15 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from qbench.records.audit import Audit, failures
+from qbench.records.audit import UNQUANTIZED, Audit, failures
+from qbench.records.impossible import ClaimedScore, impossible_scores
+from qbench.records.metrics import METRICS
 from qbench.records.samples import WEIGHT, Floats, gold_logprobs, lists, metric_columns, padded_lists, rows_of_tasks
 from qbench.records.schema import CellRef, Record
 from qbench.records.store import StoredRecord
 
-UNQUANTIZED = "none-16"
-LOG_LIKELIHOODS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")  # values of documents
+# Metrics whose values of documents are log-likelihoods.
+LOG_LIKELIHOODS = tuple(name for name, facts in METRICS.items() if facts.unit != "share")
 
 # Log-likelihoods nearer to 0 coincide by chance: of a sure answer all models say -0.0 or -1.2e-7.
 INFORMATIVE = 0.01
@@ -120,6 +122,7 @@ def suspicious_records(records: Sequence[StoredRecord], references: Sequence[Sto
     against."""
     done = [stored for stored in records if stored.record.state == "done"]
     unproved = [found for stored in done if (found := _unproved(stored.record))]
+    unproved += [found for stored in done for found in _impossible(stored)]
     with np.errstate(invalid="ignore"):  # -inf - -inf is NaN, and such documents do not count
         return unproved + suspicious_scores(Evidence(_measured(records), _measured(references)))
 
@@ -156,6 +159,19 @@ def _unproved(record: Record) -> Suspicion | None:
     if reasons := audit_failures(record, record.audit):
         return Suspicion(record.cell, "audit", f"it has scores, but did not pass its audit: {reasons[0]}")
     return None
+
+
+def _impossible(stored: StoredRecord) -> Iterator[Suspicion]:
+    """Scores that no model can have, whatever its weights."""
+    columns = metric_columns(stored.table) if stored.has_samples else {}
+    claims = []
+    for m in stored.record.metrics:
+        values = columns.get(m.metric, np.empty(0))
+        right_or_wrong = bool((np.isnan(values) | (values == 0) | (values == 1)).all())
+        claims.append(ClaimedScore(m.task, m.metric, m.value, m.better, m.documents if right_or_wrong else None))
+    for found in impossible_scores(claims):
+        message = f"{found.score.task} {found.score.metric}: {found.why}"
+        yield Suspicion(stored.record.cell, "records", message)
 
 
 def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:

@@ -1,47 +1,51 @@
 """The audits of all cells as one table: the proof that each was quantized, for the page and for `qbench audit`."""
 
-from qbench.records.audit import Audit
-from qbench.records.schema import Record
+from collections.abc import Callable
+
+from qbench.numbers import fixed, percent
+from qbench.records.audit import UNQUANTIZED, Audit
 from qbench.records.suspicious import audit_failures
-from qbench.report.outcomes import Outcome, Outcomes
-from qbench.report.tables import Column, Field, Table, formatted
+from qbench.report.results import CellResult, ResultSet
+from qbench.report.tables import Column, Field, Table, number_field
 
 CAPTION = (
-    "Measured on the quantized models: bits a weight in storage, weights against their source, and the next token."
+    "Measured on the quantized models: bits per weight in storage, weights against their source, and the next token."
 )
-BITS = (
+READ_BITS = (
     "Quantized: of the weights that were to be. Code bits: what the codes take in storage, in the method's packing; "
-    "HQQ puts ten 3-bit codes into 32 bits, which is 3.2 a code, and more where words are not full. Storage bits: with "
-    "scales and zeros."
+    "HQQ puts ten 3-bit codes into 32 bits, which is 3.2 bits per code, and more where words are not full. Storage "
+    "bits: with scales and zeros."
 )
-PROBE = (
+READ_PROBE = (
     "KL and top-1 agreement are of the next token, against the unquantized model, on the audit's probe: by default a "
     "fixed batch of pseudo-random tokens, on which models are far less sure than on text, so that an agreement of 80% "
     "is nothing alarming."
 )
-COLUMNS = (
-    *(Column("Cell", "l"), Column("Passed", "l"), Column("Quantized"), Column("Code bits"), Column("Storage bits")),
-    *(Column("Relative error"), Column("SNR (dB)"), Column("KL (nats)"), Column("Top-1 agreement")),
-)
+# By the column's title: the number in the audit, and how it is written.
+MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {
+    "Quantized": ("target_share", percent),
+    "Code bits": ("code_bits", fixed),
+    "Storage bits": ("storage_bits", fixed),
+    "Relative error": ("relative_error", lambda error: fixed(error, 4)),
+    "SNR (dB)": ("snr_db", lambda ratio: fixed(ratio, 1)),
+    "KL (nats)": ("kl", lambda nats: fixed(nats, 4)),
+    "Top-1 agreement": ("top1_agreement", percent),
+}
 
 
-def audit_table(outcomes: Outcomes) -> Table | None:
-    """A line for each quantized cell that was audited; None where there are none."""
-    table = Table("audits", "Audits", CAPTION, [BITS, PROBE], COLUMNS, heads=0)
-    for outcome in outcomes.cells:
-        record = outcome.stored.record if outcome.stored else None
-        if record and record.audit and record.cell.method != "none":
-            table.rows.append(_fields(table, outcome, record, record.audit))
+def audit_table(results: ResultSet) -> Table | None:
+    """One line per quantized cell that was audited; None if there are none."""
+    columns = [Column("Cell", "l"), Column("Passed", "l"), *map(Column, MEASURED)]
+    table = Table("audits", "Audits", CAPTION, [READ_BITS, READ_PROBE], columns, heads=0)
+    for result in results.cells:
+        audit = result.stored.record.audit if result.stored else None
+        if audit and result.cell.label != UNQUANTIZED:
+            table.rows.append(_fields(table, result, audit))
     return table if table.rows else None
 
 
-def _fields(table: Table, outcome: Outcome, record: Record, audit: Audit) -> list[Field]:
-    reasons = audit_failures(record, audit)
+def _fields(table: Table, result: CellResult, audit: Audit) -> list[Field]:
+    reasons = audit_failures(result.stored.record, audit) if result.stored else []
     passed = Field("no", marks=table.mark(reasons[:1])) if reasons else Field("yes")
-    measured = audit.model_dump(include={"target_share", "code_bits", "storage_bits", "relative_error", "snr_db"})
-    return [
-        *(Field(outcome.cell.name), passed, formatted(measured["target_share"], "{:.1%}")),
-        *(formatted(measured[name], "{:.2f}") for name in ("code_bits", "storage_bits")),
-        *(formatted(measured["relative_error"], "{:.4f}"), formatted(measured["snr_db"], "{:.1f}")),
-        *(formatted(audit.kl, "{:.4f}"), formatted(audit.top1_agreement, "{:.1%}")),
-    ]
+    numbers = audit.model_dump(include={name for name, _ in MEASURED.values()})
+    return [Field(result.cell.name), passed, *(number_field(numbers[name], how) for name, how in MEASURED.values())]

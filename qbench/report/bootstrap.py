@@ -9,37 +9,34 @@ from statistics import NormalDist
 
 import numpy as np
 
-from qbench.report.documents import Values
+from qbench.records.samples import Aggregation
+from qbench.report.values import Values
 
 RESAMPLES = 2000
-BLOCK = 250  # resamples at once: a block of counts stays at a few megabytes
+RESAMPLES_PER_BLOCK = 250  # at once: a block of counts stays at a few megabytes
 SEED = 0
 LEVEL = 0.95
-ROUNDING = 1e-9  # sums of shares that are equal may differ in their last digits
-
-# What sum(values) / sum(weights) is multiplied by, by lm-eval's name of the aggregation. Perplexities stay logarithms.
-LOGARITHMS = ("perplexity", "weighted_perplexity")
-FACTORS = {"mean": 1.0, "perplexity": -1.0, "weighted_perplexity": -1.0, "bits_per_byte": -1 / math.log(2)}
+MAX_SUM_ERROR = 1e-9  # sums of shares that are equal may differ in their last digits
 
 
 @dataclass(frozen=True)
-class Column:
-    """One metric of one cell, to be resampled."""
+class MetricDocuments:
+    """One metric of one cell in all its documents, to be resampled."""
 
     values: Values
-    aggregation: str  # one of FACTORS
+    aggregation: Aggregation
     share: bool  # of documents, to be shown in percent
 
     @property
     def factor(self) -> float:
         """From the ratio of sums to the score."""
-        return FACTORS[self.aggregation] * (100 if self.share else 1)
+        return self.aggregation.factor * (100 if self.share else 1)
 
     @property
     def score(self) -> float:
         """The score of the documents as they are, in the units of tables."""
         value = self.factor * float(self.values.values.sum() / self.values.weights.sum())
-        return math.exp(value) if self.aggregation in LOGARITHMS else value
+        return math.exp(value) if self.aggregation.exponential else value
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Interval:
     excludes_zero: bool = False
 
 
-def resample(columns: Sequence[Column]) -> list[Resampled]:
+def resample(columns: Sequence[MetricDocuments]) -> list[Resampled]:
     """Resample all columns; those with equally many documents get the same draws of documents."""
     found: dict[int, Resampled] = {}
     for count in {len(column.values.values) for column in columns}:
@@ -80,14 +77,14 @@ def resample(columns: Sequence[Column]) -> list[Resampled]:
             column = columns[i]
             with np.errstate(invalid="ignore"):  # a resample may have none of the documents that have a value
                 draws = column.factor * sums / totals[id(column.values.weights)]
-            found[i] = Resampled(column.score, draws, count, column.aggregation in LOGARITHMS, column.share)
+            found[i] = Resampled(column.score, draws, count, column.aggregation.exponential, column.share)
     return [found[i] for i in range(len(columns))]
 
 
 def interval(*terms: tuple[int, Resampled]) -> Interval | None:
-    """The interval of a sum of scores, each with its sign; None where there is none.
+    """The interval of a sum of scores, each with its sign; None if a resample has no value, or there is one document.
 
-    Zero is excluded where it is on the scale of the test and in the units of tables. The two can disagree on the
+    Zero is excluded if it is on the scale of the test and in the units of tables. The two can disagree on the
     damages of perplexities: from 10 to 11 is more than from 20 to 21.5 in proportion, and less in units.
     """
     count = terms[0][1].documents
@@ -103,7 +100,7 @@ def interval(*terms: tuple[int, Resampled]) -> Interval | None:
     if terms[0][1].share:  # two documents more would make an accuracy 100.25%
         signs = [sign for sign, _ in terms]
         shown = np.clip(shown, -100 * signs.count(-1), 100 * signs.count(1))
-    return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > ROUNDING or high < -ROUNDING))
+    return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > MAX_SUM_ERROR or high < -MAX_SUM_ERROR))
 
 
 def _sums(values: np.ndarray) -> np.ndarray:
@@ -111,8 +108,8 @@ def _sums(values: np.ndarray) -> np.ndarray:
     count = len(values)
     draw = np.random.default_rng([SEED, count])
     blocks = []
-    for start in range(0, RESAMPLES, BLOCK):
-        size = min(BLOCK, RESAMPLES - start)
+    for start in range(0, RESAMPLES, RESAMPLES_PER_BLOCK):
+        size = min(RESAMPLES_PER_BLOCK, RESAMPLES - start)
         chosen = draw.integers(count, size=(size, count)) + count * np.arange(size)[:, None]
         counts = np.bincount(chosen.ravel(), minlength=size * count).reshape(size, count)
         blocks.append(counts.astype(np.float64) @ values)
@@ -123,7 +120,7 @@ def _sums(values: np.ndarray) -> np.ndarray:
 def _smoothing(count: int) -> np.ndarray:
     """Two documents more, one that speaks for each side, as Agresti and Min (2005) add them to paired proportions.
 
-    Without them four documents that changed, all one way, would exclude zero; McNemar's exact test wants six.
+    Without them four documents that changed, all one way, would exclude zero; McNemar's exact test needs six.
     """
     draw = np.random.default_rng([SEED, count, 1])
     return draw.poisson(size=RESAMPLES) - draw.poisson(size=RESAMPLES)

@@ -1,19 +1,22 @@
 """Ours beside published numbers: the difference, and whether the published number is within our interval."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qbench.report.delta import Difference, Report
-from qbench.report.metrics import Measure, method_name, metric_name, task_name
-from qbench.report.outcomes import Gap, Quantized, ReportError, Score
-from qbench.report.tables import Column, Field, Table, between, number, quantization_name, score_field, signed
+from qbench.numbers import interval, score, signed, signed_interval
+from qbench.report.delta import Difference, ReportData
+from qbench.report.evidence import NoInterval
+from qbench.report.metrics import Measure, metric_name, task_name
+from qbench.report.published import ROUNDING
+from qbench.report.results import NOTHING, FamilyQuantization, Gap, ReportError, Score
+from qbench.report.tables import Column, Field, Table, quantization_name, score_field
+from qbench.report.tidy import DataRow
 
 if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval
 
-ROUNDING = 0.005  # published numbers have two decimals
 Ours = tuple[Score | Gap, "Interval | None"]
 
 
@@ -21,7 +24,7 @@ Ours = tuple[Score | Gap, "Interval | None"]
 class Comparison:
     """One of our numbers and the published one."""
 
-    quantized: Quantized  # ours
+    quantization: FamilyQuantization  # ours
     measure: Measure
     number: str  # softmax, softpick or delta
     ours: Score | Gap
@@ -35,60 +38,63 @@ class Comparison:
 
     @property
     def within(self) -> bool | None:
-        """Whether the published number is within our interval; None where there is no interval."""
+        """Whether the published number is within our interval; None if there is no interval."""
         if self.interval is None:
             return None
         return self.interval.low - ROUNDING <= self.published <= self.interval.high + ROUNDING
 
 
-def compare(ours: Report, published: Report) -> list[Comparison]:
+def compare(ours: ReportData, published: ReportData) -> list[Comparison]:
     """Each published number of the families that we have, beside each of our quantizations of its method and bits."""
-    mine = ours.outcomes.quantizations()
+    mine = ours.results.quantizations()
     families = list(dict.fromkeys(q.family for q in mine))
-    rows = [row for row in published.deltas if row.quantized.family in families]
+    rows = [row for row in published.deltas if row.quantization.family in families]
     if not rows:
-        theirs = ", ".join(dict.fromkeys(row.quantized.family for row in published.deltas))
+        theirs = ", ".join(dict.fromkeys(row.quantization.family for row in published.deltas))
         raise ReportError(
-            f"{ours.outcomes.source} and {published.outcomes.source} have no family in common: there are "
+            f"{ours.results.source} and {published.results.source} have no family in common: there are "
             f"{', '.join(families)} here and {theirs} there."
         )
-    deltas = {(row.quantized, row.measure.task, row.measure.metric): row.delta for row in ours.deltas}
+    deltas = {(row.quantization, row.measure.task, row.measure.metric): row.delta for row in ours.deltas}
     found = []
     for row in rows:
-        same = [q for q in mine if _key(q) == _key(row.quantized)]
-        for quantized in same or [row.quantized]:
-            delta = deltas.get((quantized, row.measure.task, row.measure.metric))
+        same = [q for q in mine if _key(q) == _key(row.quantization)]
+        for quantization in same or [row.quantization]:
+            delta = deltas.get((quantization, row.measure.task, row.measure.metric))
             for name, value in (("softmax", row.softmax), ("softpick", row.softpick), ("delta", row.delta)):
                 if value is None or isinstance(value, Gap):
                     continue
-                own = _delta(delta) if name == "delta" else _score(ours, quantized, row.measure, name)
-                found.append(Comparison(quantized, row.measure, name, own[0], value.value, own[1]))
+                own = _delta(delta) if name == "delta" else _score(ours, quantization, row.measure, name)
+                found.append(Comparison(quantization, row.measure, name, own[0], value.value, own[1]))
     return found
 
 
 def comparison_tables(found: Sequence[Comparison]) -> list[Table]:
-    """A table a family and method."""
-    groups = groupby(found, lambda c: (c.quantized.family, c.quantized.method))
+    """One table per family and method."""
+    groups = groupby(found, lambda c: (c.quantization.family, c.quantization.method))
     return [_table(list(group)) for _, group in groups]
 
 
-def comparison_remarks(found: Sequence[Comparison], published: Report) -> list[str]:
-    """How much was compared, and with what outcome."""
+def comparison_remarks(found: Sequence[Comparison], published: ReportData) -> list[str]:
+    """How much was compared, and how much of it agrees."""
     tested = [c.within for c in found if c.within is not None]
-    rows = {(*_key(row.quantized), row.measure) for row in published.deltas}
-    compared = {(*_key(c.quantized), c.measure) for c in found if c.difference is not None}
+    rows = {(*_key(row.quantization), row.measure) for row in published.deltas}
+    compared = {(*_key(c.quantization), c.measure) for c in found if c.difference is not None}
     first = f"{len(compared)} of {len(rows)} published rows have a counterpart here"
     if not tested:
         return [f"{first}; without per-document results there are no intervals."]
     return [f"{first}. Of {len(tested)} numbers with an interval, {sum(tested)} published ones are within it."]
 
 
-def comparison_rows(found: Sequence[Comparison]) -> list[Mapping[str, Any]]:
+def comparison_rows(found: Sequence[Comparison]) -> list[DataRow]:
     """The comparison for programs."""
     return [
         {
-            **vars(c.quantized),
-            **{"task": c.measure.task, "metric": c.measure.metric, "better": c.measure.better, "number": c.number},
+            **c.quantization.key,
+            "task": c.measure.task,
+            "metric": c.measure.metric,
+            "better": c.measure.better,
+            "number": c.number,
             "ours": None if isinstance(c.ours, Gap) else c.ours.value,
             "published": c.published,
             "difference": c.difference,
@@ -101,48 +107,54 @@ def comparison_rows(found: Sequence[Comparison]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _score(report: Report, quantized: Quantized, measure: Measure, attention: str) -> Ours:
-    outcome = report.outcomes.twin(quantized, attention)
-    return outcome.score(measure), report.evidence.interval(measure, (1, outcome))
+def _score(report: ReportData, quantization: FamilyQuantization, measure: Measure, attention: str) -> Ours:
+    result = report.results.twin(quantization, attention)
+    found = report.evidence.interval(measure, (1, result))
+    return result.score(measure), None if isinstance(found, NoInterval) else found
 
 
 def _delta(delta: Difference | None) -> Ours:
     if delta is None:
-        return Gap("–", "Δ needs both twins."), None
+        return Gap(NOTHING, "Δ needs both twins."), None
     return Score(delta.value, notes=delta.notes), delta.interval
 
 
 def _table(group: Sequence[Comparison]) -> Table:
-    about = group[0].quantized
-    columns = [
-        *(Column(title, "l") for title in ("Task", "Metric", "Quantization", "Number")),
-        *(Column("Ours"), Column("Published"), Column("Difference"), Column("95% interval of ours"), Column("Within")),
-    ]
-    title = f"{about.family}, {method_name(about.method)}: ours and published"
-    caption = f"Our numbers of {about.family}, {method_name(about.method)}, beside the published ones."
-    reading = ["The difference is ours − published; the interval is a bootstrap of ours over documents."]
-    table = Table(f"compare-{about.family}-{about.method}", title, caption, reading, columns, heads=3)
+    about = group[0].quantization
+    texts = ("Task", "Metric", "Quantization", "Number")
+    numbers = ("Ours", "Published", "Difference", "95% interval of ours", "Within")
+    table = Table(
+        name=f"compare-{about.family}-{about.method}",
+        title=f"{about.family}, {about.method_title}: ours and published",
+        caption=f"Our numbers of {about.family}, {about.method_title}, beside the published ones.",
+        reading=["The difference is ours − published; the interval is a bootstrap of ours over documents."],
+        columns=[*(Column(title, "l") for title in texts), *map(Column, numbers)],
+        heads=3,
+    )
     measures = dict.fromkeys(comparison.measure for comparison in group)
-    table.rows += [list(_fields(table, c)) for measure in measures for c in group if c.measure == measure]
+    table.rows += [_fields(table, c) for measure in measures for c in group if c.measure == measure]
     return table
 
 
-def _fields(table: Table, c: Comparison) -> Iterator[Field]:
-    show = signed if c.number == "delta" else number
-    yield from (Field(task_name(c.measure.task)), Field(metric_name(c.measure)))
-    yield Field(quantization_name(c.quantized), c.quantized.bits)
-    yield Field("Δ" if c.number == "delta" else c.number.capitalize())
+def _fields(table: Table, c: Comparison) -> list[Field]:
+    is_delta = c.number == "delta"
+    show, show_interval = (signed, signed_interval) if is_delta else (score, interval)
     if isinstance(c.ours, Gap):
-        yield score_field(table, c.ours)
+        ours = score_field(table, c.ours)
     else:
-        yield Field(show(c.ours.value), c.ours.value, marks=table.mark(c.ours.notes))
-    yield Field(show(c.published), c.published)
-    yield Field("–") if c.difference is None else Field(signed(c.difference), c.difference)
-    ends = (c.interval.low, c.interval.high) if c.interval else None
-    shown = ends and (between(*ends) if c.number == "delta" else f"[{number(ends[0])}, {number(ends[1])}]")
-    yield Field(shown or "–")
-    yield Field({True: "yes", False: "no", None: "–"}[c.within])
+        ours = Field(show(c.ours.value), c.ours.value, marks=table.mark(c.ours.notes))
+    return [
+        Field(task_name(c.measure.task)),
+        Field(metric_name(c.measure)),
+        Field(quantization_name(c.quantization), c.quantization.bits),
+        Field("Δ" if is_delta else c.number.capitalize()),
+        ours,
+        Field(show(c.published), c.published),
+        Field(NOTHING) if c.difference is None else Field(signed(c.difference), c.difference),
+        Field(show_interval(c.interval.low, c.interval.high) if c.interval else NOTHING),
+        Field({True: "yes", False: "no", None: NOTHING}[c.within]),
+    ]
 
 
-def _key(quantized: Quantized) -> tuple[str, str, int]:
-    return quantized.family, quantized.method, quantized.bits
+def _key(quantization: FamilyQuantization) -> tuple[str, str, int]:
+    return quantization.family, quantization.method, quantization.bits

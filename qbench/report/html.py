@@ -3,61 +3,38 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qbench.numbers import count, fixed
 from qbench.records.schema import Cost, Record
 from qbench.report.audits import audit_table
-from qbench.report.delta import Report
-from qbench.report.metrics import method_name, metric_name
-from qbench.report.outcomes import Outcome
-from qbench.report.suspicious import suspicious
-from qbench.report.tables import Column, Field, Kind, Table, formatted, remarks, tables
+from qbench.report.delta import ReportData
+from qbench.report.doubts import doubts
+from qbench.report.kinds import KINDS, TableKind, table_kind
+from qbench.report.metrics import metric_name
+from qbench.report.remarks import remarks
+from qbench.report.results import NOTHING, CellResult
+from qbench.report.tables import READ_TONES, Column, Field, Table, number_field, shared_reading
 
-KINDS: Mapping[Kind, str] = {
-    "summary": "Summary",
-    "damage": "Damage: what quantization costs",
-    "delta": "Δ: softpick against softmax",
-    "baseline": "Unquantized models",
-}
-MEASURED_ON = ("device", "dtype")
-SIGNS = "▲ for the better, ▼ for the worse, whichever way the metric points."
+MEASURED_ON = ("device", "dtype")  # of a record's identity
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of the page."""
 
     anchor: str
     title: str
     texts: Sequence[str] = ()
     bullets: Sequence[str] = ()
-    tables: Sequence["Shown"] = ()
+    tables: Sequence[Table] = ()
     plots: Sequence[tuple[str, str]] = ()
     listings: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A table as the page needs it."""
-
-    title: str
-    caption: str
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Field]]
-    footnotes: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def groups(self) -> list[tuple[str, int]]:
-        """The line above the header: titles and how many columns each is over."""
-        if not any(column.group for column in self.columns):
-            return []
-        return [(group, len(list(own))) for group, own in groupby(self.columns, lambda column: column.group)]
-
-
-def page(report: Report, kind: Kind | None = None) -> str:
+def page(report: ReportData, kind: str | None = None) -> str:
     """The report as one HTML file, with the tables of one kind or of all."""
     import jinja2
 
@@ -65,140 +42,136 @@ def page(report: Report, kind: Kind | None = None) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters["typeset"] = _typeset
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
-    sections = [section for section in _sections(report, [kind] if kind else _kinds(report)) if section is not None]
+    kinds = [table_kind(kind)] if kind else [own for own in KINDS.values() if own.on_page(report)]
     css, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    title = f"Quantization results: {report.outcomes.source.resolve().name}"
-    # Ours, and free of markup: they must reach the browser as they are.
-    own = {"css": jinja2.utils.markupsafe.Markup(css), "script": jinja2.utils.markupsafe.Markup(script)}
-    words = {"summary": _summary(report), "example": _example(report)}
-    return template.render(title=title, sections=sections, **words, **own)
+    return template.render(
+        title=f"Quantization results: {report.results.source.resolve().name}",
+        sections=_sections(report, kinds),
+        summary=_summary(report),
+        example=_example(report),
+        # Ours, and free of markup: they must reach the browser as they are.
+        css=jinja2.utils.markupsafe.Markup(css),
+        script=jinja2.utils.markupsafe.Markup(script),
+    )
 
 
-def _kinds(report: Report) -> list[Kind]:
-    """All kinds; of a single family the first table of Δ is that of the unquantized."""
-    families = {row.quantized.family for row in report.deltas}
-    return [kind for kind in KINDS if kind != "baseline" or len(families) > 1]
-
-
-def _sections(report: Report, kinds: Sequence[Kind]) -> list[Section | None]:
+def _sections(report: ReportData, kinds: Sequence[TableKind]) -> list[PageSection]:
     """What is wrong, the answer, how it looks, and then the rows behind it."""
-    records = [outcome for outcome in report.outcomes.cells if outcome.stored]
     first, *others = kinds
-    return [
-        *(_findings(report), _results(report, first), _plots(report)),
-        *(_results(report, kind) for kind in others),
-        *((_audits(report), _costs(records), _provenance(records), _recipe(report)) if records else ()),
-    ]
+    sections = [_doubts(report), _tables(report, first), _plots(report)]
+    sections += [_tables(report, kind) for kind in others]
+    records = [result.stored.record for result in report.results.cells if result.stored]
+    if records:
+        sections += [_audits(report), _costs(records), _provenance(records), _recipe(report)]
+    return [section for section in sections if section]
 
 
-def _summary(report: Report) -> str:
-    cells = report.outcomes.cells
-    done = sum(bool(outcome.scores) for outcome in cells)
-    state = f"{done} of {len(cells)} cells have scores"
-    return " ".join([f"{', '.join([state, *_setting(report)])}.", *remarks(report)])
+def _summary(report: ReportData) -> str:
+    cells = report.results.cells
+    done = [result for result in cells if result.scores]
+    state = f"{len(done)} of {len(cells)} cells have scores"
+    return " ".join([f"{', '.join([state, *_setting(done)])}.", *remarks(report)])
 
 
-def _setting(report: Report) -> list[str]:
+def _setting(done: Sequence[CellResult]) -> list[str]:
     """How much was measured, on what and when, as far as it is known."""
-    done = [outcome for outcome in report.outcomes.cells if outcome.scores]
-    counts = sorted({score.documents for outcome in done for score in outcome.scores.values() if score.documents})
-    records = [record for _, record in _stored(done)]
-    where = [sorted({str(r.identity.what[name]) for r in records if name in r.identity.what}) for name in MEASURED_ON]
-    days = sorted({record.provenance.finished[:10] for record in records})
-    return [
-        *[f"{_span([f'{count:,}' for count in counts])} documents a task"] * bool(counts),
-        *(" and ".join(names) for names in where if names),
-        *[_span(days)] * bool(days),
-    ]
+    found = []
+    if counts := sorted({score.documents for result in done for score in result.scores.values() if score.documents}):
+        found.append(f"{_span([count(number) for number in counts])} documents per task")
+    records = [result.stored.record for result in done if result.stored]
+    for name in MEASURED_ON:
+        if values := {str(record.identity.what[name]) for record in records if name in record.identity.what}:
+            found.append(" and ".join(sorted(values)))
+    if days := sorted({record.provenance.finished[:10] for record in records}):
+        found.append(_span(days))
+    return found
 
 
 def _span(ordered: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys([*ordered[:1], *ordered[-1:]]))
 
 
-def _example(report: Report) -> str:
+def _example(report: ReportData) -> str:
     """Words to filter rows by, of this report's own."""
-    last = report.deltas[-1].quantized
-    measure = next(row.measure for row in report.deltas if row.quantized == last)
-    return f"{last.family} {method_name(last.method).lower()} {metric_name(measure).split()[0].lower()}"
+    last = report.deltas[-1].quantization
+    measure = next(row.measure for row in report.deltas if row.quantization == last)
+    return f"{last.family} {last.method_title.lower()} {metric_name(measure).split()[0].lower()}"
 
 
-def _findings(report: Report) -> Section | None:
-    found = suspicious(report)
-    if not found:
+def _doubts(report: ReportData) -> PageSection | None:
+    found = doubts(report)
+    return PageSection("suspicious", "Suspicious", bullets=[str(doubt) for doubt in found]) if found else None
+
+
+def _tables(report: ReportData, kind: TableKind) -> PageSection | None:
+    tables = kind.tables(report)
+    if not tables:
         return None
-    return Section("suspicious", "Suspicious", bullets=[str(finding) for finding in found])
+    reading = " ".join([*shared_reading(tables), READ_TONES])
+    return PageSection(kind.name, kind.title, [reading], tables=tables)
 
 
-def _results(report: Report, kind: Kind) -> Section | None:
-    made = tables(report, kind)
-    if not made:
-        return None
-    reading = [*dict.fromkeys(text for table in made for text in table.reading), SIGNS]
-    return Section(kind, KINDS[kind], [" ".join(reading)], tables=[_shown(table) for table in made])
-
-
-def _shown(table: Table) -> Shown:
-    return Shown(table.title, table.caption, table.columns, table.rows, table.footnotes)
-
-
-def _plots(report: Report) -> Section:
+def _plots(report: ReportData) -> PageSection:
     from qbench.report.plots import PlotError, figures, inline_svg
 
     try:
         drawn = [(name, inline_svg(figure)) for name, figure in figures(report)]
     except PlotError as error:
-        return Section("plots", "Plots", [str(error)])
-    return Section("plots", "Plots", [] if drawn else ["There is nothing to draw."], plots=drawn)
+        return PageSection("plots", "Plots", [str(error)])
+    return PageSection("plots", "Plots", [] if drawn else ["There is nothing to draw."], plots=drawn)
 
 
-def _audits(report: Report) -> Section | None:
-    table = audit_table(report.outcomes)
-    return Section("audits", "Audits", [" ".join(table.reading)], tables=[_shown(table)]) if table else None
+def _audits(report: ReportData) -> PageSection | None:
+    table = audit_table(report.results)
+    return PageSection("audits", "Audits", [" ".join(table.reading)], tables=[table]) if table else None
 
 
-def _costs(records: Sequence[Outcome]) -> Section | None:
-    costs = [(record.cell.name, record.cost) for _, record in _stored(records) if record.cost]
+def _costs(records: Sequence[Record]) -> PageSection | None:
+    costs = [(record.cell.name, record.cost) for record in records if record.cost]
+    if not costs:
+        return None
     phases = list(dict.fromkeys(phase for _, cost in costs for phase in cost.seconds))
-    columns = [
-        *(Column("Cell", "l"), *(Column(f"{phase.capitalize()} (s)") for phase in phases), Column("Tokens a second")),
-        *(Column("Host memory (MB)"), Column("Device memory (MB)"), Column("Weights (MB)")),
-    ]
-    rows = [_cost_fields(name, cost, phases) for name, cost in costs]
-    return Section("costs", "Costs", tables=[Shown("Costs", "What each cell took.", columns, rows)]) if rows else None
+    titles = [f"{phase.capitalize()} (s)" for phase in phases]
+    titles += ["Tokens per second", "Host memory (MB)", "Device memory (MB)", "Weights (MB)"]
+    table = Table("costs", "Costs", "What each cell took.", [], [Column("Cell", "l"), *map(Column, titles)])
+    table.rows += [_cost_fields(name, cost, phases) for name, cost in costs]
+    return PageSection("costs", "Costs", tables=[table])
 
 
 def _cost_fields(name: str, cost: Cost, phases: Sequence[str]) -> list[Field]:
-    sizes = (cost.peak_host_bytes, cost.peak_device_bytes, cost.weight_bytes)
+    seconds = [cost.seconds.get(phase) for phase in phases]
+    sizes = [cost.peak_host_bytes, cost.peak_device_bytes, cost.weight_bytes]
+    megabytes = [None if size is None else size / 1e6 for size in sizes]
     return [
-        *(Field(name), *(formatted(cost.seconds.get(phase), "{:.1f}") for phase in phases)),
-        formatted(cost.tokens_per_second, "{:.0f}"),
-        *(formatted(None if size is None else size / 1e6, "{:.1f}") for size in sizes),
+        Field(name),
+        *(number_field(value, _one_decimal) for value in seconds),
+        number_field(cost.tokens_per_second, lambda rate: fixed(rate, 0)),
+        *(number_field(value, _one_decimal) for value in megabytes),
     ]
 
 
-def _provenance(records: Sequence[Outcome]) -> Section:
+def _one_decimal(value: float) -> str:
+    return fixed(value, 1)
+
+
+def _provenance(records: Sequence[Record]) -> PageSection:
     titles = ("Cell", "State", "Checkpoint", "Key", "Commit", "Started (UTC)", "Finished (UTC)")
     columns = [Column(title, "l") for title in titles]
-    rows, machines = [], dict[str, list[str]]()
-    for outcome, record in _stored(records):
-        own = record.provenance
-        texts = (record.cell.name, record.state, record.cell.checkpoint, record.key[:10], (own.git_commit or "–")[:10])
-        rows.append([Field(text) for text in (*texts, _minute(own.started), _minute(own.finished))])
+    table = Table("provenance", "Provenance", "Where each number comes from.", [], columns)
+    machines: dict[str, list[str]] = {}
+    for record in records:
+        own, commit = record.provenance, record.provenance.git_commit or NOTHING
+        texts = [record.cell.name, record.state, record.cell.checkpoint, record.key[:10], commit[:10]]
+        table.rows.append([Field(text) for text in (*texts, _minute(own.started), _minute(own.finished))])
         setting = json.dumps({"machine": own.machine, "packages": own.packages}, indent=1, ensure_ascii=False)
-        machines.setdefault(setting, []).append(outcome.cell.name)
+        machines.setdefault(setting, []).append(record.cell.name)
     listings = [(f"Machine and packages of {len(names)} cells", text) for text, names in machines.items()]
-    table = Shown("Provenance", "Where each number comes from.", columns, rows)
-    return Section("provenance", "Provenance", tables=[table], listings=listings)
+    return PageSection("provenance", "Provenance", tables=[table], listings=listings)
 
 
-def _recipe(report: Report) -> Section:
-    recipes = report.outcomes.recipes()
-    return Section("recipe", "Recipe", listings=[(name, _yaml(content)) for name, content in recipes.items()])
-
-
-def _stored(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Record]]:
-    return [(outcome, outcome.stored.record) for outcome in outcomes if outcome.stored]
+def _recipe(report: ReportData) -> PageSection:
+    recipes = report.results.recipes()
+    return PageSection("recipe", "Recipe", listings=[(name, _yaml(content)) for name, content in recipes.items()])
 
 
 def _yaml(content: Mapping[str, Any]) -> str:

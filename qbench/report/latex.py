@@ -4,17 +4,28 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from qbench.report.tables import Column, Field, Table
+from qbench.report.tables import Field, Table
 
 PACKAGES = ("booktabs", "graphicx", "multirow", "xcolor")
-COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
-COLOURED = "Green: for the better; red: for the worse."
-LONGEST = 45  # rows that a page holds; longer tables become several
-SPECIAL = {
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "`": r"\textasciigrave{}"},
-    **{"↑": r"$\uparrow$", "↓": r"$\downarrow$", "Δ": r"$\Delta$", "−": "$-$", "–": "--", "…": r"\ldots{}"},
-    **{"<": "$<$", ">": "$>$", "|": "$|$", "×": r"$\times$", "‖": r"$\|$"},
+TONE_COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
+READ_COLOURS = "Green: for the better; red: for the worse."
+MAX_ROWS_PER_PAGE = 45  # longer tables become several
+SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "`": r"\textasciigrave{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "Δ": r"$\Delta$",
+    "−": "$-$",
+    "–": "--",
+    "…": r"\ldots{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    "×": r"$\times$",
+    "‖": r"$\|$",
 }
 
 
@@ -39,19 +50,26 @@ def _document(parts: Sequence[str]) -> str:
 
 
 def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: str) -> str:
-    toned = any(field.tone for row in rows for field in row)
-    caption = " ".join([table.caption, *table.reading, *[COLOURED] * toned]) + suffix
+    caption = [table.caption, *table.reading]
+    if any(field.tone for row in rows for field in row):
+        caption.append(READ_COLOURS)
     lines = [
-        *("\\begin{table}[t]", "\\centering", "\\small", "\\setlength{\\tabcolsep}{4pt}"),
-        f"\\caption{{{_escape(caption)}}}",
+        "\\begin{table}[t]",
+        "\\centering",
+        "\\small",
+        "\\setlength{\\tabcolsep}{4pt}",
+        f"\\caption{{{_escape(' '.join(caption) + suffix)}}}",
         f"\\label{{{label}}}",
         "\\smallskip",
         # As wide as it is, and no wider than the page.
         "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
         f"\\begin{{tabular}}{{{''.join(column.align for column in table.columns)}}}",
-        *("\\toprule", *_header(table.columns), "\\midrule"),
+        "\\toprule",
+        *_header(table),
+        "\\midrule",
         *_body(table, rows),
-        *("\\bottomrule", "\\end{tabular}}"),
+        "\\bottomrule",
+        "\\end{tabular}}",
     ]
     used = {mark for row in rows for field in row for mark in field.marks.split(",")}
     notes = [f"$^{{{mark}}}$ {_escape(text)}" for mark, text in table.footnotes.items() if mark in used]
@@ -60,22 +78,19 @@ def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: st
     return "\n".join([*lines, "\\end{table}", ""])
 
 
-def _header(columns: Sequence[Column]) -> list[str]:
-    titles = [_escape(column.title) for column in columns]
-    if not any(column.group for column in columns):
+def _header(table: Table) -> list[str]:
+    titles = [_escape(column.title) for column in table.columns]
+    if not table.groups:
         return [_line(titles)]
     above, rules, start = [], [], 0
-    while start < len(columns):
-        group = columns[start].group
-        end = start + 1
-        while group and end < len(columns) and columns[end].group == group:
-            end += 1
+    for group, span in table.groups:
+        end = start + span
         if group:
-            above.append(f"\\multicolumn{{{end - start}}}{{c}}{{{_escape(group)}}}")
+            above.append(f"\\multicolumn{{{span}}}{{c}}{{{_escape(group)}}}")
             rules.append(f"\\cmidrule(lr){{{start + 1}-{end}}}")
         else:
-            above.append(f"\\multirow{{2}}{{*}}{{{titles[start]}}}")
-            titles[start] = ""
+            above += [f"\\multirow{{2}}{{*}}{{{title}}}" for title in titles[start:end]]
+            titles[start:end] = [""] * span
         start = end
     return [_line(above), "".join(rules), _line(titles)]
 
@@ -90,10 +105,11 @@ def _body(table: Table, rows: Sequence[Sequence[Field]]) -> list[str]:
             lines.append("\\midrule" if first == 1 else f"\\cmidrule(lr){{{first}-{len(row)}}}")
         fields = [_field(field) for field in row]
         for column, starts in enumerate(heads):
-            height = _height(rows, i, column) if starts else 0
-            fields[column] = (
-                f"\\multirow{{{height}}}{{*}}{{{fields[column]}}}" if height > 1 else fields[column] * starts
-            )
+            height = _height(rows, i, column)
+            if not starts:
+                fields[column] = ""
+            elif height > 1:
+                fields[column] = f"\\multirow{{{height}}}{{*}}{{{fields[column]}}}"
         lines.append(_line(fields))
     return lines
 
@@ -115,9 +131,9 @@ def _height(rows: Sequence[Sequence[Field]], row: int, column: int) -> int:
 def _pieces(table: Table) -> list[Sequence[Sequence[Field]]]:
     """Rows a page at a time, cut where a block of the first column begins if there is such a place."""
     pieces, rows = [], table.rows
-    while len(rows) > LONGEST:
-        cuts = [i for i in range(1, LONGEST + 1) if _starts(rows, i, 0)]
-        cut = cuts[-1] if cuts else LONGEST
+    while len(rows) > MAX_ROWS_PER_PAGE:
+        cuts = [i for i in range(1, MAX_ROWS_PER_PAGE + 1) if _starts(rows, i, 0)]
+        cut = cuts[-1] if cuts else MAX_ROWS_PER_PAGE
         pieces.append(rows[:cut])
         rows = rows[cut:]
     return [*pieces, rows]
@@ -126,8 +142,8 @@ def _pieces(table: Table) -> list[Sequence[Sequence[Field]]]:
 def _field(field: Field) -> str:
     text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", _escape(field.text))
     if field.tone:
-        text = f"\\textcolor{{{COLOURS[field.tone]}}}{{{text}}}"
-    marks = ",".join(mark for mark in ("*" * field.starred, field.marks) if mark)
+        text = f"\\textcolor{{{TONE_COLOURS[field.tone]}}}{{{text}}}"
+    marks = ",".join(mark for mark in ("*" if field.starred else "", field.marks) if mark)
     return text + (f"$^{{{marks}}}$" if marks else "")
 
 

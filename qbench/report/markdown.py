@@ -3,48 +3,44 @@
 import re
 from collections.abc import Sequence
 
-from qbench.report.tables import Field, Table
+from qbench.report.tables import READ_TONES, Field, Table, shared_reading
 
 TONES = {"better": " ▲", "worse": " ▼", "same": "", None: ""}
-LEGEND = "▲ for the better, ▼ for the worse, whichever way the metric points."
-PAD = {"l": str.ljust, "c": str.center, "r": str.rjust}
-RULE = {"l": lambda n: ":" + "-" * (n - 1), "c": lambda n: f":{'-' * (n - 2)}:", "r": lambda n: "-" * (n - 1) + ":"}
+ALIGNMENTS = {"l": "left", "c": "center", "r": "right"}
 
 
 def markdown(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
     """All tables, each with its heading, its caption and its footnotes."""
-    parts = [_table(table) for table in tables]
-    toned = any(field.tone for table in tables for row in table.rows for field in row)
-    reading = [*dict.fromkeys(text for table in tables for text in table.reading), *[LEGEND] * toned]
+    reading = shared_reading(tables)
+    if any(table.has_tones for table in tables):
+        reading.append(READ_TONES)
     notes = [" ".join(reading), *remarks]
-    return "\n".join([*parts, *(f"{_escape(note)}\n" for note in notes)])
+    return "\n".join([*map(_table, tables), *(f"{_escape(note)}\n" for note in notes)])
 
 
 def _table(table: Table) -> str:
-    lines = [*(f"### {_escape(table.title)}", "", _escape(table.caption), ""), *_grid(table)]
+    parts = [f"### {_escape(table.title)}", _escape(table.caption), _grid(table)]
     if table.footnotes:
-        lines += ["", "<br>".join(f"<sup>{mark}</sup> {_escape(text)}" for mark, text in table.footnotes.items())]
-    return "\n".join([*lines, ""])
+        parts.append("<br>".join(f"<sup>{mark}</sup> {_escape(text)}" for mark, text in table.footnotes.items()))
+    return "\n\n".join(parts) + "\n"
 
 
-def _grid(table: Table) -> list[str]:
-    """The lines of the table, its columns padded: what is read on a screen should stand straight."""
-    titles = [_escape(f"{column.group} {column.title}".strip()) for column in table.columns]
-    rows = [[_field(field) for field in row] for row in table.rows]
-    # A rule of a colon alone would be none, and the table a paragraph.
-    widths = [max(3, *map(len, column)) for column in zip(titles, *rows, strict=True)]
+def _grid(table: Table) -> str:
+    from tabulate import tabulate
 
-    def line(texts: Sequence[str]) -> str:
-        padded = (PAD[c.align](text, width) for c, text, width in zip(table.columns, texts, widths, strict=True))
-        return f"| {' | '.join(padded)} |"
-
-    rule = [RULE[column.align](width) for column, width in zip(table.columns, widths, strict=True)]
-    return [line(titles), f"| {' | '.join(rule)} |", *map(line, rows)]
+    return tabulate(
+        [[_field(field) for field in row] for row in table.rows],
+        headers=[_escape(f"{column.group} {column.title}".strip()) for column in table.columns],
+        tablefmt="pipe",
+        colalign=[ALIGNMENTS[column.align] for column in table.columns],
+        disable_numparse=True,
+    )
 
 
 def _field(field: Field) -> str:
+    star = " \\*" if field.starred else ""
     marks = f"<sup>{field.marks}</sup>" if field.marks else ""
-    return _escape(field.text) + TONES[field.tone] + " \\*" * field.starred + marks
+    return _escape(field.text) + TONES[field.tone] + star + marks
 
 
 def _escape(text: str) -> str:

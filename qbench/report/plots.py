@@ -1,11 +1,10 @@
-"""Plots: score and damage against bits, accuracy against measured bits per weight. A figure of each a family.
+"""Plots: score and damage against bits, accuracy against measured bits per weight. One figure of each per family.
 
 The twins differ in marker and lightness, so that a print in black and white tells them apart.
 """
 
 import io
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, product
@@ -13,32 +12,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qbench.errors import InputError
-from qbench.report.delta import DamageRow, DeltaRow, Report
-from qbench.report.metrics import Measure, in_tables, is_perplexity, is_share, method_name, metric_name, task_name
-from qbench.report.outcomes import NOT_OFFERED, TWINS, Gap, Quantized, Score
+from qbench.files import file_name, write_atomically
+from qbench.records.metrics import is_perplexity, is_share
+from qbench.report.delta import DamageRow, DeltaRow, ReportData
+from qbench.report.metrics import Measure, in_tables, metric_name, task_name
+from qbench.report.results import NOT_OFFERED, TWINS, FamilyQuantization, Gap, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg", "pdf")
+PLOT_FORMATS = ("png", "svg", "pdf")
 INK, FAINT = "#1b1f24", "#8a929c"
-COLOURS = {"softmax": "#1f4e9c", "softpick": "#e08214"}
-MARKERS = {"softmax": "o", "softpick": "s"}
+ATTENTION_COLOURS = {"softmax": "#1f4e9c", "softpick": "#e08214"}
+ATTENTION_MARKERS = {"softmax": "o", "softpick": "s"}
 DASHES: Mapping[str, Any] = {"softmax": (0, (6, 3)), "softpick": (0, (2, 2))}
-ASIDE = {"softmax": -0.05, "softpick": 0.05}  # bits to the side, so that neither hides the other
+OFFSETS = {"softmax": -0.05, "softpick": 0.05}  # in bits, so that neither hides the other
 METHOD_MARKERS = "ovD^PX*"
 Z95 = 1.96
-TINY = 1e-3
-REACH = 1 / 3  # of an axis, how far beyond it chance is still shown
-FAR = 20  # perplexities that differ by such a factor are drawn on a log axis
+MIN_BAR_END = 1e-3
+MAX_CHANCE_DISTANCE = 1 / 3  # of an axis, how far beyond it chance is still shown
+MIN_LOG_RATIO = 20  # perplexities that differ by such a factor are drawn on a log axis
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 STYLE = {
-    **{"font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 8, "figure.titlesize": 10},
-    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25},
-    **{"axes.edgecolor": FAINT, "grid.color": FAINT, "xtick.color": INK, "ytick.color": INK},
-    **{"text.color": INK, "axes.labelcolor": INK, "axes.titlecolor": INK, "legend.frameon": False},
-    **{"svg.fonttype": "none", "svg.hashsalt": "qbench", "pdf.fonttype": 42},
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8,
+    "legend.fontsize": 8,
+    "figure.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.edgecolor": FAINT,
+    "grid.color": FAINT,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "qbench",
+    "pdf.fonttype": 42,
     "text.parse_math": False,  # a family may be called $x
 }
 
@@ -51,7 +67,7 @@ class PlotError(InputError):
 class Point:
     """A value at a width, with the ends of its error bar."""
 
-    quantized: Quantized
+    quantization: FamilyQuantization
     value: float
     low: float
     high: float
@@ -71,12 +87,12 @@ class Panel:
             self.gaps[attention].append(bits)
 
 
-class Stored(NamedTuple):
+class StoredAccuracy(NamedTuple):
     """An accuracy, and what the weights take that it was reached with."""
 
     attention: str
     method: str
-    bits: float  # a weight, measured
+    bits: float  # per weight, measured
     value: float
     low: float  # the ends of the error bar
     high: float
@@ -86,28 +102,28 @@ Panels = dict[tuple[Measure, str], Panel]  # by metric and method
 Levels = Mapping[Measure, Mapping[str, float]]  # by metric and attention
 
 
-def figures(report: Report) -> Iterator[tuple[str, "Figure"]]:
-    """Every figure with its name; an error says how to install matplotlib where it is missing."""
+def figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+    """Every figure with its name; an error says how to install matplotlib if it is missing."""
     matplotlib = _matplotlib()
-    for family in dict.fromkeys(row.quantized.family for row in report.deltas):
+    for family in dict.fromkeys(row.quantization.family for row in report.deltas):
         with matplotlib.rc_context(STYLE):
             drawn = list(_figures_of(report, family))
         yield from drawn
 
 
-def _figures_of(report: Report, family: str) -> Iterator[tuple[str, "Figure"]]:
-    rows = _plotted(row for row in report.deltas if row.quantized.family == family)
-    damages = _plotted(row for row in report.damages if row.quantized.family == family)
-    twins = report.outcomes.twins_of(family)
+def _figures_of(report: ReportData, family: str) -> Iterator[tuple[str, "Figure"]]:
+    rows = _plotted(row for row in report.deltas if row.quantization.family == family)
+    damages = _plotted(row for row in report.damages if row.quantization.family == family)
+    twins, titles = report.results.twins_of(family), report.results.method_titles
     if panels := score_panels(rows, twins):
-        yield f"{family}-score", _grid(panels, f"{family}: score against bits (dashed: unquantized{_bars(panels)})")
+        title = f"{family}: score against bits (dashed: unquantized{_bars(panels)})"
+        yield f"{family}-score", _grid(panels, title, titles)
     if panels := damage_panels(damages, twins):
-        yield (
-            f"{family}-damage",
-            _grid(panels, f"{family}: damage against bits (quantized − unquantized{_bars(panels)})"),
-        )
+        title = f"{family}: damage against bits (quantized − unquantized{_bars(panels)})"
+        yield f"{family}-damage", _grid(panels, title, titles)
     if storage := storage_panels(report, rows):
-        yield f"{family}-bits-per-weight", _storage(storage, unquantized_levels(rows), chances(report, rows), family)
+        levels, guessing = unquantized_levels(rows), chances(report, rows)
+        yield f"{family}-bits-per-weight", _storage(storage, levels, guessing, family, titles)
 
 
 def _bars(panels: Panels) -> str:
@@ -115,15 +131,15 @@ def _bars(panels: Panels) -> str:
     return "; bars: 95%" if any(point.low < point.high for point in points) else ""
 
 
-def write_plots(report: Report, folder: Path) -> list[Path]:
+def write_plots(report: ReportData, folder: Path) -> list[Path]:
     """Write every figure as PNG, SVG and PDF; gives the files."""
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in figures(report):
-            for suffix in FORMATS:
-                file = folder / (re.sub(r"[^\w.-]", "_", name) + f".{suffix}")
-                file.write_bytes(_rendered(figure, suffix))
+            for suffix in PLOT_FORMATS:
+                file = folder / f"{file_name(name)}.{suffix}"
+                write_atomically(file, _rendered(figure, suffix))
                 files.append(file)
     except OSError as error:
         raise PlotError(f"{folder}: plots cannot be written there ({error.strerror or error}).") from None
@@ -136,7 +152,7 @@ def inline_svg(figure: "Figure") -> str:
         patch.set_alpha(0)
     svg = _rendered(figure, "svg").decode()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    for attention, colour in COLOURS.items():
+    for attention, colour in ATTENTION_COLOURS.items():
         svg = svg.replace(colour, f"var(--{attention})")
     return svg
 
@@ -146,28 +162,28 @@ def score_panels(rows: Sequence[DeltaRow], twins: Sequence[str] = TWINS) -> Pane
     panels: Panels = {}
     levels = unquantized_levels(rows)
     for row in rows:
-        if row.quantized.is_baseline:
+        if row.quantization.is_unquantized:
             continue
         panel = Panel(levels=levels.get(row.measure, {}))
-        panel = panels.setdefault((row.measure, row.quantized.method), panel)
+        panel = panels.setdefault((row.measure, row.quantization.method), panel)
         for attention, score in _twins(row).items():
-            panel.points[attention].append(Point(row.quantized, score.value, *_ends(score, row.measure)))
+            panel.points[attention].append(Point(row.quantization, score.value, *_ends(score, row.measure)))
         for attention in twins:
             if isinstance(found := row.of(attention), Gap):
-                panel.add_gap(attention, row.quantized.bits, found)
+                panel.add_gap(attention, row.quantization.bits, found)
     return panels
 
 
 def _ends(score: Score, measure: Measure) -> tuple[float, float]:
-    """Of the error bar of a score; the score itself where its standard error is not known."""
+    """Of the error bar of a score; the score itself if its standard error is not known."""
     error = Z95 * (score.stderr or 0)
-    low = max(score.value - error, min(score.value, TINY))  # above zero, for a log scale
+    low = max(score.value - error, min(score.value, MIN_BAR_END))  # above zero, for a log scale
     return low, min(score.value + error, 100 if is_share(measure.metric) else math.inf)
 
 
 def unquantized_levels(rows: Sequence[DeltaRow]) -> Levels:
     """The scores of the unquantized models."""
-    baselines = {row.measure: _twins(row) for row in rows if row.quantized.is_baseline}
+    baselines = {row.measure: _twins(row) for row in rows if row.quantization.is_unquantized}
     return {m: {attention: score.value for attention, score in twins.items()} for m, twins in baselines.items()}
 
 
@@ -175,35 +191,35 @@ def damage_panels(rows: Sequence[DamageRow], twins: Sequence[str] = TWINS) -> Pa
     """Damages, with zero as the level; twins: those of which damages are expected."""
     panels: Panels = {}
     for row in rows:
-        panel = panels.setdefault((row.measure, row.quantized.method), Panel(levels={"none": 0.0}))
+        panel = panels.setdefault((row.measure, row.quantization.method), Panel(levels={"none": 0.0}))
         for attention in twins:
             damage = row.of(attention).score
             if isinstance(damage, Gap):
-                panel.add_gap(attention, row.quantized.bits, damage)
+                panel.add_gap(attention, row.quantization.bits, damage)
             else:
                 ends = (damage.interval.low, damage.interval.high) if damage.interval else (damage.value,) * 2
-                panel.points[attention].append(Point(row.quantized, damage.value, *ends))
+                panel.points[attention].append(Point(row.quantization, damage.value, *ends))
     return panels
 
 
-def storage_panels(report: Report, rows: Sequence[DeltaRow]) -> dict[Measure, list[Stored]]:
+def storage_panels(report: ReportData, rows: Sequence[DeltaRow]) -> dict[Measure, list[StoredAccuracy]]:
     """The accuracies of each cell that has an audit."""
-    found: dict[Measure, list[Stored]] = {}
+    found: dict[Measure, list[StoredAccuracy]] = {}
     for row in (row for row in rows if is_share(row.measure.metric)):
         for attention, score in _twins(row).items():
-            stored = report.outcomes.twin(row.quantized, attention).stored
+            stored = report.results.twin(row.quantization, attention).stored
             audit = stored.record.audit if stored else None
             if audit and audit.weights:
                 bits = 8 * (audit.code_bytes + audit.metadata_bytes) / audit.weights
-                cell = Stored(attention, row.quantized.method, bits, score.value, *_ends(score, row.measure))
+                cell = StoredAccuracy(attention, row.quantization.method, bits, score.value, *_ends(score, row.measure))
                 found.setdefault(row.measure, []).append(cell)
     return found
 
 
-def chances(report: Report, rows: Sequence[DeltaRow]) -> dict[Measure, float]:
+def chances(report: ReportData, rows: Sequence[DeltaRow]) -> dict[Measure, float]:
     """The accuracies of guessing that are known."""
-    outcomes = ((row, report.outcomes.twin(row.quantized, attention)) for row in rows for attention in _twins(row))
-    known = {row.measure: report.evidence.chance(row.measure, outcome) for row, outcome in outcomes}
+    results = ((row, report.results.twin(row.quantization, attention)) for row in rows for attention in _twins(row))
+    known = {row.measure: report.evidence.chance(row.measure, result) for row, result in results}
     return {measure: chance for measure, chance in known.items() if chance is not None}
 
 
@@ -214,7 +230,7 @@ def _twins(row: DeltaRow) -> dict[str, Score]:
 
 
 def _plotted(rows: Iterable[Any]) -> list[Any]:
-    """Of each task one accuracy, the normalized one where there is one, and its perplexity."""
+    """Of each task one accuracy, the normalized one if there is one, and its perplexity."""
     rows = list(rows)
     chosen: dict[tuple[str, bool], Measure] = {}
     for measure in in_tables(dict.fromkeys(row.measure for row in rows)):
@@ -222,8 +238,8 @@ def _plotted(rows: Iterable[Any]) -> list[Any]:
     return [row for row in rows if row.measure in chosen.values() and row.measure.metric]
 
 
-def _grid(panels: Panels, title: str) -> "Figure":
-    """A row a metric, a column a method."""
+def _grid(panels: Panels, title: str, method_titles: Mapping[str, str]) -> "Figure":
+    """One row per metric, one column per method."""
     measures = list(dict.fromkeys(measure for measure, _ in panels))
     methods = list(dict.fromkeys(method for _, method in panels))
     figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
@@ -235,7 +251,7 @@ def _grid(panels: Panels, title: str) -> "Figure":
         if is_perplexity(measure.metric):
             _rescale(line[0], [panel for (own, _), panel in panels.items() if own == measure])
     for method, top, bottom in zip(methods, grid[0], grid[-1], strict=True):
-        top.set_title(method_name(method))
+        top.set_title(method_titles[method])
         bottom.set_xlabel("bits")
     for axes in figure.axes:  # the last row is a page away from the first
         axes.tick_params(labelbottom=True)
@@ -248,20 +264,20 @@ def _grid(panels: Panels, title: str) -> "Figure":
 
 def _widths(panels: Iterable[Panel]) -> set[int]:
     every = list(panels)
-    drawn = {point.quantized.bits for panel in every for points in panel.points.values() for point in points}
+    drawn = {point.quantization.bits for panel in every for points in panel.points.values() for point in points}
     return drawn | {bits for panel in every for gaps in panel.gaps.values() for bits in gaps}
 
 
 def _draw(axes: "Axes", panel: Panel) -> None:
     for attention, points in panel.points.items():
         for line in _lines(points):
-            bits = [point.quantized.bits + ASIDE[attention] for point in line]
+            bits = [point.quantization.bits + OFFSETS[attention] for point in line]
             values = [point.value for point in line]
             axes.plot(bits, values, linewidth=1.2, label=attention, **_look(attention))
         bars = [point for point in points if point.low < point.high]
         if bars:
-            bits = [point.quantized.bits + ASIDE[attention] for point in bars]
-            axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], COLOURS[attention], linewidth=1)
+            bits = [point.quantization.bits + OFFSETS[attention] for point in bars]
+            axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], ATTENTION_COLOURS[attention], linewidth=1)
         _draw_gaps(axes, attention, panel.gaps[attention])
     _draw_levels(axes, panel.levels)
 
@@ -269,7 +285,7 @@ def _draw(axes: "Axes", panel: Panel) -> None:
 def _draw_gaps(axes: "Axes", attention: str, gaps: Sequence[int]) -> None:
     """A cross at the bottom for each width whose score is not there: a line may pass it by."""
     if gaps:
-        bits = [width + 2 * ASIDE[attention] for width in gaps]
+        bits = [width + 2 * OFFSETS[attention] for width in gaps]
         look = {**_look(attention), "marker": "x", "linestyle": "none", "clip_on": False}
         label = f"{attention}: no score"
         axes.plot(bits, [0.0] * len(bits), transform=axes.get_xaxis_transform(), label=label, **look)
@@ -278,14 +294,14 @@ def _draw_gaps(axes: "Axes", attention: str, gaps: Sequence[int]) -> None:
 def _draw_levels(axes: "Axes", levels: Mapping[str, float]) -> None:
     for attention, level in levels.items():
         style = DASHES.get(attention, "-")
-        axes.axhline(level, color=COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
+        axes.axhline(level, color=ATTENTION_COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
 
 
 def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
-    """A logarithmic axis where perplexities differ by orders of magnitude, with ticks at powers of ten."""
+    """A logarithmic axis if perplexities differ by orders of magnitude, with ticks at powers of ten."""
     points = [p for panel in panels for own in panel.points.values() for p in own]
     values = [p.value for p in points] + [level for panel in panels for level in panel.levels.values()]
-    if not values or max(map(abs, values)) < FAR * max(min(values), 1):
+    if not values or max(map(abs, values)) < MIN_LOG_RATIO * max(min(values), 1):
         return
     damages = min(values) <= 0
     axes.set_yscale("symlog" if damages else "log", **({"linthresh": 1, "linscale": 0.5} if damages else {}))
@@ -302,56 +318,65 @@ def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
 
 def _look(attention: str) -> dict[str, Any]:
     # Softpick's markers are hollow: two filled ones look alike in print.
-    colour = COLOURS[attention]
+    colour = ATTENTION_COLOURS[attention]
     face = "none" if attention == "softpick" else colour
-    return {"color": colour, "marker": MARKERS[attention], "markerfacecolor": face, "markersize": 4}
+    return {"color": colour, "marker": ATTENTION_MARKERS[attention], "markerfacecolor": face, "markersize": 4}
 
 
 def _lines(points: Sequence[Point]) -> list[list[Point]]:
-    """The points joined by width: one line, unless a width has several settings; then a line a setting."""
-    if len({point.quantized.bits for point in points}) == len(points):
+    """The points joined by width: one line, unless a width has several settings; then one line per setting."""
+    if len({point.quantization.bits for point in points}) == len(points):
         return [list(points)] if points else []
     lines: dict[str, list[Point]] = {}
     for point in points:
-        about = point.quantized
+        about = point.quantization
         lines.setdefault(about.label.removeprefix(f"{about.method}-{about.bits}"), []).append(point)
     return list(lines.values())
 
 
 def _storage(
-    panels: Mapping[Measure, Sequence[Stored]], levels: Levels, chances: Mapping[Measure, float], family: str
+    panels: Mapping[Measure, Sequence[StoredAccuracy]],
+    levels: Levels,
+    chances: Mapping[Measure, float],
+    family: str,
+    method_titles: Mapping[str, str],
 ) -> "Figure":
-    """A panel an accuracy; the twins differ in colour and filling, the methods in marker."""
+    """One panel per accuracy; the twins differ in colour and filling, the methods in marker."""
     figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(panels), 2.7))
     methods = list(dict.fromkeys(cell.method for cells in panels.values() for cell in cells))
     twins = [twin for twin in TWINS if any(cell.attention == twin for cells in panels.values() for cell in cells)]
     guessed = False
     for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        # The legend is filled column by column: a column a method, a line a twin.
+        # The legend is filled column by column: one column per method, one line per twin.
         for (method, marker), attention in product(zip(methods, cycle(METHOD_MARKERS), strict=False), twins):
             own = [cell for cell in cells if (cell.attention, cell.method) == (attention, method)]
-            look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_name(method)}"}
+            look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_titles[method]}"}
             _draw_stored(axes, own, look)
         _draw_levels(axes, levels.get(measure, {}))
         guessed |= _draw_chance(axes, chances.get(measure))
         axes.set_title(f"{task_name(measure.task)}, {metric_name(measure)}")
         axes.set_xlabel("measured bits per weight")
     bars = any(cell.low < cell.high for cells in panels.values() for cell in cells)
-    marks = "dashed: unquantized" + "; grey: chance" * guessed + "; bars: 95%" * bars
-    return _finish(figure, f"{family}: accuracy against measured bits per weight ({marks})", columns=len(methods))
+    marks = ["dashed: unquantized"]
+    if guessed:
+        marks.append("grey: chance")
+    if bars:
+        marks.append("bars: 95%")
+    title = f"{family}: accuracy against measured bits per weight ({'; '.join(marks)})"
+    return _finish(figure, title, columns=len(methods))
 
 
-def _draw_stored(axes: "Axes", cells: Sequence[Stored], look: Mapping[str, Any]) -> None:
+def _draw_stored(axes: "Axes", cells: Sequence[StoredAccuracy], look: Mapping[str, Any]) -> None:
     """Markers with their error bars, the twins side by side: their weights take the same bits."""
-    bits = [cell.bits + ASIDE[cell.attention] for cell in cells]
+    bits = [cell.bits + OFFSETS[cell.attention] for cell in cells]
     axes.plot(bits, [cell.value for cell in cells], linestyle="none", **look)
     axes.vlines(bits, [cell.low for cell in cells], [cell.high for cell in cells], look["color"], linewidth=1)
 
 
 def _draw_chance(axes: "Axes", chance: float | None) -> bool:
-    """A line where it does not press together what the panel shows; whether there is one."""
+    """A line if it does not press together what the panel shows; whether there is one."""
     low, high = axes.get_ylim()
-    reach = REACH * (high - low)
+    reach = MAX_CHANCE_DISTANCE * (high - low)
     if chance is None or not low - reach <= chance <= high + reach:
         return False
     _draw_levels(axes, {"chance": chance})

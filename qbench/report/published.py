@@ -1,18 +1,20 @@
-"""Published numbers: CSV files with a row a number pair. What `qbench table --format csv` writes is read as well."""
+"""Published numbers: CSV files with one row per number pair, such as `qbench table --format csv` writes."""
 
 import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from qbench.records.metrics import Better
 from qbench.records.schema import CellRef
-from qbench.report.metrics import Better, Measure, in_order, measure
-from qbench.report.outcomes import TWINS, Gap, Outcome, Outcomes, ReportError, Score, one_direction_each
+from qbench.report.metrics import Measure, in_order, measure
+from qbench.report.results import NOTHING, TWINS, CellResult, Gap, ReportError, ResultSet, Score, one_direction_each
 
+ROUNDING = 0.005  # what the two decimals of published numbers hide
 REQUIRED = ("family", "method", "bits", "task", "metric", *TWINS)
 
 
-def read_published(files: Sequence[Path], source: Path) -> Outcomes:
+def read_published(files: Sequence[Path], source: Path) -> ResultSet:
     """Read CSV files; `size` is read as `family`, and rows without a label are labelled by method and bits."""
     cells: dict[CellRef, dict[tuple[str, str], Score]] = {}
     gaps: dict[CellRef, Gap] = {}
@@ -32,7 +34,7 @@ def read_published(files: Sequence[Path], source: Path) -> Outcomes:
             scores = cells.setdefault(cell, {})
             value = _number(row, attention, where)
             if value is None:
-                gaps.setdefault(cell, Gap("–", row.get("note") or f"{cell.name} is not in {source}."))
+                gaps.setdefault(cell, Gap(NOTHING, row.get("note") or f"{cell.name} is not in {source}."))
             else:
                 scores[of.task, of.metric] = Score(value, documents=_documents(row, where))
         delta = _number(row, "delta", where)
@@ -40,8 +42,8 @@ def read_published(files: Sequence[Path], source: Path) -> Outcomes:
             deltas[key] = delta
     if not cells:
         raise ReportError(f"{source} has no rows of numbers.")
-    outcomes = (Outcome(cell, scores, None if scores else gaps[cell]) for cell, scores in cells.items())
-    return Outcomes(source, tuple(outcomes), tuple(one_direction_each(in_order(measures))), deltas)
+    results = (CellResult(cell, scores, None if scores else gaps[cell]) for cell, scores in cells.items())
+    return ResultSet(source, tuple(results), tuple(one_direction_each(in_order(measures))), deltas)
 
 
 def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
@@ -58,7 +60,7 @@ def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
                 for row in reader:
                     where = f"{file}, line {reader.line_num}"
                     if None in row or None in row.values():
-                        raise ReportError(f"{where} has not as many fields as the header has names ({len(names)}).")
+                        raise ReportError(f"{where} has not as many fields as the header, which has {len(names)}.")
                     yield where, {name: value.strip() for name, value in row.items()}
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ReportError(f"{file} cannot be read as a CSV file in UTF-8 ({error}).") from None
@@ -67,7 +69,7 @@ def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
 def _cell(row: Mapping[str, str], attention: str, label: str, where: str) -> CellRef:
     bits = row["bits"]
     if not bits.isdecimal() or not int(bits):
-        raise ReportError(f"{where}: bits is {bits!r}; it must be a whole number, 16 where nothing is quantized.")
+        raise ReportError(f"{where}: bits is {bits!r}; it must be a whole number, 16 if nothing is quantized.")
     method = row["method"]
     return CellRef(family=row["family"], attention=attention, checkpoint="", method=method, bits=int(bits), label=label)
 
@@ -81,7 +83,7 @@ def _number(row: Mapping[str, str], column: str, where: str) -> float | None:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ReportError(f"{where}: {column} is {text!r}; it must be a number, or empty where there is none.")
+        raise ReportError(f"{where}: {column} is {text!r}; it must be a number, or empty if there is none.")
     return value
 
 

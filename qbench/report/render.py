@@ -1,93 +1,78 @@
 """Results as text: tables in every format, comparisons and audits. What notebooks and the command line call."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from qbench.report.outcomes import ReportError
+from qbench.errors import did_you_mean
+from qbench.report.compare import compare, comparison_remarks, comparison_rows, comparison_tables
+from qbench.report.delta import ReportData, read_report
+from qbench.report.kinds import DEFAULT_KIND, KINDS, NoRows, table_kind
+from qbench.report.latex import latex
+from qbench.report.markdown import markdown
+from qbench.report.remarks import remarks
+from qbench.report.results import ReportError
+from qbench.report.tidy import to_csv, to_json
 
-if TYPE_CHECKING:
-    from qbench.report.delta import Report
-    from qbench.report.tables import Kind, Table
+__all__ = ["COMPARISON_FORMATS", "DEFAULT_KIND", "FORMATS", "KINDS", "audit", "comparison", "render", "table"]
 
-FORMATS = ("md", "latex", "csv", "json", "html")
-KINDS = {
-    "delta": "softpick − softmax",
-    "damage": "quantized − unquantized of each, and flips",
-    "baseline": "the unquantized models, families side by side",
-    "summary": "the damages of one metric per task on one screen",
-}
+FOR_PEOPLE = {"md": markdown, "latex": latex}
+FOR_PROGRAMS = {"csv": to_csv, "json": to_json}
+COMPARISON_FORMATS = (*FOR_PEOPLE, *FOR_PROGRAMS)
+FORMATS = (*COMPARISON_FORMATS, "html")
 
 
-def table(source: Path | str, format: str = "md", kind: "Kind | None" = None, *, standalone: bool = False) -> str:
+def table(source: Path | str, format: str = "md", kind: str | None = None, *, standalone: bool = False) -> str:
     """The tables of a folder of records or of published numbers. kind: by default delta, and with html all of them.
 
     standalone: with latex, a document that compiles as it is.
     """
-    from qbench.report.delta import read_report
-
     return render(read_report(source), format, kind, standalone=standalone)
 
 
-def render(report: "Report", format: str, kind: "Kind | None" = None, *, standalone: bool = False) -> str:
+def render(report: ReportData, format: str, kind: str | None = None, *, standalone: bool = False) -> str:
     """The tables of results that were read."""
-    from qbench.report.tables import remarks, tables
-
+    _check_format(format, FORMATS)
     if standalone and format != "latex":
-        raise ReportError(f"--standalone is of --format latex; the format is {format}.")
+        raise ReportError(f"--standalone needs --format latex; the format is {format}.")
     if format == "html":
-        from qbench.report.html import page
+        from qbench.report.html import page  # reads audits, and so needs numpy
 
         return page(report, kind)
-    kind = kind or "delta"
-    if format in ("csv", "json"):
-        from qbench.report import tidy
-
-        if kind == "summary":
-            raise ReportError(f"{format} has all numbers of the summary in --kind damage and --kind delta.")
-        rows = tidy.rows(report, kind)
-        return tidy.to_csv(rows) if format == "csv" else tidy.to_json(rows)
-    made = tables(report, kind)
-    if not made:
-        raise ReportError(f"{report.outcomes.source} has nothing for a table of kind {kind}.")
-    return _for_people(format)(made, remarks(report, kind), standalone)
+    chosen = table_kind(kind or DEFAULT_KIND)
+    if format in FOR_PROGRAMS:
+        if isinstance(chosen.rows, NoRows):
+            raise ReportError(f"--kind {chosen.name} has no {format}. {chosen.rows.reason}")
+        return FOR_PROGRAMS[format](chosen.rows(report))
+    tables = chosen.tables(report)
+    if not tables:
+        raise ReportError(f"{report.results.source} has nothing for a table of kind {chosen.name}.")
+    notes = [*remarks(report), *chosen.remarks(report)]
+    return latex(tables, notes, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes)
 
 
 def comparison(source: Path | str, published: Path | str, format: str = "md") -> str:
     """Our numbers beside published ones."""
-    from qbench.report import compare, tidy
-    from qbench.report.delta import read_report
-
+    _check_format(format, COMPARISON_FORMATS)
     ours, theirs = read_report(source), read_report(published)
-    found = compare.compare(ours, theirs)
-    if format in ("csv", "json"):
-        rows = compare.comparison_rows(found)
-        return tidy.to_csv(rows) if format == "csv" else tidy.to_json(rows)
-    return _for_people(format)(compare.comparison_tables(found), compare.comparison_remarks(found, theirs), False)
+    found = compare(ours, theirs)
+    if format in FOR_PROGRAMS:
+        return FOR_PROGRAMS[format](comparison_rows(found))
+    return FOR_PEOPLE[format](comparison_tables(found), comparison_remarks(found, theirs))
 
 
 def audit(source: Path | str) -> tuple[str, bool]:
     """The audits of a set of results and what looks unquantized or impossible in it, and whether anything does."""
-    from qbench.report.audits import audit_table
-    from qbench.report.delta import read_report
-    from qbench.report.markdown import markdown
-    from qbench.report.suspicious import suspicious
+    from qbench.report.audits import audit_table  # needs numpy
+    from qbench.report.doubts import doubts
 
     report = read_report(source)
-    made = audit_table(report.outcomes)
-    findings = suspicious(report)
-    cells = report.outcomes.cells
-    scores = sum(len(outcome.scores) for outcome in cells)
-    what = f"{len(findings)} suspicious" if findings else "nothing suspicious"
-    last = f"{what} among {scores} scores of {len(cells)} cells in {source}"
-    return "\n".join([*([markdown([made])] if made else []), *map(str, findings), last]), bool(findings)
+    audits, found = audit_table(report.results), doubts(report)
+    parts = [markdown([audits])] if audits else []
+    scores = sum(len(result.scores) for result in report.results.cells)
+    what = f"{len(found)} suspicious" if found else "nothing suspicious"
+    verdict = f"{what} among {scores} scores of {len(report.results.cells)} cells in {source}"
+    return "\n".join([*parts, *map(str, found), verdict]), bool(found)
 
 
-def _for_people(format: str) -> "Callable[[Sequence[Table], Sequence[str], bool], str]":
-    if format == "latex":
-        from qbench.report.latex import latex
-
-        return lambda tables, remarks, standalone: latex(tables, remarks, standalone=standalone)
-    from qbench.report.markdown import markdown
-
-    return lambda tables, remarks, standalone: markdown(tables, remarks)
+def _check_format(format: str, known: tuple[str, ...]) -> None:
+    if format not in known:
+        raise ReportError(f"format is {format!r}; it must be one of {', '.join(known)}.{did_you_mean(format, known)}")

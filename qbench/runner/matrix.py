@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from qbench.machine import git_commit, machine, visible_gpus
+from qbench.numbers import duration
 from qbench.recipe.cells import Recipe, cells, load_recipe
 from qbench.recipe.check import did_you_mean_folder
 from qbench.records.store import Results, read_results, remove_unfinished, write_plan
@@ -23,7 +24,7 @@ from qbench.runner.local import Slot, run_local
 from qbench.runner.lock import RunError, holding
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, plan
 from qbench.runner.preflight import PREFLIGHT, is_short, preflight
-from qbench.runner.view import PlainView, duration, view_for
+from qbench.runner.view import PlainView, view_for
 
 
 @dataclass(frozen=True)

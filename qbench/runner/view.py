@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from qbench.numbers import duration
 from qbench.records.schema import Record
 
 
@@ -150,11 +151,3 @@ def own_seconds(record: Record) -> float:
         return sum(record.cost.seconds.values())
     began, ended = (datetime.fromisoformat(t) for t in (record.provenance.started, record.provenance.finished))
     return (ended - began).total_seconds()
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

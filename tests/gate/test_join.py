@@ -172,7 +172,7 @@ def test_metrics_that_are_no_means_of_documents_are_not_passed_over(tmp_path: Pa
     samples = make_samples(DOCUMENTS, tasks=["lambada_openai"])
     for side in ("baseline", "run"):
         record = make_record(SOFTMAX, samples)
-        odd = tuple(metric.model_copy(update={"aggregation": "f1"}) for metric in record.metrics)
+        odd = tuple(metric.model_copy(update={"metric": "f1", "aggregation": "f1"}) for metric in record.metrics[:1])
         write_record(tmp_path / side / "cell", record.model_copy(update={"metrics": odd}), samples)
     with pytest.raises(InputError, match="no metric in common that the gate can test"):
         check(tmp_path / "run", tmp_path / "baseline", GateSettings())

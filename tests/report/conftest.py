@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qbench.report.delta import Report, read_report
+from qbench.report.delta import ReportData, read_report
 from qbench.report.html import page
 
 from .examples import PAPER, write_mini, write_troubled
@@ -23,24 +23,24 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def mini_report(mini: Path) -> Report:
+def mini_report(mini: Path) -> ReportData:
     """The same, read."""
     return read_report(mini)
 
 
 @pytest.fixture(scope="session")
-def mini_page(mini_report: Report) -> str:
+def mini_page(mini_report: ReportData) -> str:
     """Its HTML report."""
     return page(mini_report)
 
 
 @pytest.fixture(scope="session")
-def troubled_report(troubled: Path) -> Report:
+def troubled_report(troubled: Path) -> ReportData:
     """The same, read."""
     return read_report(troubled)
 
 
 @pytest.fixture(scope="session")
-def paper() -> Report:
+def paper() -> ReportData:
     """The published numbers."""
     return read_report(PAPER)

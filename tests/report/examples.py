@@ -65,13 +65,15 @@ def write_troubled(folder: Path, documents: int = 40, tasks: tuple[str, ...] = t
         return write_cell(folder, cell(attention, label), samples[samples["task"].isin(tasks)], **changes)
 
     not_quantized = audit_of(cell("softpick", "hqq-2-g64"), untouched=("model.layers.0.mlp.up_proj",))
-    planned = [
-        *(finished(attention, "none-16") for attention in twins),
-        *(PlannedCell(cell=cell(attention, "bnb-3"), key=None, not_offered=True) for attention in twins),
-        *(finished("softmax", "bnb-4-nf4"), finished("softpick", "bnb-4-nf4", seed=1)),
+    planned = [finished(attention, "none-16") for attention in twins]
+    planned += [PlannedCell(cell=cell(attention, "bnb-3"), key=None, not_offered=True) for attention in twins]
+    planned += [
+        finished("softmax", "bnb-4-nf4"),
+        finished("softpick", "bnb-4-nf4", seed=1),
         write_cell(folder, cell("softmax", "hqq-2-g64"), None),
         finished("softpick", "hqq-2-g64", audit=not_quantized),
-        *(finished("softmax", "hqq-3-g64"), PlannedCell(cell=cell("softpick", "hqq-3-g64"), key="f" * 64)),
+        finished("softmax", "hqq-3-g64"),
+        PlannedCell(cell=cell("softpick", "hqq-3-g64"), key="f" * 64),
     ]
     write_plan_of(folder, planned)
     return folder

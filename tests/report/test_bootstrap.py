@@ -6,14 +6,17 @@ import time
 import numpy as np
 import pytest
 
-from qbench.report.bootstrap import Column, Resampled, interval, resample
-from qbench.report.documents import Values
+from qbench.records.samples import AGGREGATIONS
+from qbench.report.bootstrap import MetricDocuments, Resampled, interval, resample
+from qbench.report.values import Values
 
 
-def column(values: list[float] | np.ndarray, aggregation: str = "mean", weights: np.ndarray | None = None) -> Column:
+def column(
+    values: list[float] | np.ndarray, aggregation: str = "mean", weights: np.ndarray | None = None
+) -> MetricDocuments:
     array = np.asarray(values, dtype=float)
     weights = np.ones(len(array)) if weights is None else weights
-    return Column(Values(array, weights), aggregation, share=aggregation == "mean")
+    return MetricDocuments(Values(array, weights), AGGREGATIONS[aggregation], share=aggregation == "mean")
 
 
 def paired(first: list[float] | np.ndarray, second: list[float] | np.ndarray) -> tuple[Resampled, Resampled]:
@@ -47,8 +50,10 @@ def test_the_score_is_lm_evals() -> None:
     words = np.array([100.0, 300.0])
     share, perplexity, weighted, bits = resample(
         [
-            *(column([1, 0]), column([-1, -3], "perplexity")),
-            *(column([-200, -900], "weighted_perplexity", words), column([-200, -900], "bits_per_byte", words)),
+            column([1, 0]),
+            column([-1, -3], "perplexity"),
+            column([-200, -900], "weighted_perplexity", words),
+            column([-200, -900], "bits_per_byte", words),
         ]
     )
     assert share.score == 50.0
@@ -59,13 +64,21 @@ def test_the_score_is_lm_evals() -> None:
 
 def test_documents_without_a_value_count_for_nothing() -> None:
     known = np.arange(40) < 39
-    (found,) = resample([Column(Values(np.where(known, -2.0, 0.0), known.astype(float)), "perplexity", share=False)])
+    (found,) = resample(
+        [
+            MetricDocuments(
+                Values(np.where(known, -2.0, 0.0), known.astype(float)), AGGREGATIONS["perplexity"], share=False
+            )
+        ]
+    )
     assert found.score == pytest.approx(math.exp(2))
     assert found.draws == pytest.approx(np.full(len(found.draws), 2.0))
 
 
 def test_what_has_resamples_without_a_value_has_no_interval() -> None:
-    (found,) = resample([Column(Values(np.array([-2.0, 0.0]), np.array([1.0, 0.0])), "perplexity", share=False)])
+    (found,) = resample(
+        [MetricDocuments(Values(np.array([-2.0, 0.0]), np.array([1.0, 0.0])), AGGREGATIONS["perplexity"], share=False)]
+    )
     assert interval((1, found)) is None
 
 

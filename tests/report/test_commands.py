@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from qbench.cli import main
+from qbench.report.kinds import KINDS, NoRows
+from qbench.report.render import FOR_PROGRAMS, FORMATS
 
 from ..example_records import make_samples
 from .examples import PAPER, audit_of, cell, write_cell, write_plan_of
@@ -30,14 +32,13 @@ def two_rows(tmp_path: Path) -> Path:
     return file
 
 
-FORMS = ("md", "latex", "html", "csv", "json")
-
-
 @pytest.mark.parametrize(
     ("kind", "form"),
     [
-        *((kind, form) for kind in ("delta", "damage", "baseline") for form in FORMS),
-        *(("summary", form) for form in FORMS[:3]),
+        (kind.name, form)
+        for kind in KINDS.values()
+        for form in FORMATS
+        if not (form in FOR_PROGRAMS and isinstance(kind.rows, NoRows))
     ],
 )
 def test_every_format_of_every_kind(form: str, kind: str, two_rows: Path, tmp_path: Path) -> None:
@@ -98,15 +99,15 @@ def test_a_cell_that_failed_after_its_audit_passed_it(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("table", "none"), "none is not there"),
-        (("table", PAPER, "--standalone"), "--standalone is of --format latex; the format is md."),
+        (("table", "none"), "none does not exist"),
+        (("table", PAPER, "--standalone"), "--standalone needs --format latex; the format is md."),
         (("table", PAPER, "--out", PAPER / "README.md" / "there.md"), "there.md cannot be written (File exists)."),
         (
             ("table", PAPER, "--kind", "summary", "--format", "csv"),
-            "csv has all numbers of the summary in --kind damage",
+            "--kind summary has no csv. All of its numbers are in --kind damage",
         ),
-        (("compare", PAPER, "--with", "none"), "none is not there"),
-        (("audit", "none"), "none is not there"),
+        (("compare", PAPER, "--with", "none"), "none does not exist"),
+        (("audit", "none"), "none does not exist"),
     ],
 )
 def test_a_wrong_call_is_2_and_a_sentence(

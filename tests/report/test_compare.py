@@ -6,7 +6,7 @@ import pytest
 
 from qbench.errors import InputError
 from qbench.report.compare import compare, comparison_remarks, comparison_rows, comparison_tables
-from qbench.report.delta import Report, read_report
+from qbench.report.delta import ReportData, read_report
 from qbench.report.markdown import markdown
 
 from .examples import cell, samples_of, write_cell, write_mini
@@ -14,7 +14,7 @@ from .golden import check
 
 
 @pytest.fixture
-def ours(tmp_path: Path) -> Report:
+def ours(tmp_path: Path) -> ReportData:
     """Two settings of HQQ at 3 bits, and the unquantized models."""
     write_mini(tmp_path, labels=("none-16", "hqq-3-g64"), tasks=("arc_easy",), family="340M")
     (tmp_path / "run.json").unlink()
@@ -23,7 +23,7 @@ def ours(tmp_path: Path) -> Report:
     return read_report(tmp_path)
 
 
-def test_each_of_our_settings_stands_beside_the_published_number(ours: Report, paper: Report) -> None:
+def test_each_of_our_settings_stands_beside_the_published_number(ours: ReportData, paper: ReportData) -> None:
     rows = [row for row in comparison_rows(compare(ours, paper)) if (row["task"], row["metric"]) == ("arc_easy", "acc")]
     assert {row["label"] for row in rows if row["bits"] == 3 and row["method"] == "hqq"} == {"hqq-3-g64", "hqq-3-g128"}
     row = next(row for row in rows if (row["label"], row["number"]) == ("hqq-3-g64", "softpick"))
@@ -35,7 +35,7 @@ def test_each_of_our_settings_stands_beside_the_published_number(ours: Report, p
     assert {row["family"] for row in rows} == {"340M"}
 
 
-def test_what_is_published_and_not_run_is_shown_as_missing(ours: Report, paper: Report) -> None:
+def test_what_is_published_and_not_run_is_shown_as_missing(ours: ReportData, paper: ReportData) -> None:
     rows = comparison_rows(compare(ours, paper))
     assert len(rows) == 3 * (81 + 9)  # each published row, HQQ's at 3 bits twice
     not_run = next(row for row in rows if row["label"] == "gptq-4")
@@ -43,17 +43,19 @@ def test_what_is_published_and_not_run_is_shown_as_missing(ours: Report, paper: 
     assert not_run["note"] == "There is no record of 340M-softmax-gptq-4."
 
 
-def test_the_table(ours: Report, paper: Report) -> None:
-    found = [c for c in compare(ours, paper) if c.measure.task == "arc_easy" and c.quantized.method in ("none", "hqq")]
+def test_the_table(ours: ReportData, paper: ReportData) -> None:
+    found = [
+        c for c in compare(ours, paper) if c.measure.task == "arc_easy" and c.quantization.method in ("none", "hqq")
+    ]
     check("compare.md", markdown(comparison_tables(found), comparison_remarks(found, paper)))
 
 
-def test_published_within_itself(paper: Report) -> None:
+def test_published_within_itself(paper: ReportData) -> None:
     found = compare(paper, paper)
     assert len(found) == 3 * 162
     assert all(c.difference == 0 and c.within is None for c in found)
 
 
-def test_nothing_in_common_is_a_sentence(mini_report: Report, paper: Report) -> None:
+def test_nothing_in_common_is_a_sentence(mini_report: ReportData, paper: ReportData) -> None:
     with pytest.raises(InputError, match=r"no family in common: there are mini here and 340M, 1\.8B there"):
         compare(mini_report, paper)

@@ -7,24 +7,28 @@ from pathlib import Path
 import pytest
 
 from qbench.errors import InputError
-from qbench.records.schema import CellRef, Failure, Identity
+from qbench.records.schema import CellRef, Failure, Identity, QuantizerFacts
 from qbench.report.bootstrap import Interval
-from qbench.report.delta import DeltaRow, Difference, Report, read_report
+from qbench.report.delta import DeltaRow, Difference, ReportData, read_report
+from qbench.report.doubts import doubts
+from qbench.report.layouts import READ_STAR, damage_tables, delta_tables
 from qbench.report.metrics import Measure
-from qbench.report.outcomes import Gap, Score
-from qbench.report.suspicious import suspicious
-from qbench.report.tables import STAR, Table, difference_field, interval_field, remarks, tables
+from qbench.report.remarks import remarks
+from qbench.report.results import Gap, Score
+from qbench.report.tables import Table, difference_field, interval_field
 
 from ..example_records import PROVENANCE, make_samples
-from .examples import LABELS, PAPER, audit_of, cell, samples_of, write_cell, write_mini
+from .examples import LABELS, PAPER, audit_of, cell, samples_of, write_cell, write_mini, write_plan_of
 
 ACC = Measure("arc_easy", "acc", "higher")
 
 
-def row(report: Report, label: str, task: str, metric: str, family: str = "mini") -> DeltaRow:
+def row(report: ReportData, label: str, task: str, metric: str, family: str = "mini") -> DeltaRow:
     key = (family, label, task, metric)
     (found,) = (
-        r for r in report.deltas if (r.quantized.family, r.quantized.label, r.measure.task, r.measure.metric) == key
+        r
+        for r in report.deltas
+        if (r.quantization.family, r.quantization.label, r.measure.task, r.measure.metric) == key
     )
     return found
 
@@ -34,7 +38,7 @@ def gap(score: Score | Gap) -> str:
     return score.text
 
 
-def test_the_papers_delta_is_the_papers_for_all_rows(paper: Report) -> None:
+def test_the_papers_delta_is_the_papers_for_all_rows(paper: ReportData) -> None:
     published = {}
     for file in PAPER.glob("*.csv"):
         for line in csv.DictReader(file.open()):
@@ -42,7 +46,7 @@ def test_the_papers_delta_is_the_papers_for_all_rows(paper: Report) -> None:
             published[key] = float(line["delta"])
     assert len(published) == len(paper.deltas) == 162
     for r in paper.deltas:
-        expected = published[r.quantized.family, r.quantized.label, r.measure.task, r.measure.metric]
+        expected = published[r.quantization.family, r.quantization.label, r.measure.task, r.measure.metric]
         assert r.delta is not None
         assert r.delta.value == pytest.approx(expected, abs=1e-9)
         assert isinstance(r.softmax, Score)
@@ -51,8 +55,8 @@ def test_the_papers_delta_is_the_papers_for_all_rows(paper: Report) -> None:
         assert r.delta.interval is None
 
 
-def test_accuracies_are_percent_and_perplexities_are_not(mini_report: Report) -> None:
-    record = mini_report.outcomes.get("mini", "softmax", "hqq-3-g64")
+def test_accuracies_are_percent_and_perplexities_are_not(mini_report: ReportData) -> None:
+    record = mini_report.results.get("mini", "softmax", "hqq-3-g64")
     assert record
     assert record.stored
     values = {(m.task, m.metric): m.value for m in record.stored.record.metrics}
@@ -69,8 +73,14 @@ def test_accuracies_are_percent_and_perplexities_are_not(mini_report: Report) ->
 @pytest.mark.parametrize(
     ("value", "better", "tone"),
     [
-        *[(0.3, "higher", "better"), (-0.3, "higher", "worse"), (0.3, "lower", "worse"), (-0.3, "lower", "better")],
-        *[(0.004, "higher", "same"), (-0.004, "lower", "same"), (0.3, None, None), (0.0, None, "same")],
+        (0.3, "higher", "better"),
+        (-0.3, "higher", "worse"),
+        (0.3, "lower", "worse"),
+        (-0.3, "lower", "better"),
+        (0.004, "higher", "same"),
+        (-0.004, "lower", "same"),
+        (0.3, None, None),
+        (0.0, None, "same"),
     ],
 )
 def test_tone_follows_the_metrics_direction(value: float, better: str | None, tone: str | None) -> None:
@@ -96,6 +106,35 @@ def test_what_excludes_zero_is_not_rounded_to_zero(
     assert interval_field(difference).text == between
 
 
+def test_methods_come_in_the_order_of_the_plan_and_the_unquantized_first(tmp_path: Path) -> None:
+    planned = [write_cell(tmp_path, cell("softmax", label), make_samples(5)) for label in reversed(LABELS)]
+    write_plan_of(tmp_path, planned)
+    found = [q.label for q in read_report(tmp_path).results.quantizations()]
+    assert found == ["none-16", "hqq-2-g64", "hqq-3-g64", "bnb-4-nf4"]
+
+
+def test_a_method_is_called_as_its_records_say(tmp_path: Path) -> None:
+    facts = QuantizerFacts(title="HalfQuad", calibrated=False)
+    write_cell(tmp_path, cell("softmax", "hqq-3-g64"), make_samples(5), quantizer=facts)
+    for label in ("none-16", "bnb-4-nf4"):  # of qbench 0.1
+        write_cell(tmp_path, cell("softmax", label), make_samples(5))
+    titles = {q.label: q.method_title for q in read_report(tmp_path).results.quantizations()}
+    assert titles == {"none-16": "unquantized", "bnb-4-nf4": "BNB", "hqq-3-g64": "HalfQuad"}
+
+
+def test_weights_as_they_were_are_not_unquantized_if_something_else_is_quantized(tmp_path: Path) -> None:
+    for label in ("none-16", "none-16-kv4"):
+        write_cell(tmp_path, cell("softmax", label), samples_of("softmax", "none-16"), audit=None)
+    report = read_report(tmp_path)
+    assert {r.quantization.label for r in report.damages} == {"none-16-kv4"}
+    first, second = delta_tables(report)
+    assert [column.title for column in first.columns][:3] == ["Task", "Metric", "Softmax"]
+    assert {line[2].text for line in second.rows} == {"16-bit kv4"}
+    unproved = row(report, "none-16-kv4", "arc_easy", "acc").softmax
+    assert isinstance(unproved, Score)
+    assert any("has no audit" in note for note in unproved.notes)
+
+
 def test_two_settings_of_one_width_never_meet(tmp_path: Path) -> None:
     for attention, label in (("softmax", "hqq-3-g64"), ("softpick", "hqq-3-g128")):
         write_cell(tmp_path, cell(attention, label), make_samples(10))
@@ -107,7 +146,7 @@ def test_two_settings_of_one_width_never_meet(tmp_path: Path) -> None:
     assert gap(second.softmax) == "missing"
 
 
-def test_what_has_no_number_says_why(troubled_report: Report) -> None:
+def test_what_has_no_number_says_why(troubled_report: ReportData) -> None:
     at_2_bits = row(troubled_report, "hqq-2-g64", "arc_easy", "acc")
     at_3_bits = row(troubled_report, "hqq-3-g64", "arc_easy", "acc")
     assert at_2_bits.softmax == Gap("failed", "mini-softmax-hqq-2-g64 failed in quantize (error): It broke.")
@@ -137,7 +176,7 @@ def test_an_audit_of_another_quantization_proves_nothing(other: str, tmp_path: P
     assert row(report, "hqq-3-g64", "arc_easy", "acc").softmax == Gap(
         "audit failed", f"mini-softmax-hqq-3-g64 did not pass its audit: it is an audit of {other}."
     )
-    assert [str(finding) for finding in suspicious(report)] == [
+    assert [str(doubt) for doubt in doubts(report)] == [
         f"mini-softmax-hqq-3-g64: it has scores, but did not pass its audit: it is an audit of {other}."
     ]
 
@@ -159,7 +198,7 @@ def test_a_number_without_an_audit_says_so(tmp_path: Path) -> None:
     assert "mini-softmax-hqq-3-g64 has no audit: that it was quantized is not proved." in score.notes
 
 
-def test_other_documents_mean_no_interval_and_a_note(troubled_report: Report) -> None:
+def test_other_documents_mean_no_interval_and_a_note(troubled_report: ReportData) -> None:
     delta = row(troubled_report, "bnb-4-nf4", "arc_easy", "acc").delta
     assert delta
     assert delta.interval is None
@@ -169,7 +208,7 @@ def test_other_documents_mean_no_interval_and_a_note(troubled_report: Report) ->
     )
 
 
-def test_chance_is_noted_where_a_score_is_not_above_it(paper: Report) -> None:
+def test_chance_is_noted_where_a_score_is_not_above_it(paper: ReportData) -> None:
     below = row(paper, "gptq-2", "piqa", "acc_norm", "340M")
     assert isinstance(below.softmax, Score)
     assert isinstance(below.softpick, Score)
@@ -189,8 +228,8 @@ def test_chance_follows_from_the_documents(tmp_path: Path) -> None:
     assert (known.value, known.notes) == (50.0, ())
 
 
-def test_damage_is_quantized_minus_its_own_baseline(paper: Report) -> None:
-    found = {(r.quantized.family, r.quantized.label, r.measure.task, r.measure.metric): r for r in paper.damages}
+def test_damage_is_quantized_minus_its_own_baseline(paper: ReportData) -> None:
+    found = {(r.quantization.family, r.quantization.label, r.measure.task, r.measure.metric): r for r in paper.damages}
     assert len(found) == 144
     r = found["340M", "hqq-3", "sciq", "acc_norm"]
     assert isinstance(r.softmax.score, Difference)
@@ -203,11 +242,11 @@ def test_damage_is_quantized_minus_its_own_baseline(paper: Report) -> None:
     assert r.difference.tone(r.measure) == "worse"
 
 
-def test_damage_down_to_chance_says_so(paper: Report) -> None:
+def test_damage_down_to_chance_says_so(paper: ReportData) -> None:
     (found,) = (
         r
         for r in paper.damages
-        if (r.quantized.family, r.quantized.label, r.measure.task, r.measure.metric)
+        if (r.quantization.family, r.quantization.label, r.measure.task, r.measure.metric)
         == ("340M", "gptq-2", "piqa", "acc_norm")
     )
     assert isinstance(found.softmax.score, Difference)
@@ -226,9 +265,9 @@ def test_damage_without_a_baseline_says_so(tmp_path: Path) -> None:
 def test_the_star_of_a_lone_twins_damage_is_explained(tmp_path: Path) -> None:
     for label in ("none-16", "hqq-2-g64"):
         write_cell(tmp_path, cell("softmax", label), samples_of("softmax", label))
-    (table,) = tables(read_report(tmp_path), "damage")
+    (table,) = damage_tables(read_report(tmp_path))
     assert any(field.starred for line in table.rows for field in line)
-    assert STAR in table.reading
+    assert READ_STAR in table.reading
 
 
 def test_flips_are_seen_where_accuracy_is_equal(tmp_path: Path) -> None:
@@ -257,13 +296,13 @@ def test_other_kinds_of_attention_are_in_no_delta(tmp_path: Path) -> None:
     (tmp_path / "run.json").unlink()
     report = read_report(tmp_path)
     assert len(report.deltas) == len({(r.measure.task, r.measure.metric) for r in report.deltas})
-    assert report.outcomes.other_attentions() == ["rectified"]
+    assert report.results.other_attentions() == ["rectified"]
 
 
 def test_bad_input_is_a_sentence(tmp_path: Path, mini: Path) -> None:
     with pytest.raises(InputError, match=r"holds neither records .* nor CSV files"):
         read_report(tmp_path)
-    with pytest.raises(InputError, match=r"none is not there; it must be a folder of records"):
+    with pytest.raises(InputError, match=r"none does not exist; it must be a folder of records"):
         read_report(tmp_path / "none")
     twice = tmp_path / "twice"
     write_cell(twice, cell("softmax", "none-16"), make_samples(5))
@@ -309,8 +348,8 @@ def test_a_bad_csv_file_is_a_sentence_with_its_line(content: str, message: str, 
         read_report(tmp_path)
 
 
-def test_all_planned_cells_have_rows(mini_report: Report) -> None:
-    assert {r.quantized.label for r in mini_report.deltas} == set(LABELS)
-    cells: list[CellRef] = [outcome.cell for outcome in mini_report.outcomes.cells]
+def test_all_planned_cells_have_rows(mini_report: ReportData) -> None:
+    assert {r.quantization.label for r in mini_report.deltas} == set(LABELS)
+    cells: list[CellRef] = [result.cell for result in mini_report.results.cells]
     assert len(cells) == 2 * len(LABELS)
-    assert all(audit_of(c).label == c.label for c in cells if c.method != "none")
+    assert all(audit_of(c).label == c.label for c in cells if c.label != "none-16")

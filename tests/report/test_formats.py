@@ -9,13 +9,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from qbench.numbers import signed
 from qbench.records.schema import Failure, PlannedCell
 from qbench.report import tidy
-from qbench.report.delta import Difference, Report, read_report
+from qbench.report.delta import Difference, ReportData, read_report
 from qbench.report.html import page
+from qbench.report.kinds import KINDS
 from qbench.report.latex import latex
+from qbench.report.layouts import READ_ADDED_DOCUMENTS
 from qbench.report.markdown import markdown
-from qbench.report.tables import ADDED, Kind, remarks, signed, tables
+from qbench.report.remarks import remarks, remarks_on_delta
+from qbench.report.render import render
+from qbench.report.tables import Table
 
 from ..example_records import PROVENANCE, make_record, make_samples
 from .examples import LABELS, cell, samples_of, write_cell, write_mini, write_plan_of, write_troubled
@@ -23,7 +28,6 @@ from .golden import check
 
 COLUMNS = ["family", "method", "bits", "label", "task", "metric", "better", "softmax", "softpick", "delta"]
 TASKS = ("arc_easy", "wikitext")
-KINDS: tuple[Kind, ...] = ("delta", "damage", "baseline", "summary")
 # Another label than method and bits, a direction that must be looked up, one that is not known, and a number missing.
 PUBLISHED = """\
 size,method,bits,label,task,metric,better,softmax,softpick,delta
@@ -36,8 +40,13 @@ size,method,bits,label,task,metric,better,softmax,softpick,delta
 """
 
 
+def tables(report: ReportData, kind: str) -> list[Table]:
+    """The tables of a kind, for people."""
+    return KINDS[kind].tables(report)
+
+
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def small(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
     """A run with two tasks."""
     return read_report(
         write_mini(tmp_path_factory.mktemp("runs") / "small", labels=("none-16", "hqq-2-g64"), tasks=TASKS)
@@ -45,20 +54,20 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 @pytest.fixture(scope="module")
-def small_troubled(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def small_troubled(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
     """All that can go wrong with two tasks."""
     return read_report(write_troubled(tmp_path_factory.mktemp("runs") / "troubled", tasks=TASKS))
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> Report:
+def published(tmp_path: Path) -> ReportData:
     """Published numbers."""
     (tmp_path / "published.csv").write_text(PUBLISHED)
     return read_report(tmp_path / "published.csv")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_markdown(kind: Kind, small: Report) -> None:
+def test_markdown(kind: str, small: ReportData) -> None:
     check(f"{kind}.md", markdown(tables(small, kind), remarks(small)))
 
 
@@ -66,22 +75,22 @@ def unpadded(text: str) -> str:
     return re.sub(" +", " ", text)
 
 
-def test_columns_stand_straight_on_a_screen(small: Report) -> None:
+def test_columns_stand_straight_on_a_screen(small: ReportData) -> None:
     for table in markdown(tables(small, "damage")).split("\n\n"):
         if table.startswith("|"):
             assert len({tuple(m.start() for m in re.finditer(r"\|", line)) for line in table.splitlines()}) == 1
 
 
-def test_every_column_has_a_rule_however_narrow_it_is(lone: Report) -> None:
+def test_every_column_has_a_rule_however_narrow_it_is(lone: ReportData) -> None:
     """GitHub takes no line for a table's in which a column has no hyphen."""
-    rules = [line for line in markdown(tables(lone, "delta")).splitlines() if line.startswith("| :")]
+    rules = [line for line in markdown(tables(lone, "delta")).splitlines() if line.startswith("|:")]
     assert rules
-    assert all(re.fullmatch(r"(\| :?-+:? )+\|", rule) for rule in rules)
+    assert all(re.fullmatch(r"(\|:?-+:?)+\|", rule) for rule in rules)
 
 
-def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_report: Report) -> None:
+def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_report: ReportData) -> None:
     (table,) = tables(mini_report, "summary")
-    rows = {(row.quantized.label, row.measure.task, row.measure.metric): row for row in mini_report.damages}
+    rows = {(row.quantization.label, row.measure.task, row.measure.metric): row for row in mini_report.damages}
     for label, line in zip(("bnb-4-nf4", "hqq-2-g64", "hqq-3-g64"), table.rows[1:], strict=True):
         for task, shown in zip(("arc_easy", "lambada_openai"), line[2:4], strict=True):
             row = rows[label, task, {"arc_easy": "acc_norm", "lambada_openai": "acc"}[task]]
@@ -93,7 +102,7 @@ def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_repor
 
 
 @pytest.fixture
-def lone(tmp_path: Path) -> Report:
+def lone(tmp_path: Path) -> ReportData:
     """A family with one model only, of which one cell failed."""
     for label in ("none-16", "hqq-2-g64"):
         samples = samples_of("softmax", label)
@@ -102,12 +111,12 @@ def lone(tmp_path: Path) -> Report:
     return read_report(tmp_path / "lone")
 
 
-def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: Report) -> None:
+def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: ReportData) -> None:
     (table,) = tables(lone, "damage")
     titles = ["Task", "Metric", "Quantization", "Damage", "95% interval", "Flips"]
     assert [column.title for column in table.columns] == titles
     assert table.caption == "What HQQ costs the mini softmax model: quantized − unquantized."
-    rows = {(row.quantized.label, row.measure.metric): row.softmax for row in lone.damages}
+    rows = {(row.quantization.label, row.measure.metric): row.softmax for row in lone.damages}
     damage = rows["hqq-2-g64", "acc_norm"].score
     assert isinstance(damage, Difference)
     assert damage.interval
@@ -118,7 +127,7 @@ def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: Report) -
     check("lone-damage.md", markdown([table]))
 
 
-def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: Report) -> None:
+def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: ReportData) -> None:
     (table,) = tables(lone, "summary")
     assert not any("/" in field.text for line in table.rows for field in line)
     assert not any("softpick" in text for text in (table.caption, *table.reading))
@@ -126,19 +135,21 @@ def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: Report) -
     check("lone-summary.md", markdown([table]))
 
 
-def test_the_delta_of_a_model_without_a_twin_says_where_to_look(lone: Report, small: Report) -> None:
+def test_the_delta_of_a_model_without_a_twin_says_where_to_look(lone: ReportData, small: ReportData) -> None:
     said = (
         "There is no softpick model of mini here, so there is no Δ; --kind damage and --kind summary show what "
         "quantization cost."
     )
-    assert remarks(lone, "delta") == [said]
-    assert remarks(lone, "damage") == remarks(lone) == remarks(small, "delta") == []
+    assert remarks_on_delta(lone) == [said]
+    assert remarks(lone) == remarks_on_delta(small) == []
+    assert said in render(lone, "md", "delta").splitlines()
+    assert said not in render(lone, "md", "damage")
 
 
-def test_what_intervals_add_is_said_where_they_are_shown(small: Report, paper: Report) -> None:
-    said = {kind: any(ADDED in table.reading for table in tables(small, kind)) for kind in KINDS}
+def test_what_intervals_add_is_said_where_they_are_shown(small: ReportData, paper: ReportData) -> None:
+    said = {kind: any(READ_ADDED_DOCUMENTS in table.reading for table in tables(small, kind)) for kind in KINDS}
     assert said == {"delta": True, "damage": True, "baseline": False, "summary": False}
-    assert not any(ADDED in table.reading for kind in KINDS for table in tables(paper, kind))
+    assert not any(READ_ADDED_DOCUMENTS in table.reading for kind in KINDS for table in tables(paper, kind))
 
 
 def test_a_family_without_a_task_says_so_in_the_baseline_table(tmp_path: Path) -> None:
@@ -174,12 +185,12 @@ def test_cells_that_were_not_run_share_a_footnote(run: str, said: list[str], tmp
     assert [table.footnotes[mark] for mark in sorted(used)] == said
 
 
-def test_markdown_of_what_went_wrong(small_troubled: Report) -> None:
+def test_markdown_of_what_went_wrong(small_troubled: ReportData) -> None:
     check("troubled.md", markdown(tables(small_troubled, "delta"), remarks(small_troubled)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_latex(kind: Kind, small: Report) -> None:
+def test_latex(kind: str, small: ReportData) -> None:
     check(f"{kind}.tex", latex(tables(small, kind), remarks(small)))
 
 
@@ -212,18 +223,18 @@ def test_a_record_without_its_run_tells_of_a_trial_too(tmp_path: Path) -> None:
     assert remarks(read_report(tmp_path)) == ["A trial: only the first 20 documents of each task."]
 
 
-def test_latex_of_what_went_wrong(small_troubled: Report) -> None:
+def test_latex_of_what_went_wrong(small_troubled: ReportData) -> None:
     check("troubled.tex", latex(tables(small_troubled, "delta"), standalone=True))
 
 
-def test_csv_and_json(published: Report) -> None:
-    rows = tidy.rows(published, "delta")
+def test_csv_and_json(published: ReportData) -> None:
+    rows = tidy.delta_rows(published)
     check("published.csv", tidy.to_csv(rows))
     check("published.json", tidy.to_json(rows))
-    check("published-damage.csv", tidy.to_csv(tidy.rows(published, "damage")))
+    check("published-damage.csv", tidy.to_csv(tidy.damage_rows(published)))
 
 
-def test_html(small_troubled: Report) -> None:
+def test_html(small_troubled: ReportData) -> None:
     """All but the plots, and without what every page has."""
     text = page(small_troubled)
     main = text[text.index("<main>") : text.index("</main>")]
@@ -231,8 +242,8 @@ def test_html(small_troubled: Report) -> None:
     check("troubled.html", main)
 
 
-def test_the_tidy_columns_begin_as_agreed_and_are_unrounded(mini_report: Report) -> None:
-    rows = tidy.rows(mini_report, "delta")
+def test_the_tidy_columns_begin_as_agreed_and_are_unrounded(mini_report: ReportData) -> None:
+    rows = tidy.delta_rows(mini_report)
     assert list(rows[0])[:10] == COLUMNS
     frame = pd.DataFrame(rows)
     assert set(frame[frame.method == "none"].bits) == {16}
@@ -244,23 +255,18 @@ def test_the_tidy_columns_begin_as_agreed_and_are_unrounded(mini_report: Report)
     assert accuracy.softmax == pytest.approx(100 * round(accuracy.softmax * 0.4) / 40, abs=1e-9)
 
 
-def test_csv_and_json_say_the_same_and_csv_is_read_again(mini_report: Report, tmp_path: Path) -> None:
-    rows = tidy.rows(mini_report, "delta")
+def test_csv_and_json_say_the_same_and_csv_is_read_again(mini_report: ReportData, tmp_path: Path) -> None:
+    rows = tidy.delta_rows(mini_report)
     file = tmp_path / "mini.csv"
     file.write_text(tidy.to_csv(rows))
     assert json.loads(tidy.to_json(rows)) == [dict(row) for row in rows]
-    again = tidy.rows(read_report(file), "delta")
+    again = tidy.delta_rows(read_report(file))
     assert [{name: row[name] for name in COLUMNS} for row in again] == [
         {name: row[name] for name in COLUMNS} for row in rows
     ]
 
 
-@pytest.mark.parametrize(("value", "text"), [(-0.001, "+0.00"), (0.0, "+0.00"), (2.675, "+2.67"), (-5.17, "-5.17")])
-def test_differences_are_rounded_once_and_zero_has_no_minus(value: float, text: str) -> None:
-    assert signed(value) == text
-
-
-def test_labels_and_captions_differ(paper: Report) -> None:
+def test_labels_and_captions_differ(paper: ReportData) -> None:
     text = latex([table for kind in KINDS for table in tables(paper, kind)])
     labels, captions = (re.findall(rf"\\{name}{{(.*)}}", text) for name in ("label", "caption"))
     assert len(labels) == len(set(labels)) == len(set(captions)) == 17
@@ -290,7 +296,7 @@ def compiled(text: str, folder: Path) -> str:
 
 
 @needs_pdflatex
-def test_the_papers_tables_compile_and_none_is_too_wide_or_too_long(paper: Report, tmp_path: Path) -> None:
+def test_the_papers_tables_compile_and_none_is_too_wide_or_too_long(paper: ReportData, tmp_path: Path) -> None:
     log = compiled(latex([t for kind in KINDS for t in tables(paper, kind)], standalone=True), tmp_path)
     assert "Overfull" not in log
     assert "Float too large" not in log

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qbench.records.schema import Failure, Identity
-from qbench.report.delta import Report, read_report
+from qbench.report.delta import ReportData, read_report
 from qbench.report.html import page
 
 from ..example_records import PROVENANCE, make_samples
@@ -67,7 +67,7 @@ def section_names(text: str) -> list[str]:
     return re.findall(r'<section id="(.+?)">', text)
 
 
-def test_the_answer_and_the_plots_stand_before_the_rows(mini_page: str, paper: Report) -> None:
+def test_the_answer_and_the_plots_stand_before_the_rows(mini_page: str, paper: ReportData) -> None:
     assert section_names(mini_page) == [
         "summary",
         "plots",
@@ -88,7 +88,7 @@ def test_no_heading_is_said_twice(mini_page: str) -> None:
         assert len(headings) == len(set(headings))
 
 
-def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, paper: Report) -> None:
+def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, paper: ReportData) -> None:
     what = {"device": "cpu", "dtype": "float32", "cell": ""}
     for label, documents, finished in (("none-16", 1200, "2026-11-15T23:50"), ("hqq-3-g64", 7, "2026-11-16T00:10")):
         provenance = PROVENANCE.model_copy(update={"finished": f"{finished}:59+00:00"})
@@ -96,14 +96,14 @@ def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, pap
         changes = {"provenance": provenance, "identity": identity, "key": identity.key}
         write_cell(tmp_path, cell("softmax", label), make_samples(documents, tasks=["piqa"]), **changes)
     text = page(read_report(tmp_path), "delta")
-    measured = "2 of 2 cells have scores, 7 to 1,200 documents a task, cpu, float32, 2026-11-15 to 2026-11-16."
+    measured = "2 of 2 cells have scores, 7 to 1,200 documents per task, cpu, float32, 2026-11-15 to 2026-11-16."
     assert f"<p>{measured}</p>" in text
     assert '<td class="l">2026-11-15 23:50</td>' in text
     assert ">Finished (UTC)<" in text
     assert "<p>36 of 36 cells have scores.</p>" in page(paper, "baseline")
 
 
-def test_the_filters_example_is_of_this_report(mini_page: str, paper: Report) -> None:
+def test_the_filters_example_is_of_this_report(mini_page: str, paper: ReportData) -> None:
     assert 'placeholder="mini hqq acc"' in mini_page
     assert 'placeholder="1.8B hqq acc"' in page(paper, "baseline")
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from qbench.errors import InputError
-from qbench.report.delta import Report, read_report
+from qbench.report.delta import ReportData, read_report
 from qbench.report.html import page
 from qbench.report.plots import FAINT, damage_panels, figures, inline_svg, score_panels, storage_panels, write_plots
 
@@ -19,7 +19,7 @@ from .examples import cell, write_cell, write_mini
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def small(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
     """A run with one task: figures of a few panels."""
     return read_report(write_mini(tmp_path_factory.mktemp("runs") / "small", tasks=("arc_easy",)))
 
@@ -29,10 +29,10 @@ def half_width(percent: float, documents: int = 40) -> float:
     return 1.96 * math.sqrt(percent * (100 - percent) / (documents - 1))
 
 
-def test_scores_with_error_bars_and_the_unquantized_level(mini_report: Report) -> None:
+def test_scores_with_error_bars_and_the_unquantized_level(mini_report: ReportData) -> None:
     panels = score_panels(mini_report.deltas)
     panel = next(panel for (m, method), panel in panels.items() if (m.metric, method) == ("acc", "hqq"))
-    assert [point.quantized.bits for point in panel.points["softpick"]] == [2, 3]
+    assert [point.quantization.bits for point in panel.points["softpick"]] == [2, 3]
     point = panel.points["softmax"][0]
     assert point.high - point.value == pytest.approx(half_width(point.value))
     assert set(panel.levels) == {"softmax", "softpick"}
@@ -40,13 +40,13 @@ def test_scores_with_error_bars_and_the_unquantized_level(mini_report: Report) -
     assert {method for _, method in panels} == {"bnb", "hqq"}
 
 
-def test_damages_have_their_own_intervals(mini_report: Report) -> None:
+def test_damages_have_their_own_intervals(mini_report: ReportData) -> None:
     for panel in damage_panels(mini_report.damages).values():
         for point in (point for points in panel.points.values() for point in points):
             assert point.low <= point.value <= point.high
 
 
-def test_bits_per_weight_are_the_audits(mini_report: Report) -> None:
+def test_bits_per_weight_are_the_audits(mini_report: ReportData) -> None:
     cells = next(iter(storage_panels(mini_report, mini_report.deltas).values()))
     assert {(cell.method, cell.bits) for cell in cells} == {("bnb", 4.5), ("hqq", 2.5), ("hqq", 3.5)}
     inside = [cell for cell in cells if cell.high < 100]  # accuracies end there
@@ -54,7 +54,7 @@ def test_bits_per_weight_are_the_audits(mini_report: Report) -> None:
     assert all(cell.high - cell.low == pytest.approx(2 * half_width((cell.high + cell.low) / 2)) for cell in inside)
 
 
-def test_bits_per_weight_have_error_bars_and_chance_where_it_is_near(mini_report: Report) -> None:
+def test_bits_per_weight_have_error_bars_and_chance_where_it_is_near(mini_report: ReportData) -> None:
     figure = dict(figures(mini_report))["mini-bits-per-weight"]
     assert figure.get_suptitle().endswith("(dashed: unquantized; grey: chance; bars: 95%)")
     for axes in figure.axes:
@@ -85,13 +85,13 @@ def levels(axes: Axes, colour: str) -> list[float]:
     return [float(np.asarray(line.get_ydata())[0]) for line in lines]
 
 
-def test_bits_are_written_under_every_panel(mini_report: Report) -> None:
+def test_bits_are_written_under_every_panel(mini_report: ReportData) -> None:
     drawn = dict(figures(mini_report))
     for axes in (*drawn["mini-score"].axes, *drawn["mini-damage"].axes):
         assert axes.xaxis.get_tick_params()["labelbottom"]
 
 
-def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_report: Report) -> None:
+def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_report: ReportData) -> None:
     for panels in (score_panels(troubled_report.deltas), damage_panels(troubled_report.damages)):
         gaps = {(m.metric, method): panel.gaps for (m, method), panel in panels.items()}
         assert gaps["acc", "hqq"] == {"softmax": [2], "softpick": [2, 3]}
@@ -109,7 +109,7 @@ def test_a_twin_that_does_not_exist_is_not_in_the_legend(tmp_path: Path) -> None
         assert not any("softpick" in label for label in labels), name
 
 
-def test_the_panels_of_a_figure_have_one_axis_of_bits_and_hold_their_points(paper: Report) -> None:
+def test_the_panels_of_a_figure_have_one_axis_of_bits_and_hold_their_points(paper: ReportData) -> None:
     for name, figure in figures(paper):
         assert len({axes.get_xlim() for axes in figure.axes}) == 1, name
         for axes in figure.axes:
@@ -120,7 +120,7 @@ def test_the_panels_of_a_figure_have_one_axis_of_bits_and_hold_their_points(pape
                 assert low > -5  # damages: little room below zero
 
 
-def test_every_figure_is_a_file_in_each_format(small: Report, tmp_path: Path) -> None:
+def test_every_figure_is_a_file_in_each_format(small: ReportData, tmp_path: Path) -> None:
     files = write_plots(small, tmp_path / "plots")
     names = ["mini-score", "mini-damage", "mini-bits-per-weight"]
     assert [file.name for file in files] == [f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
@@ -128,7 +128,7 @@ def test_every_figure_is_a_file_in_each_format(small: Report, tmp_path: Path) ->
     assert all(file.read_bytes().startswith(starts[file.suffix[1:]]) for file in files)
 
 
-def test_the_same_results_make_the_same_svg_in_the_pages_colours(small: Report) -> None:
+def test_the_same_results_make_the_same_svg_in_the_pages_colours(small: ReportData) -> None:
     first, again = (inline_svg(next(figures(small))[1]) for _ in range(2))
     assert first == again
     assert first.startswith("<svg")
@@ -145,7 +145,7 @@ def test_a_name_is_not_taken_for_math(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_a_sentence_and_a_report(
-    small: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = builtins.__import__
 
@@ -160,7 +160,7 @@ def test_without_matplotlib_a_sentence_and_a_report(
     assert "pip install &#39;qbench[plot]&#39;" in page(small)
 
 
-def test_a_folder_that_cannot_be_is_a_sentence(mini_report: Report, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_is_a_sentence(mini_report: ReportData, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="plots cannot be written there"):
         write_plots(mini_report, tmp_path / "file")

@@ -15,7 +15,7 @@ from qbench.recipe.cells import Recipe, load_recipe
 from qbench.records.schema import Cost, Record
 from qbench.runner.lock import RunError
 from qbench.runner.matrix import RunOptions, _fetched
-from qbench.runner.view import LiveView, PlainView, duration, outcome, view_for
+from qbench.runner.view import LiveView, PlainView, outcome, view_for
 
 from ..example_records import cell_ref, make_record, make_samples
 
@@ -66,10 +66,6 @@ def test_a_failure_shows_its_first_line_and_where() -> None:
     assert failed.failure is not None
     failure = failed.failure.model_copy(update={"kind": "timeout", "reason": "Too long.\nMore.", "phase": "load"})
     assert outcome(failed.model_copy(update={"failure": failure})) == "FAILED in load (timeout): Too long."
-
-
-def test_durations_as_people_say_them() -> None:
-    assert [duration(s) for s in (4.26, 90, 3000, 10_000)] == ["4.3 s", "2 min", "50 min", "2.8 h"]
 
 
 def test_events_are_json_lines_in_order(undisturbed: tuple[Path, list[dict[str, Any]]]) -> None:

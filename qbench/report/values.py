@@ -1,20 +1,13 @@
-"""The per-document results of a record, as arrays. Only the columns that tables need are read: all take ten times as
-long."""
+"""The values of a record's documents as arrays; the only place of reports that reads samples."""
 
 import hashlib
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from qbench.records.samples import FIELDS, WEIGHT
+from qbench.records.samples import WEIGHT, as_floats, lists, metric_columns, rows_of_tasks
 from qbench.records.store import StoredRecord
-
-KEY = ("task", "doc_id", "doc_hash")
-CHOICES = "is_greedy"  # the smallest of the columns that have an entry a choice
 
 
 @dataclass(frozen=True)
@@ -22,34 +15,30 @@ class Values:
     """A metric's value of each document, and what its sum is divided by the sum of."""
 
     values: np.ndarray  # [documents]
-    weights: np.ndarray  # [documents]; 0 where the document has no value
+    weights: np.ndarray  # [documents]; 0 if the document has no value
 
 
 @dataclass(frozen=True)
 class TaskDocuments:
     """The documents of one task in the order of their ids."""
 
-    fingerprint: str  # of all ids and contents: equal where two cells saw the same documents
+    fingerprint: str  # of all ids and contents: equal if two cells saw the same documents
     count: int
     metrics: dict[str, Values]
-    chance: float | None  # the accuracy of guessing, in percent; None where there is nothing to choose from
+    chance: float | None  # the accuracy of guessing, in percent; None if there is nothing to choose from
 
 
 def read_documents(stored: StoredRecord) -> dict[str, TaskDocuments]:
     """The documents of each task of a record."""
-    source = pq.ParquetFile(pa.BufferReader(stored.samples_content()))
-    metrics = [name for name in source.schema_arrow.names if name not in FIELDS.names]
-    table = source.read(columns=[*KEY, "gold", CHOICES, *metrics])
-    choices = pc.if_else(pc.is_valid(table.column("gold")), pc.list_value_length(table.column(CHOICES)), None)
+    table = stored.table
+    golds, choices = (lists(table[name])[1] for name in ("gold", "loglikelihoods"))
     columns = _Columns(
-        ids=table.column("doc_id").to_numpy(),
-        hashes=np.array(table.column("doc_hash").to_pylist(), dtype=object),
-        choices=_numbers(choices),
-        metrics={name: _numbers(table.column(name)) for name in metrics},
+        ids=as_floats(table["doc_id"]).astype(np.int64),
+        hashes=np.array(table["doc_hash"].to_pylist(), dtype=object),
+        choices=np.where(golds > 0, choices, np.nan),
+        metrics=metric_columns(table),
     )
-    tasks = table.column("task").combine_chunks().dictionary_encode()
-    codes = tasks.indices.to_numpy()
-    return {name: columns.task(np.flatnonzero(codes == i)) for i, name in enumerate(tasks.dictionary.to_pylist())}
+    return {name: columns.task(rows) for name, rows in rows_of_tasks(table).items()}
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,7 @@ class _Columns:
 
     ids: np.ndarray
     hashes: np.ndarray
-    choices: np.ndarray  # how many; NaN where there is nothing to choose from
+    choices: np.ndarray  # how many; NaN if there is nothing to choose from
     metrics: dict[str, np.ndarray]
 
     def task(self, rows: np.ndarray) -> TaskDocuments:
@@ -81,10 +70,6 @@ class _Columns:
 def _ones(count: int) -> np.ndarray:
     """One array for all, so that its sums over resamples are computed once."""
     return np.ones(count)
-
-
-def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    return column.cast(pa.float64()).fill_null(float("nan")).to_numpy()
 
 
 def _chance(choices: np.ndarray) -> float | None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from qbench.records.store import RECORD
-from qbench.report.delta import Report, read_report
-from qbench.report.suspicious import suspicious
+from qbench.report.delta import ReportData, read_report
+from qbench.report.doubts import doubts
 
 from ..example_records import make_samples
 from .examples import PAPER, cell, samples_of, write_cell, write_mini
@@ -18,7 +18,7 @@ HEADER = "family,method,bits,task,metric,softmax,softpick,delta,documents\n"
 
 
 def findings(folder: Path) -> list[str]:
-    return [str(finding) for finding in suspicious(read_report(folder))]
+    return [str(doubt) for doubt in doubts(read_report(folder))]
 
 
 def published(folder: Path, rows: str) -> list[str]:
@@ -26,9 +26,9 @@ def published(folder: Path, rows: str) -> list[str]:
     return findings(folder)
 
 
-def test_in_the_paper_it_finds_the_1_8b_rows_of_hqq_and_nothing_else(paper: Report) -> None:
-    found = suspicious(paper)
-    assert {name for finding in found for name in finding.where.split(" and ")} == HQQ
+def test_in_the_paper_it_finds_the_1_8b_rows_of_hqq_and_nothing_else(paper: ReportData) -> None:
+    found = doubts(paper)
+    assert {name for doubt in found for name in doubt.where.split(" and ")} == HQQ
     assert [f.where for f in found if "the same scores in all 9 metrics" in f.why] == [
         "1.8B-softmax-hqq-2 and 1.8B-softmax-hqq-3",
         "1.8B-softpick-hqq-2 and 1.8B-softpick-hqq-3",

@@ -1,0 +1,86 @@
+"""How numbers are written for people. Every table, message and report takes its formats from here."""
+
+DECIMALS = 2
+MAX_DECIMALS = 6  # of a difference that two decimals would show as zero
+
+
+def fixed(value: float, decimals: int = DECIMALS) -> str:
+    """A number with so many decimals: 12.50."""
+    return f"{value:.{decimals}f}"
+
+
+def score(value: float) -> str:
+    """A score in the units of tables: 56.61."""
+    return fixed(value)
+
+
+def signed(value: float, decimals: int = DECIMALS) -> str:
+    """A difference with its sign: -5.17. Zero is +0.00, never -0.00."""
+    return f"{round(value, decimals) + 0.0:+.{decimals}f}"
+
+
+def needed_decimals(value: float) -> int:
+    """Two, or as many as it takes for the value not to be rounded to zero."""
+    return next((n for n in range(DECIMALS, MAX_DECIMALS) if round(value, n)), MAX_DECIMALS)
+
+
+def interval(low: float, high: float) -> str:
+    """An interval of a score: [55.10, 58.20]."""
+    return f"[{score(low)}, {score(high)}]"
+
+
+def signed_interval(low: float, high: float, decimals: int = DECIMALS) -> str:
+    """An interval of a difference: [-0.00, +1.20].
+
+    The ends keep their signs, so that -0.00 is below zero, and zero is seen to be inside.
+    """
+    ends = (f"{round(end, 9) + 0.0:+.{decimals}f}" for end in (low, high))  # equal sums may differ by rounding
+    return f"[{', '.join(ends)}]"
+
+
+def percent(share: float, decimals: int = 1) -> str:
+    """A share in percent: 93.8%."""
+    return f"{share:.{decimals}%}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number whose size is not known in advance, with so many significant digits: 0.0123."""
+    return f"{value:.{digits}g}"
+
+
+def signed_significant(value: float, digits: int = 3) -> str:
+    """The same with its sign: +0.0123."""
+    return f"{value:+.{digits}g}"
+
+
+def p_value(p: float) -> str:
+    """A probability of a test: 0.013."""
+    return significant(p, 2)
+
+
+def magnitude(value: float) -> str:
+    """A number of which only its order matters: 1e-07."""
+    return f"{value:.0e}"
+
+
+def count(number: int) -> str:
+    """A whole number: 1,234."""
+    return f"{number:,}"
+
+
+def counted(number: int, thing: str) -> str:
+    """How many there are of something: 1 document, 1,234 documents."""
+    return f"{count(number)} {thing}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time: 3.2 s, 12 min, 1.5 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def byte_size(size: float) -> str:
+    """A number of bytes with its unit: 0.35 MB, 1.23 GB."""
+    return f"{size / 1e6:.2f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"

@@ -1,0 +1,68 @@
+"""What is known of metrics and tasks by lm-eval's names: one entry per metric, and one per task."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["higher", "lower"]
+Unit = Literal["share", "perplexity", "bits"]
+
+
+@dataclass(frozen=True)
+class MetricFacts:
+    """What a metric means."""
+
+    better: Better
+    aggregation: str  # lm-eval's name of how the values of documents become one
+    unit: Unit  # share: a mean of zeros and ones; perplexity: exp of a mean, compared on the log scale
+
+
+METRICS = {
+    "acc": MetricFacts("higher", "mean", "share"),
+    "acc_norm": MetricFacts("higher", "mean", "share"),
+    "acc_bytes": MetricFacts("higher", "mean", "share"),
+    "acc_mutual_info": MetricFacts("higher", "mean", "share"),
+    "exact_match": MetricFacts("higher", "mean", "share"),
+    "perplexity": MetricFacts("lower", "perplexity", "perplexity"),
+    "word_perplexity": MetricFacts("lower", "weighted_perplexity", "perplexity"),
+    "byte_perplexity": MetricFacts("lower", "weighted_perplexity", "perplexity"),
+    "token_perplexity": MetricFacts("lower", "weighted_perplexity", "perplexity"),
+    "bits_per_byte": MetricFacts("lower", "bits_per_byte", "bits"),
+}
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """A whole task as lm-eval has it: for published numbers, which come without their documents."""
+
+    documents: int
+    choices: int | None = None  # None if there is nothing to choose from
+
+
+TASKS = {
+    "arc_easy": TaskFacts(2376, choices=4),
+    "lambada_openai": TaskFacts(5153),
+    "piqa": TaskFacts(1838, choices=2),
+    "sciq": TaskFacts(1000, choices=4),
+}
+
+
+def base_name(metric: str) -> str:
+    """The metric without its filter: exact_match of exact_match,strict-match."""
+    return metric.partition(",")[0]
+
+
+def facts_of(metric: str) -> MetricFacts | None:
+    """What is known of a metric, with or without a filter; None if nothing is."""
+    return METRICS.get(base_name(metric))
+
+
+def is_share(metric: str) -> bool:
+    """Whether the metric is a share of documents, which tables show in percent."""
+    facts = facts_of(metric)
+    return facts is not None and facts.unit == "share"
+
+
+def is_perplexity(metric: str) -> bool:
+    """Whether differences of the metric are tested on the log scale."""
+    facts = facts_of(metric)
+    return facts is not None and facts.unit == "perplexity"

@@ -1,0 +1,181 @@
+"""Results that cannot be right, in records or published numbers: what looks copied, unquantized or impossible.
+
+What the documents and audits of records say is judged in qbench.records.suspicious, and what follows from arithmetic in
+qbench.records.impossible. Here are the rules on published scores, of which one coincidence proves nothing: they accuse
+only what chance would do less than once in 10,000 times.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from qbench.numbers import magnitude, score, signed
+from qbench.records.impossible import ClaimedScore, impossible_scores
+from qbench.records.metrics import TASKS, is_perplexity, is_share
+from qbench.report.delta import ReportData
+from qbench.report.metrics import Measure, in_tables
+from qbench.report.published import ROUNDING
+from qbench.report.results import CellResult, Gap, Score
+
+MAX_CHANCE = 1e-4
+UNKNOWN_DOCUMENTS = 100  # of a published task that we do not know; few, as few agree easily
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far an honest cell is from the unquantized model, and from another cell of its width, at the very least."""
+
+    flips: float  # share of answers that change from right to wrong or back
+    log_perplexity: float  # standard deviation
+
+
+# By the width in bits that a cell has at least. Each is on the small side of what results/mini (flips) and both it and
+# results/paper (log perplexity) have, and centred on 0 though low bits do harm, so that chance is overstated.
+#  8 bits: flips of 0 to 1.3% (mean 0.4%), log perplexity 0.0004 and more
+#  4 bits: flips of 0.3% to 11% (mean 4.7%), 0.004 to 0.3
+#  3 bits: flips of 4% to 24%, 0.07 to 1.0
+#  2 bits: flips of 26% to 56%, 0.86 to 13
+SPREADS = {8: Spread(0.0025, 0.0005), 4: Spread(0.01, 0.01), 3: Spread(0.05, 0.1), 1: Spread(0.2, 0.5)}
+OTHER_MODEL = SPREADS[3]  # softmax and softpick differ more than this
+LOSSLESS_SPREADS = 3  # nearer to the unquantized model than 3 standard deviations of an 8-bit cell: nearly lossless
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Something that cannot be right, and why."""
+
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.why}"
+
+
+def doubts(report: ReportData) -> list[Doubt]:
+    """All that cannot be right, rule by rule."""
+    rules: list[Callable[[ReportData], Iterator[Doubt]]] = [
+        _records,
+        _same_scores,
+        _low_bits_without_damage,
+        _impossible_scores,
+        _wrong_delta,
+    ]
+    return [doubt for rule in rules for doubt in rule(report)]
+
+
+def _records(report: ReportData) -> Iterator[Doubt]:
+    """What the audits and documents of records say."""
+    if report.results.records:
+        from qbench.records.integrity import altered  # published numbers need neither numpy nor pyarrow
+        from qbench.records.suspicious import suspicious_records
+
+        for stored in report.results.records.current:
+            yield from (Doubt(stored.record.cell.name, reason) for reason in altered(stored))
+        for found in suspicious_records(report.results.records.current):
+            yield Doubt(found.cell.name, found.message)
+
+
+def _same_scores(report: ReportData) -> Iterator[Doubt]:
+    """Two published cells of one family with the same scores, more of them than chance explains."""
+    for a, b in combinations(_published(report), 2):
+        if a.cell.family != b.cell.family:
+            continue
+        pairs = _pairs(report, a, b)
+        if not all(abs(x.value - y.value) <= ROUNDING for _, x, y in pairs):
+            continue
+        same_model = a.cell.attention == b.cell.attention
+        spread = _spread(min(a.cell.bits, b.cell.bits)) if same_model else OTHER_MODEL
+        chance = _joint((m, _chance_within(0.0, m, x, spread)) for m, x, _ in pairs)
+        if chance < MAX_CHANCE:
+            what = f"the same scores in all {len(pairs)} metrics, so these are scores of one and the same model"
+            yield Doubt(f"{a.cell.name} and {b.cell.name}", f"{what} ({_by_chance(chance)}).")
+
+
+def _low_bits_without_damage(report: ReportData) -> Iterator[Doubt]:
+    """A published cell of few bits that scores as a nearly lossless one in every task."""
+    for result in _published(report):
+        pairs = _pairs(report, result, report.results.unquantized(result))
+        limits = {m: LOSSLESS_SPREADS * _deviation(m, y, SPREADS[8]) for m, _, y in pairs}
+        lossless = all(abs(x.value - y.value) <= limits[m] + ROUNDING for m, x, y in pairs)
+        if result.cell.bits >= 8 or not lossless:
+            continue
+        spread = _spread(result.cell.bits)
+        chance = _joint((m, _chance_within(limits[m], m, y, spread)) for m, _, y in pairs)
+        if chance < MAX_CHANCE:
+            shown = ", ".join(f"{m.task} {m.metric} {score(x.value)} ({score(y.value)})" for m, x, y in pairs)
+            what = f"these are scores of an unquantized or nearly lossless model, not of {result.cell.bits} bits"
+            yield Doubt(result.cell.name, f"{what} ({_by_chance(chance)}); unquantized in brackets: {shown}.")
+
+
+def _impossible_scores(report: ReportData) -> Iterator[Doubt]:
+    """Published scores that no model can have."""
+    for result in _published(report):
+        scores = ((m, result.scores.get((m.task, m.metric))) for m in report.results.measures)
+        for found in impossible_scores([_published_claim(m, own) for m, own in scores if own]):
+            yield Doubt(f"{result.cell.name}, {found.score.task} {found.score.metric}", found.why)
+
+
+def _wrong_delta(report: ReportData) -> Iterator[Doubt]:
+    """Published differences that are not those of the published scores, whichever way these were rounded."""
+    for row in report.deltas:
+        published = report.results.published_delta(row.quantization, row.measure)
+        if published is None or isinstance(row.softmax, Gap) or isinstance(row.softpick, Gap):
+            continue
+        ours = row.softpick.value - row.softmax.value
+        if abs(ours - published) > 3 * ROUNDING + 1e-9:
+            where = f"{row.quantization.family} {row.quantization.label}, {row.measure.task} {row.measure.metric}"
+            yield Doubt(where, f"Δ is {signed(published)}, but softpick − softmax is {signed(ours)}.")
+
+
+def _published_claim(m: Measure, own: Score) -> ClaimedScore:
+    unit = 100 if is_share(m.metric) else 1
+    documents = own.documents or (TASKS[m.task].documents if m.task in TASKS else None)
+    return ClaimedScore(m.task, m.metric, own.value / unit, m.better, documents, (ROUNDING + 1e-9) / unit)
+
+
+def _pairs(report: ReportData, a: CellResult, b: CellResult) -> list[tuple[Measure, Score, Score]]:
+    """Scores that both have; one of those that say the same."""
+    keys = [(m, (m.task, m.metric)) for m in in_tables(report.results.measures)]
+    return [(m, a.scores[key], b.scores[key]) for m, key in keys if key in a.scores and key in b.scores]
+
+
+def _published(report: ReportData) -> list[CellResult]:
+    """Cells with scores and without documents: records are judged by theirs."""
+    return [c for c in report.results.cells if c.scores and not (c.stored and c.stored.has_samples)]
+
+
+def _spread(bits: int) -> Spread:
+    return SPREADS[max(width for width in SPREADS if width <= bits)]
+
+
+def _deviation(m: Measure, own: Score, spread: Spread) -> float:
+    """The standard deviation of a score between honest cells: in percent, or in units of perplexity."""
+    if is_share(m.metric):
+        return 100 * math.sqrt(spread.flips / _documents(m, own))
+    return spread.log_perplexity * own.value if is_perplexity(m.metric) else math.inf
+
+
+def _chance_within(limit: float, m: Measure, own: Score, spread: Spread) -> float:
+    """The probability that the scores of two honest cells are no further apart than this, once they are rounded."""
+    deviation = _deviation(m, own, spread)
+    if not math.isfinite(deviation):
+        return 1.0  # of a metric of which we know nothing
+    step = 50 / _documents(m, own) if is_share(m.metric) else 0.0  # half a document
+    return math.erf((limit + ROUNDING + step) / deviation / math.sqrt(2)) if deviation else 1.0
+
+
+def _joint(chances: Iterable[tuple[Measure, float]]) -> float:
+    """The probability of all at once: tasks are independent; the metrics of one are not, so its rarest counts alone."""
+    tasks: dict[str, float] = {}
+    for m, chance in chances:
+        tasks[m.task] = min(chance, tasks.get(m.task, 1.0))
+    return math.prod(tasks.values())
+
+
+def _documents(m: Measure, own: Score) -> int:
+    return own.documents or (TASKS[m.task].documents if m.task in TASKS else UNKNOWN_DOCUMENTS)
+
+
+def _by_chance(chance: float) -> str:
+    return f"the probability by chance is below {magnitude(10.0 ** math.ceil(math.log10(max(chance, 1e-12))))}"

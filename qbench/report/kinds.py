@@ -1,0 +1,93 @@
+"""The kinds of tables. Adding one is one entry in KINDS: the command line and its help, every format, the HTML page
+and docs/mini.md read it from there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qbench.errors import did_you_mean
+from qbench.report.delta import ReportData
+from qbench.report.layouts import baseline_tables, damage_tables, delta_tables, summary_tables
+from qbench.report.remarks import remarks_on_delta
+from qbench.report.results import ReportError
+from qbench.report.tables import Table
+from qbench.report.tidy import DataRow, baseline_rows, damage_rows, delta_rows
+
+DEFAULT_KIND = "delta"
+
+
+@dataclass(frozen=True)
+class NoRows:
+    """Why a kind has no rows for programs, in a sentence."""
+
+    reason: str
+
+
+def _always(report: ReportData) -> bool:
+    return True
+
+
+def _several_families(report: ReportData) -> bool:
+    """Of a single family, the first table of Δ is that of the unquantized models."""
+    return len({row.quantization.family for row in report.deltas}) > 1
+
+
+def _no_remarks(report: ReportData) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class TableKind:
+    """A kind of table: what it is, and the functions that make it."""
+
+    name: str  # as --kind takes it
+    help: str  # as --help explains it
+    title: str  # over it on the HTML page
+    tables: Callable[[ReportData], list[Table]]  # for people
+    rows: Callable[[ReportData], list[DataRow]] | NoRows  # for programs
+    on_page: Callable[[ReportData], bool] = _always  # whether the HTML page of all kinds has it
+    remarks: Callable[[ReportData], list[str]] = _no_remarks  # below the tables
+
+
+# In the order of the page: the answer first, and then the rows behind it.
+KINDS = {
+    kind.name: kind
+    for kind in (
+        TableKind(
+            name="summary",
+            help="the damages of one metric per task on one screen",
+            title="Summary",
+            tables=summary_tables,
+            rows=NoRows("All of its numbers are in --kind damage and --kind delta."),
+        ),
+        TableKind(
+            name="damage",
+            help="quantized − unquantized of each, and flips",
+            title="Damage: what quantization costs",
+            tables=damage_tables,
+            rows=damage_rows,
+        ),
+        TableKind(
+            name="delta",
+            help="softpick − softmax",
+            title="Δ: softpick against softmax",
+            tables=delta_tables,
+            rows=delta_rows,
+            remarks=remarks_on_delta,
+        ),
+        TableKind(
+            name="baseline",
+            help="the unquantized models, families side by side",
+            title="Unquantized models",
+            tables=baseline_tables,
+            rows=baseline_rows,
+            on_page=_several_families,
+        ),
+    )
+}
+
+
+def table_kind(name: str) -> TableKind:
+    """The kind of this name."""
+    if name not in KINDS:
+        raise ReportError(f"kind is {name!r}; it must be one of {', '.join(KINDS)}.{did_you_mean(name, KINDS)}")
+    return KINDS[name]

@@ -1,0 +1,195 @@
+"""What every cell has: scores, or the reason why there are none. Read by qbench.report.sources."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from qbench.errors import InputError
+from qbench.records.audit import UNQUANTIZED
+from qbench.records.schema import CellRef, Record
+from qbench.records.store import Results, StoredRecord
+from qbench.report.metrics import Measure
+
+TWINS = ("softmax", "softpick")
+NOTHING = "–"  # stands where there is no number, and none is missing
+NOT_OFFERED = "n/a"
+UNQUANTIZED_METHOD = "none"  # of the weights; other axes may be quantized all the same
+
+
+class ReportError(InputError):
+    """Results that no table can be made of, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number as tables have it: accuracies in percent."""
+
+    value: float
+    stderr: float | None = None
+    documents: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A number that is not there: what stands in its place, and why."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What one cell produced."""
+
+    cell: CellRef
+    scores: Mapping[tuple[str, str], Score] = field(default_factory=dict)  # by task and metric
+    gap: Gap | None = None  # why there are none
+    caveat: str = ""  # a note at each score
+    stored: StoredRecord | None = None
+
+    def score(self, measure: Measure) -> Score | Gap:
+        """The score, or why there is none."""
+        if self.gap:
+            return self.gap
+        found = self.scores.get((measure.task, measure.metric))
+        if found is None:
+            return Gap("missing", f"{self.cell.name} has no {measure.metric} of {measure.task}.")
+        return replace(found, notes=(*found.notes, self.caveat)) if self.caveat else found
+
+
+@dataclass(frozen=True)
+class FamilyQuantization:
+    """One quantization of one family: what a row of a table is about."""
+
+    family: str
+    method: str
+    bits: int
+    label: str
+    method_title: str = field(default="", compare=False)  # as papers write it: GPTQ
+
+    @property
+    def is_unquantized(self) -> bool:
+        """Whether nothing is quantized."""
+        return self.label == UNQUANTIZED
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The columns that name it, for programs."""
+        return {"family": self.family, "method": self.method, "bits": self.bits, "label": self.label}
+
+
+@dataclass(frozen=True)
+class ResultSet:
+    """All cells of a folder of records, or all rows of published files."""
+
+    source: Path
+    cells: tuple[CellResult, ...]
+    measures: tuple[Measure, ...]
+    # Δ as it was published, by family, label, task and metric
+    published: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
+    records: Results | None = None
+
+    def get(self, family: str, attention: str, label: str) -> CellResult | None:
+        """One cell."""
+        return self._by_name.get((family, attention, label))
+
+    def twin(self, quantization: FamilyQuantization, attention: str) -> CellResult:
+        """The cell of this quantization with this attention; if there is none, a result that says so."""
+        if found := self.get(quantization.family, attention, quantization.label):
+            return found
+        cell = CellRef(attention=attention, checkpoint="", **quantization.key)
+        if attention in self.twins_of(quantization.family):
+            return CellResult(cell, gap=Gap("missing", f"There is no record of {cell.name}."))
+        return CellResult(cell, gap=Gap(NOTHING, f"There is no {attention} model of {quantization.family} here."))
+
+    def twins_of(self, family: str) -> list[str]:
+        """Which of the twins the family has, with scores or without."""
+        have = {c.cell.attention for c in self.cells if c.cell.family == family}
+        return [attention for attention in TWINS if attention in have]
+
+    def unquantized(self, result: CellResult) -> CellResult:
+        """The unquantized model of a cell; if there is none, a result that says so."""
+        family, attention = result.cell.family, result.cell.attention
+        return self.get(family, attention, UNQUANTIZED) or CellResult(
+            result.cell, gap=Gap(NOTHING, f"There is no unquantized {family}-{attention} to compare with.")
+        )
+
+    def published_delta(self, quantization: FamilyQuantization, measure: Measure) -> float | None:
+        """Δ as it was published; None if it is ours to compute."""
+        return self.published.get((quantization.family, quantization.label, measure.task, measure.metric))
+
+    def quantizations(self) -> list[FamilyQuantization]:
+        """Families and methods in the order of the cells, the unquantized first, and within each method by bits."""
+        cells = [result.cell for result in self.cells if result.cell.attention in TWINS]
+        families = list(dict.fromkeys(cell.family for cell in cells))
+        methods = list(dict.fromkeys([UNQUANTIZED_METHOD, *(cell.method for cell in cells)]))
+
+        def place(q: FamilyQuantization) -> tuple[int, int, int, list[str | int]]:
+            return families.index(q.family), methods.index(q.method), q.bits, _natural(q.label)
+
+        return sorted({self._quantization(cell) for cell in cells}, key=place)
+
+    def measures_of(self, family: str) -> list[Measure]:
+        """What the family's cells were measured on; if all failed, what any cell was."""
+        have = {key for c in self.cells if c.cell.family == family for key in c.scores}
+        own = [m for m in self.measures if (m.task, m.metric) in have]
+        return own or list(self.measures) or [Measure("", "", None)]
+
+    def other_attentions(self) -> list[str]:
+        """Kinds of attention that are in the records and in no Δ."""
+        return sorted({c.cell.attention for c in self.cells} - set(TWINS))
+
+    def recipes(self) -> Mapping[str, Mapping[str, Any]]:
+        """The resolved recipes by their names: the run's, or without a run.json those of the records."""
+        if self.records and self.records.plan:
+            return {self.records.plan.recipe: self.records.plan.resolved_recipe}
+        own = [c.stored.record.provenance for c in self.cells if c.stored]
+        return {provenance.recipe: provenance.resolved_recipe for provenance in own}
+
+    def of_other_versions(self) -> list[str]:
+        """Cells that were measured with other code or packages than the latest one; `run --reuse-stale` keeps such."""
+        done = [c.stored.record for c in self.cells if c.stored and c.scores]
+        latest = max(done, key=lambda record: record.provenance.finished, default=None)
+        return [r.cell.name for r in done if latest and _version(r) != _version(latest)]
+
+    def _quantization(self, cell: CellRef) -> FamilyQuantization:
+        title = self.method_titles[cell.method]
+        if cell.method == UNQUANTIZED_METHOD and cell.label != UNQUANTIZED:
+            title = "unquantized weights"
+        return FamilyQuantization(cell.family, cell.method, cell.bits, cell.label, title)
+
+    @cached_property
+    def method_titles(self) -> Mapping[str, str]:
+        """The methods as papers write them, by the records; old records and published numbers do not say."""
+        titles = {c.cell.method: c.cell.method.upper() for c in self.cells}
+        for stored in (c.stored for c in self.cells):
+            if stored and stored.record.quantizer:
+                titles[stored.record.cell.method] = stored.record.quantizer.title
+        return titles | {UNQUANTIZED_METHOD: "unquantized"}
+
+    @cached_property
+    def _by_name(self) -> Mapping[tuple[str, str, str], CellResult]:
+        return {(c.cell.family, c.cell.attention, c.cell.label): c for c in self.cells}
+
+
+def one_direction_each(measures: Iterable[Measure]) -> list[Measure]:
+    """One measure per task and metric: records of another lm-eval may lack the direction that others have."""
+    found: dict[tuple[str, str], Measure] = {}
+    for m in measures:
+        key = (m.task, m.metric)
+        if key not in found or found[key].better is None:
+            found[key] = m
+    return list(found.values())
+
+
+def _version(record: Record) -> tuple[str, dict[str, str]]:
+    return record.identity.code, record.identity.packages
+
+
+def _natural(label: str) -> list[str | int]:
+    """A key to sort by that puts g64 before g128."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", label)]

@@ -1,0 +1,115 @@
+"""Results from wherever they are: a folder of records, or CSV files of published numbers."""
+
+from pathlib import Path
+
+from qbench.records.audit import UNQUANTIZED
+from qbench.records.metrics import is_share
+from qbench.records.schema import MetricValue, PlannedCell, Record
+from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_results
+from qbench.report.metrics import in_order, measure
+from qbench.report.published import read_published
+from qbench.report.results import (
+    NOT_OFFERED,
+    CellResult,
+    Gap,
+    ReportError,
+    ResultSet,
+    Score,
+    one_direction_each,
+)
+
+MAX_REASON_LENGTH = 200
+
+
+def read_result_set(source: Path | str) -> ResultSet:
+    """Read a folder of records, or a CSV file of published numbers or a folder of such."""
+    source = Path(source)
+    if not source.exists():
+        raise ReportError(f"{source} does not exist; it must be a folder of records, or CSV files of published ones.")
+    if source.is_file():
+        return read_published([source], source)
+    if (source / RUN).exists() or any(source.glob(f"*/{RECORD}")):
+        return from_records(read_results(source))
+    if files := sorted(source.glob("*.csv")):
+        return read_published(files, source)
+    raise ReportError(
+        f"{source} holds neither records ({RECORD} in a folder for each cell; `qbench run` makes them) nor CSV files "
+        "of published numbers."
+    )
+
+
+def from_records(records: Results) -> ResultSet:
+    """The results of records that were read, in the order of the plan if there is one."""
+    cells = [_of_record(stored) for stored in records.current]
+    cells += [CellResult(planned.cell, gap=_missing(planned)) for planned in records.missing]
+    cells += [CellResult(planned.cell, gap=_not_offered(planned)) for planned in records.not_offered]
+    if records.plan:
+        order = [planned.cell.name for planned in records.plan.cells]
+        cells.sort(key=lambda result: order.index(result.cell.name))
+    if not cells:
+        raise ReportError(f"{records.folder / RUN} plans no cells; there is nothing to make a table of.")
+    metrics = (metric for stored in records.current for metric in stored.record.metrics)
+    measures = in_order(measure(m.task, m.metric, m.better) for m in metrics)
+    return ResultSet(records.folder, tuple(cells), tuple(one_direction_each(measures)), records=records)
+
+
+def _of_record(stored: StoredRecord) -> CellResult:
+    record = stored.record
+    if gap := _failed(record) or _not_measured(stored) or _not_proved(record):
+        return CellResult(record.cell, gap=gap, stored=stored)
+    scores = {(m.task, m.metric): _score(m) for m in record.metrics}
+    caveat = ""
+    if record.audit is None and record.cell.label != UNQUANTIZED:
+        caveat = f"{record.cell.name} has no audit: that it was quantized is not proved."
+    return CellResult(record.cell, scores, caveat=caveat, stored=stored)
+
+
+def _failed(record: Record) -> Gap | None:
+    if record.state != "failed":
+        return None
+    name, failure = record.cell.name, record.failure
+    if failure is None:
+        return Gap("failed", f"{name} failed.")
+    phase = f" in {failure.phase}" if failure.phase else ""
+    text = "audit failed" if failure.kind == "audit" else "failed"
+    return Gap(text, f"{name} failed{phase} ({failure.kind}): {_first_line(failure.reason)}")
+
+
+def _not_measured(stored: StoredRecord) -> Gap | None:
+    from qbench.records.integrity import altered  # published numbers need neither numpy nor pyarrow
+
+    reasons = altered(stored)
+    if not reasons:
+        return None
+    name = stored.record.cell.name
+    return Gap("altered", f"{name} is not what was measured: {reasons[0]} Run the cell again.")
+
+
+def _not_proved(record: Record) -> Gap | None:
+    from qbench.records.suspicious import audit_failures  # published numbers need neither numpy nor pyarrow
+
+    reasons = audit_failures(record, record.audit) if record.audit else []
+    if not reasons:
+        return None
+    return Gap("audit failed", f"{record.cell.name} did not pass its audit: {_first_line(reasons[0])}")
+
+
+def _score(metric: MetricValue) -> Score:
+    factor = 100 if is_share(metric.metric) else 1
+    stderr = None if metric.stderr is None else factor * metric.stderr
+    return Score(factor * metric.value, stderr, metric.documents)
+
+
+def _missing(planned: PlannedCell) -> Gap:
+    # In words that all share: one footnote per cell is a page of them. A damage has the footnote of its baseline.
+    what = "The unquantized model is planned" if planned.cell.label == UNQUANTIZED else "Planned"
+    return Gap("missing", f"{what} and not run yet; `qbench run` makes it.")
+
+
+def _not_offered(planned: PlannedCell) -> Gap:
+    return Gap(NOT_OFFERED, f"{planned.cell.bits} bits are not offered by {planned.cell.method}.")
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= MAX_REASON_LENGTH else line[: MAX_REASON_LENGTH - 1] + "…"
