@@ -47,7 +47,7 @@ lint: setup ## ruff and mypy
 	$(BIN)/mypy
 
 kernels: setup ## what the compilers say of each attention kernel; on a GPU, its speed too
-	$(BIN)/python -m softpick.report
+	PYTHONPATH=scripts $(BIN)/python -m kernels_report
 
 bench-attention: setup ## softpick on CPU beside torch's softmax: time and memory, one thread
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cpu_attention.py
