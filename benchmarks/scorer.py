@@ -78,10 +78,12 @@ def make_model(attention: str) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    import qbench.attention.register  # noqa: F401 (registers softpick)
+    from qbench.attention.kinds import ATTENTIONS
+    from qbench.attention.register import register_all
 
     config = LlamaConfig(**SHAPE, vocab_size=VOCABULARY, max_position_embeddings=MAX_LENGTH)
-    config._attn_implementation = {"softmax": "sdpa"}.get(attention, attention)
+    config._attn_implementation = ATTENTIONS[attention].runs_as
+    register_all()
     torch.manual_seed(0)
     return LlamaForCausalLM(config).eval()
 

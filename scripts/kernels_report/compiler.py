@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from softpick.tiles import ARCHITECTURES, TileConfig, block_dim
+from softpick.triton_op import FUNCTIONS
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-
-from softpick.tiles import ARCHITECTURES, TileConfig, block_dim
-from softpick.triton_op import FUNCTIONS
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from softpick import softpick_attention
+from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, TileConfig, tiles
 from tabulate import tabulate
 from torch import Tensor
 from tqdm import tqdm
-
-from softpick import softpick_attention
-from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, TileConfig, tiles
 
 LENGTHS = tuple(512 * 2**i for i in range(6))  # 512 … 16384
 CompileJob = tuple[str, str, int, str, TileConfig]
