@@ -76,16 +76,15 @@ def make_tokenizer(data: Path, vocabulary: int = VOCABULARY) -> Any:
 def make_model(attention: str) -> Any:
     """Random weights in the 340M shape."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig
 
     from qbench.attention.kinds import ATTENTIONS
-    from qbench.attention.register import register_all
+    from qbench.attention.register import build_model, set_attention
 
     config = LlamaConfig(**SHAPE, vocab_size=VOCABULARY, max_position_embeddings=MAX_LENGTH)
-    config._attn_implementation = ATTENTIONS[attention].runs_as
-    register_all()
+    set_attention(config, ATTENTIONS[attention])
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).eval()
+    return build_model(config).eval()
 
 
 def run_child(args: argparse.Namespace) -> None:

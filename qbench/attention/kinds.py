@@ -1,8 +1,8 @@
 """The kinds of attention that qbench runs, one entry each. Imports no torch.
 
 To add a kind:
-1. Write its function in kernels/softpick: `f(q, k, v, *, scale, causal, key_mask, backend=None)`, as
-   `softpick_attention` does, with the kind's extra tensors as further keywords.
+1. Write its function in kernels/softpick: `f(q, k, v, *, scale=None, causal=True, key_mask=None, backend=None)`,
+   as `softpick_attention` does, with the kind's extra tensors as further keywords.
 2. Add its entry below. Recipes, checkpoints, transformers' registry and `qbench doctor` read this table.
 """
 

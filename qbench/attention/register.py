@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.masking_utils import causal_mask_function
 
 from qbench.attention.kinds import ATTENTIONS, Attention
@@ -20,13 +27,36 @@ from qbench.attention.kinds import ATTENTIONS, Attention
 _UNSUPPORTED = ("output_attentions", "softcap", "sliding_window", "position_bias", "s_aux", "cu_seq_lens_q", "cache")
 
 
+def attention_function(kind: Attention) -> Callable[..., Tensor]:
+    """The function of a kind that is not transformers' own."""
+    assert kind.function is not None
+    return pkgutil.resolve_name(kind.function)
+
+
 def register_all() -> None:
-    """Tell transformers of every kind with a function of its own; to be called before such a model is built."""
+    """Make every kind that has a function known to transformers; `build_model` calls it."""
     for kind in ATTENTIONS.values():
         if kind.function:
-            function = pkgutil.resolve_name(kind.function)
-            AttentionInterface.register(kind.name, partial(_forward, kind, function))
+            AttentionInterface.register(kind.name, partial(_forward, kind, attention_function(kind)))
             AttentionMaskInterface.register(kind.name, partial(_key_mask, kind.name))
+
+
+def set_attention(config: LlamaConfig, kind: Attention) -> None:
+    """Make the models of a config run a kind of attention, and the config.json that is written from it say so."""
+    config._attn_implementation = kind.runs_as
+    if kind.function:
+        # As a plain attribute it is serialized, so that the model's own save_pretrained keeps it too.
+        config.attn_implementation = kind.name
+
+
+def build_model(config: LlamaConfig) -> LlamaForCausalLM:
+    """A new model with the attention of its config; extra tensors are zeros."""
+    register_all()
+    model = LlamaForCausalLM(config)
+    for name, shape in config_kind(config).extra_shapes(config).items():
+        for layer in model.model.layers:
+            layer.self_attn.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+    return model
 
 
 def config_kind(config: PreTrainedConfig) -> Attention:

@@ -13,12 +13,11 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from qbench.attention.kinds import Attention
-from qbench.attention.register import config_kind, register_all
+from qbench.attention.register import build_model, set_attention
 from qbench.checkpoint.layout import (
     CONFIG,
     GENERATION_CONFIG,
@@ -98,23 +97,10 @@ def llama_config(fields: dict[str, Any], file: Path) -> LlamaConfig:
         raise CheckpointError(f"{file}: not a valid Llama config ({one_line(error)}).") from error
 
 
-def set_attention(config: LlamaConfig, kind: Attention) -> None:
-    """Make the models of a config run a kind of attention, and the config.json that is made of it say so."""
-    config._attn_implementation = kind.runs_as
-    if kind.function:
-        # As a plain attribute it is serialized, so that the model's own save_pretrained keeps it too.
-        config.attn_implementation = kind.name
-
-
 def empty_model(config: LlamaConfig) -> LlamaForCausalLM:
     """The model without memory for its weights: names and shapes only."""
-    register_all()
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-        for name, shape in config_kind(config).extra_shapes(config).items():
-            for layer in model.model.layers:
-                layer.self_attn.register_parameter(name, nn.Parameter(torch.empty(shape)))
-    return model
+        return build_model(config)
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from qbench.attention.kinds import ATTENTIONS
-from qbench.attention.register import attention_kind
+from qbench.attention.register import attention_kind, set_attention
 from qbench.checkpoint.layout import CONFIG, GENERATION_CONFIG, CheckpointError
-from qbench.checkpoint.load import WEIGHT_DTYPES, empty_model, set_attention
+from qbench.checkpoint.load import WEIGHT_DTYPES, empty_model
 from qbench.files import write_atomically
 from qbench.quantizers.quantize import quantized
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from mini.muon import Muon
 from qbench.attention.kinds import ATTENTIONS
-from qbench.attention.register import register_all
+from qbench.attention.register import build_model, set_attention
 from qbench.errors import InputError, one_line
 from qbench.files import write_atomically
 
@@ -66,11 +66,9 @@ def new_model(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings)
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    register_all()
+    set_attention(config, ATTENTIONS[kind])
     torch.manual_seed(settings.seed)
-    model = LlamaForCausalLM(config)
-    model.set_attn_implementation(ATTENTIONS[kind].runs_as)
-    return model
+    return build_model(config)
 
 
 def batch(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings: Settings, step: int) -> Tensor:
