@@ -160,7 +160,7 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(DOCUMENTS), default=list(DOCUMENTS))
-    parser.add_argument("--docs", type=int, help=f"documents a task; by default {DOCUMENTS}")
+    parser.add_argument("--docs", type=int, help=f"documents per task; by default {DOCUMENTS}")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--attention", choices=["softmax", "softpick"], default="softmax")

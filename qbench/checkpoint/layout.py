@@ -235,7 +235,7 @@ def config_sizes(fields: dict[str, Any], file: Path) -> Sizes:
 
 
 def tensor_shapes(sizes: Sizes, attention: Attention) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor of a checkpoint, by Llama's names; a head tied to the embeddings is none of its own."""
+    """The shape of each tensor of a checkpoint, by Llama's names; a tied lm_head is not counted."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     q, kv = sizes.num_attention_heads * sizes.head_dim, sizes.num_key_value_heads * sizes.head_dim
     projections = {

@@ -12,6 +12,7 @@ from qbench import load_checkpoint, quantize, save_checkpoint
 from qbench.attention.kinds import ATTENTIONS, Attention
 from qbench.attention.register import attention_kind
 from qbench.checkpoint.layout import config_attention, config_sizes, parameter_count, tensor_shapes
+from qbench.doctor.checks import attention_cases
 from qbench.recipe.cells import cells, load_recipe
 from qbench.recipe.yaml import RecipeError
 
@@ -43,15 +44,14 @@ LEAKY = Attention(
 )
 LEAK = torch.linspace(-1, 1, HEADS)[:, None]  # [heads, 1]
 MODULE = """
-import math
 import torch
 from softpick.reference import visible_keys
 
 
-def attention(q, k, v, *, scale, causal, key_mask, leak, backend=None):
+def attention(q, k, v, *, leak, scale=None, causal=True, key_mask=None, backend=None):
     \"\"\"e^x / (e^leak + sum e^x), from its definition; leak [heads, 1] is learned.\"\"\"
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) * scale
+    scores = q @ k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
     seen = visible_keys(q.shape[2], k.shape[2], q.device) if causal else torch.ones_like(scores, dtype=torch.bool)
     seen = seen if key_mask is None else seen & key_mask[:, None, None, :].bool()
     e = scores.exp() * seen
@@ -148,6 +148,13 @@ def test_recipes_may_name_it(tmp_path: Path) -> None:
     file = write_recipe(tmp_path, checkpoints={"tiny": {"leeky": "leaky"}})
     with pytest.raises(RecipeError, match=r"checkpoints\.tiny\.leeky.*Did you mean leaky\?"):
         load_recipe(file)
+
+
+def test_the_doctor_tries_it() -> None:
+    cases = {name: check for name, check in attention_cases("cpu") if name.startswith("leaky")}
+    assert cases.keys() >= {"leaky cpu float32", "leaky model float32"}
+    assert "gradients too" in cases["leaky cpu float32"]()
+    assert "logits within" in cases["leaky model float32"]()
 
 
 def test_the_shapes_of_extra_tensors_follow_from_the_sizes() -> None:

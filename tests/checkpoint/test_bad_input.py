@@ -16,13 +16,13 @@ from .small_checkpoints import FLA, HEADS, HIDDEN, error, fla, fla_tensors, llam
 
 @pytest.mark.parametrize(("attention", "asked"), [("softpick", "softmax"), ("softmax", "softpick")])
 @pytest.mark.parametrize("layout", [fla, llama])
-def test_a_caller_who_disagrees_with_the_checkpoint_is_told(tmp_path, layout, attention, asked):
+def test_a_caller_who_disagrees_with_the_checkpoint_is_reported(tmp_path, layout, attention, asked):
     message = error(layout(tmp_path, attention), attention=asked)
     assert f"attention='{asked}' was asked for, but {tmp_path / 'config.json'} has" in message
     assert f"which is {attention}; ask for '{attention}'" in message
 
 
-def test_an_attention_that_does_not_exist_is_told(tmp_path):
+def test_an_attention_that_does_not_exist_is_reported(tmp_path):
     message = error(fla(tmp_path), attention="sotfpick")
     assert message.endswith("it must be None or one of softmax, softpick. Did you mean softpick?")
 
@@ -116,16 +116,16 @@ def test_a_config_that_is_no_object_is_named(tmp_path, content, words):
     assert f"{file} {words}" in error(tmp_path)
 
 
-def test_a_path_that_is_no_folder_is_told(tmp_path):
+def test_a_path_that_is_no_folder_is_reported(tmp_path):
     assert "does not exist, and is not a Hub id (owner/name)" in error(tmp_path / "absent")
     assert "is a file; give the folder" in error(fla(tmp_path) / "model.safetensors")
 
 
-def test_a_dtype_that_is_none_is_told(tmp_path):
+def test_a_dtype_that_is_none_is_reported(tmp_path):
     assert "dtype is torch.int8; it must be one of torch.float64" in error(fla(tmp_path), dtype=torch.int8)
 
 
-def test_missing_weights_are_told(tmp_path):
+def test_missing_weights_are_reported(tmp_path):
     (fla(tmp_path) / "model.safetensors").unlink()
     assert f"{tmp_path} has no safetensors weights: it must have model.safetensors" in error(tmp_path)
 
@@ -154,14 +154,14 @@ def test_a_shard_that_is_absent_is_named(tmp_path):
         ({"weight_map": {"lm_head.weight": "../other/model.safetensors"}}, "weight_map names '../other/model"),
     ],
 )
-def test_a_bad_index_is_told(tmp_path, index, words):
+def test_a_bad_index_is_reported(tmp_path, index, words):
     fla(tmp_path / "other")
     file = fla(tmp_path / "model", shards=2) / "model.safetensors.index.json"
     file.write_text(json.dumps(index))
     assert f"{file}: {words}" in error(tmp_path / "model")
 
 
-def test_a_tensor_in_two_shards_is_told(tmp_path):
+def test_a_tensor_in_two_shards_is_reported(tmp_path):
     first, second = sorted(fla(tmp_path, shards=2).glob("*.safetensors"))
     save_file({**load_file(first), **load_file(second)}, second)
     assert f"{second} and {first.name} both hold the tensor" in error(tmp_path)
@@ -200,7 +200,7 @@ def test_missing_extra_misshapen_and_broken_tensors_are_named_as_in_the_file(tmp
     assert f"1 tensors have no place in the model that config.json describes, the first is {name[:-13]}s;" in message
 
 
-def test_weights_too_large_for_half_precision_are_told(tmp_path):
+def test_weights_too_large_for_half_precision_are_reported(tmp_path):
     tensors = fla_tensors()
     tensors["lm_head.weight"][0, 0] = 1e6
     write(tmp_path, FLA, tensors)

@@ -69,7 +69,7 @@ def test_a_gpu_gets_the_tiles_of_the_nearest_known_one(capability, arch, monkeyp
     assert architecture(torch.device("cuda")) == arch
 
 
-def test_an_old_gpu_is_told_so(monkeypatch):
+def test_an_old_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(ValueError, match=r"this GPU is sm_75: use backend='reference'"):
         architecture(torch.device("cuda"))
