@@ -2,14 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One thread a test process and one process a core: on small machines that is the fastest, and the most repeatable.
+# One thread per test process and one process per core: on small machines the fastest, and the most repeatable.
 WORKERS ?= auto
 # What `make bench` runs, and where its records go.
 RECIPE ?= recipes/$(if $(shell nvidia-smi -L 2>/dev/null),paper-340m,mini).yaml
 RUN := results/runs/$(basename $(notdir $(RECIPE)))
 
-# A command of qbench, told before it runs: make would tell the shell around it as well.
-TOLD := told() { echo "$(BIN)/qbench $$*"; $(BIN)/qbench "$$@"; }
+# Prints a command of qbench before it runs it: make would print the shell code around it as well.
+SHOW := show() { echo "$(BIN)/qbench $$*"; $(BIN)/qbench "$$@"; }
 
 .DEFAULT_GOAL := help
 .PHONY: help setup bench check test test-all lint kernels bench-attention bench-quantize bench-scorer twins mini-tasks docs clean
@@ -22,17 +22,17 @@ $(VENV)/installed: pyproject.toml scripts/install.py
 	$(PYTHON) scripts/install.py $(VENV)
 	@touch $@
 
-bench: setup ## run a recipe (RECIPE=…) and print its tables: the paper's where there is a GPU, mini elsewhere
+bench: setup ## run a recipe (RECIPE=…) and print its tables: the paper's if there is a GPU, else mini
 	$(BIN)/qbench doctor
-	@$(TOLD); told run $(RECIPE); status=$$?; \
-	told table $(RUN) && told table $(RUN) --kind damage && \
-	told table $(RUN) --format html --out $(RUN)/report.html && told table $(RUN) --kind summary && \
+	@$(SHOW); show run $(RECIPE); status=$$?; \
+	show table $(RUN) && show table $(RUN) --kind damage && \
+	show table $(RUN) --format html --out $(RUN)/report.html && show table $(RUN) --kind summary && \
 	echo "report: $(RUN)/report.html"; \
 	exit $$status
 
 # A failed cell (exit code 1) is for the gate to report.
 check: setup ## the gate: recipes/ci.yaml against the committed results/mini
-	@$(TOLD); told run recipes/ci.yaml || [ $$? -eq 1 ]
+	@$(SHOW); show run recipes/ci.yaml || [ $$? -eq 1 ]
 	$(BIN)/qbench check results/runs/ci --baseline results/mini --junit results/runs/ci/gate.xml --json results/runs/ci/gate.json
 
 test: setup lint ## lint, then the tests; the slow ones are left out
@@ -46,26 +46,26 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-kernels: setup ## what the compilers say of each attention kernel; on a GPU, its speed too
-	$(BIN)/python -m softpick.report
+kernels: setup ## what the compilers report for each attention kernel; on a GPU, its speed too
+	PYTHONPATH=scripts $(BIN)/python -m kernels_report
 
-bench-attention: setup ## softpick on CPU beside torch's softmax: time and memory, one thread
+bench-attention: setup ## softpick on CPU and torch's softmax: time and memory, one thread
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cpu_attention.py
 
-bench-quantize: setup ## our GPTQ pass beside gptqmodel's own: time and memory
+bench-quantize: setup ## our GPTQ pass and gptqmodel's: time and memory
 	$(BIN)/python benchmarks/quantize.py
 
-bench-scorer: setup ## our scorer beside lm-eval's own: time, tokens forwarded and memory
+bench-scorer: setup ## our scorer and lm-eval's: time, tokens forwarded and memory
 	$(BIN)/python benchmarks/scorer.py
 	$(BIN)/python benchmarks/cell.py
 
-twins: setup ## train the mini twins again from nothing, or go on where it was stopped: about 12 minutes on 2 cores
+twins: setup ## train the mini twins from scratch, or resume an interrupted training: about 12 minutes on 2 cores
 	PYTHONPATH=scripts $(BIN)/python -m mini.twins
 
-mini-tasks: setup ## write the items of the mini tasks and the calibration text again
+mini-tasks: setup ## rewrite the items of the mini tasks and the calibration text
 	PYTHONPATH=scripts $(BIN)/python -m mini.files
 
-docs: setup ## write what README and docs show of results/mini again: tables and plots
+docs: setup ## rewrite the tables and plots of results/mini in README and docs
 	$(BIN)/python docs/tables.py
 
 clean: ## remove .venv and what tools left behind

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from qbench.attention.register import NORMALIZERS
 from qbench.gate.hypotheses import UNITS
 from qbench.gate.settings import GateSettings
 from qbench.gate.verdict import GateReport, check
@@ -66,7 +65,7 @@ def sabotages(cell: CellRef) -> dict[str, AbstractContextManager[Any]]:
         found["two layers swapped"] = _spoiled(cell.method, _swap_first)
     found["two blocks swapped after the audit"] = patch("qbench.quantizers.quantize.quantize", _quantize_and_swap)
     if cell.attention == "softpick":
-        found["softpick run as softmax"] = patch.dict(NORMALIZERS, softpick=_softmax_attention)
+        found["softpick run as softmax"] = patch("softpick.softpick_attention", _softmax_attention)
     return found
 
 

@@ -76,14 +76,15 @@ def make_tokenizer(data: Path, vocabulary: int = VOCABULARY) -> Any:
 def make_model(attention: str) -> Any:
     """Random weights in the 340M shape."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig
 
-    import qbench.attention.register  # noqa: F401 (registers softpick)
+    from qbench.attention.kinds import ATTENTIONS
+    from qbench.attention.register import build_model, set_attention
 
     config = LlamaConfig(**SHAPE, vocab_size=VOCABULARY, max_position_embeddings=MAX_LENGTH)
-    config._attn_implementation = {"softmax": "sdpa"}.get(attention, attention)
+    set_attention(config, ATTENTIONS[attention])
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).eval()
+    return build_model(config).eval()
 
 
 def run_child(args: argparse.Namespace) -> None:
@@ -159,7 +160,7 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(DOCUMENTS), default=list(DOCUMENTS))
-    parser.add_argument("--docs", type=int, help=f"documents a task; by default {DOCUMENTS}")
+    parser.add_argument("--docs", type=int, help=f"documents per task; by default {DOCUMENTS}")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--attention", choices=["softmax", "softpick"], default="softmax")

@@ -7,7 +7,7 @@ from typing import Any
 # Resolved on first use: reports and checks import qbench and must not wait for torch.
 _EXPORTS = {
     "load_checkpoint": "qbench.checkpoint.load",
-    "save_checkpoint": "qbench.checkpoint.load",
+    "save_checkpoint": "qbench.checkpoint.save",
     "quantize": "qbench.quantizers.quantize",
     "save_quantized": "qbench.quantizers.saving",
     "Scorer": "qbench.evaluate.scorer",

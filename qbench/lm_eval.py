@@ -1,6 +1,6 @@
-"""lm-eval's own command line with qbench's model in it, since lm-eval has no hook for models of others.
+"""lm-eval's command line with qbench's model added: lm-eval has no plug-in hook for models.
 
-python -m qbench.lm_eval --model qbench --model_args pretrained=PATH_OR_HUB_ID --tasks arc_easy [any option of lm-eval]
+python -m qbench.lm_eval --model qbench --model_args pretrained=PATH_OR_HUB_ID --tasks arc_easy [any lm-eval option]
 """
 
 import inspect
@@ -12,7 +12,8 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 from transformers import AutoTokenizer
 
-from qbench.checkpoint.load import CheckpointError, load_checkpoint
+from qbench.checkpoint.layout import CheckpointError
+from qbench.checkpoint.load import load_checkpoint
 from qbench.evaluate.scorer import Scorer, ScoringError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -22,7 +23,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class CheckpointScorer(Scorer):
     """A Scorer from lm-eval's --model_args.
 
-    batch_size and max_batch_size are what lm-eval gives to every model; batch_tokens stands for them here.
+    lm-eval gives batch_size and max_batch_size to every model; here batch_tokens replaces them.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class CheckpointScorer(Scorer):
             raise ScoringError(f"model_args has {', '.join(unknown)}; supported are {', '.join(known)}.")
         if str(batch_size) not in ("1", "auto"):
             raise ScoringError(
-                f"batch_size is {batch_size}; batches go by tokens here: give batch_tokens in model_args, or nothing."
+                f"batch_size is {batch_size}; batches are sized in tokens: give batch_tokens in model_args instead."
             )
         if dtype not in DTYPES:
             raise ScoringError(f"model_args has dtype={dtype}; supported are {', '.join(DTYPES)}.")
         if not torch.cuda.is_available() and (device or "cuda").startswith("cuda"):
-            device = "cpu"  # lm-eval asks for cuda:0 everywhere unless told otherwise
+            device = "cpu"  # lm-eval's default is cuda:0 on every machine
         super().__init__(
             load_checkpoint(pretrained, attention, device or "cuda", DTYPES[dtype]),
             AutoTokenizer.from_pretrained(tokenizer or pretrained),

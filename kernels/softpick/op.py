@@ -5,11 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, bool, float], tuple[Tensor, Tensor]]
-Forward = Attention  # (q, k, v, key_mask, scale, causal, eps) -> (out, lse)
-Backward = Callable[
-    ..., tuple[Tensor, Tensor, Tensor]
-]  # (grad, q, k, v, key_mask, out, lse, scale, causal) -> dq, dk, dv
+# (q, k, v, key_mask, scale, causal, eps) -> out, lse
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, bool, float], tuple[Tensor, Tensor]]
+# (grad, q, k, v, key_mask, out, lse, scale, causal) -> dq, dk, dv
+Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def empty_output(q: Tensor) -> Tensor:
@@ -19,11 +18,11 @@ def empty_output(q: Tensor) -> Tensor:
 
 
 def empty_lse(q: Tensor) -> Tensor:
-    """One float32 a query row, kept for the backward: the log of its denominator."""
+    """One float32 per query row, kept for the backward: the log of its denominator."""
     return q.new_empty(q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 
-def register(name: str, forward: Forward, backward: Backward) -> Attention:
+def register(name: str, forward: Forward, backward: Backward) -> Forward:
     """Register `softpick::<name>` and its backward; the result is the differentiable op, giving (out, lse)."""
 
     @torch.library.custom_op(f"softpick::{name}", mutates_args=())

@@ -1,7 +1,7 @@
 """Which tiles each kernel runs with: chosen by architecture, head dim and element size from the compiler's report.
 
 A tile is shipped only if it compiles for causal attention with no spills and fits into shared memory, at the head dims
-64 and 128 with a padding mask as well; among those, the ones with the fewest instructions a score.
+64 and 128 with a padding mask as well; among those, the ones with the fewest instructions per score.
 `make kernels` shows what the compilers say of each.
 """
 
@@ -15,7 +15,7 @@ MAX_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileConfig:
     """One way to run a kernel: block_m queries × block_n keys, warps, and stages of the load pipeline."""
 
     block_m: int
@@ -30,7 +30,7 @@ class Limits:
 
     warps: int
     registers: int
-    shared: int  # bytes an SM
+    shared: int  # bytes per SM
     shared_block: int  # bytes a block may have
     shared_reserved: int = 1024  # bytes an SM keeps for each block
 
@@ -42,89 +42,89 @@ ARCHITECTURES = {
     "sm_90": Limits(warps=64, registers=65536, shared=228 * 1024, shared_block=227 * 1024),
     "sm_100": Limits(warps=64, registers=65536, shared=228 * 1024, shared_block=227 * 1024),
     "sm_120": Limits(warps=48, registers=65536, shared=100 * 1024, shared_block=99 * 1024),
-    # 4 SIMDs a CU, 8 waves each, 512 VGPRs of 64 lanes a SIMD
+    # 4 SIMDs per CU, 8 waves each, 512 VGPRs of 64 lanes per SIMD
     "gfx942": Limits(warps=32, registers=4 * 512 * 64, shared=64 * 1024, shared_block=64 * 1024, shared_reserved=0),
 }
 
 INTERPRETER = "interpreter"
 FAMILIES = {"sm_90": "hopper", "sm_100": "blackwell", "gfx942": "cdna"}  # the others are "ampere": mma.sync, cp.async
 
-# (kernel, bytes an element, widest head dim): the tiles of each family, best guess first.
-TILES: dict[tuple[str, int, int], dict[str, list[Tile]]] = {
+# (kernel, bytes per element, widest head dim): the tiles of each family, best guess first.
+TILES: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
     ("forward", 2, 64): {
-        "ampere": [Tile(128, 64, 8, 3)],
-        "hopper": [Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)],
-        "blackwell": [Tile(128, 64, 8, 3), Tile(128, 128, 8, 2)],
-        "cdna": [Tile(128, 64, 4, 2)],
+        "ampere": [TileConfig(128, 64, 8, 3)],
+        "hopper": [TileConfig(128, 64, 8, 3), TileConfig(128, 64, 8, 2)],
+        "blackwell": [TileConfig(128, 64, 8, 3), TileConfig(128, 128, 8, 2)],
+        "cdna": [TileConfig(128, 64, 4, 2)],
     },
     # Head dims between 64 and 128 are padded: the mask on the dims takes registers too.
     ("forward", 2, 127): {
-        "ampere": [Tile(128, 32, 8, 2)],
-        "hopper": [Tile(128, 64, 8, 2)],
-        "blackwell": [Tile(128, 64, 8, 2)],
-        "cdna": [Tile(128, 64, 4, 1)],
+        "ampere": [TileConfig(128, 32, 8, 2)],
+        "hopper": [TileConfig(128, 64, 8, 2)],
+        "blackwell": [TileConfig(128, 64, 8, 2)],
+        "cdna": [TileConfig(128, 64, 4, 1)],
     },
     ("forward", 2, 128): {
-        "ampere": [Tile(128, 64, 8, 2)],
-        "hopper": [Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)],
-        "blackwell": [Tile(128, 64, 8, 2), Tile(128, 64, 8, 3)],
-        "cdna": [Tile(128, 64, 4, 1)],
+        "ampere": [TileConfig(128, 64, 8, 2)],
+        "hopper": [TileConfig(128, 64, 8, 3), TileConfig(128, 64, 8, 2)],
+        "blackwell": [TileConfig(128, 64, 8, 2), TileConfig(128, 64, 8, 3)],
+        "cdna": [TileConfig(128, 64, 4, 1)],
     },
     ("decode", 2, 64): {
-        "ampere": [Tile(16, 128, 4, 2)],
-        "hopper": [Tile(16, 128, 4, 2)],
-        "blackwell": [Tile(16, 128, 4, 2), Tile(16, 64, 4, 3)],
-        "cdna": [Tile(16, 64, 4, 1)],
+        "ampere": [TileConfig(16, 128, 4, 2)],
+        "hopper": [TileConfig(16, 128, 4, 2)],
+        "blackwell": [TileConfig(16, 128, 4, 2), TileConfig(16, 64, 4, 3)],
+        "cdna": [TileConfig(16, 64, 4, 1)],
     },
     ("decode", 2, 128): {
-        "ampere": [Tile(16, 64, 4, 2)],
-        "hopper": [Tile(16, 64, 4, 2)],
-        "blackwell": [Tile(16, 64, 4, 2)],
-        "cdna": [Tile(16, 64, 4, 1)],
+        "ampere": [TileConfig(16, 64, 4, 2)],
+        "hopper": [TileConfig(16, 64, 4, 2)],
+        "blackwell": [TileConfig(16, 64, 4, 2)],
+        "cdna": [TileConfig(16, 64, 4, 1)],
     },
-    ("key_value", 2, 63): {"any": [Tile(32, 64, 4, 2)]},
-    ("key_value", 2, 127): {"any": [Tile(32, 64, 8, 2)]},
+    ("key_value", 2, 63): {"any": [TileConfig(32, 64, 4, 2)]},
+    ("key_value", 2, 127): {"any": [TileConfig(32, 64, 8, 2)]},
     ("key_value", 2, 64): {
-        "ampere": [Tile(32, 128, 8, 3)],
-        "hopper": [Tile(32, 128, 8, 3)],
-        "blackwell": [Tile(32, 128, 8, 3)],
-        "cdna": [Tile(32, 64, 4, 1)],
+        "ampere": [TileConfig(32, 128, 8, 3)],
+        "hopper": [TileConfig(32, 128, 8, 3)],
+        "blackwell": [TileConfig(32, 128, 8, 3)],
+        "cdna": [TileConfig(32, 64, 4, 1)],
     },
     ("key_value", 2, 128): {
-        "ampere": [Tile(64, 64, 8, 2)],
-        "hopper": [Tile(32, 64, 8, 2)],
-        "blackwell": [Tile(32, 128, 8, 2), Tile(64, 64, 8, 2)],
-        "cdna": [Tile(32, 64, 4, 1)],
+        "ampere": [TileConfig(64, 64, 8, 2)],
+        "hopper": [TileConfig(32, 64, 8, 2)],
+        "blackwell": [TileConfig(32, 128, 8, 2), TileConfig(64, 64, 8, 2)],
+        "cdna": [TileConfig(32, 64, 4, 1)],
     },
     ("query", 2, 64): {
-        "ampere": [Tile(128, 64, 8, 3)],
-        "hopper": [Tile(128, 64, 8, 3), Tile(128, 32, 4, 3)],
-        "blackwell": [Tile(128, 32, 4, 3), Tile(128, 64, 8, 3)],
-        "cdna": [Tile(64, 32, 4, 2)],
+        "ampere": [TileConfig(128, 64, 8, 3)],
+        "hopper": [TileConfig(128, 64, 8, 3), TileConfig(128, 32, 4, 3)],
+        "blackwell": [TileConfig(128, 32, 4, 3), TileConfig(128, 64, 8, 3)],
+        "cdna": [TileConfig(64, 32, 4, 2)],
     },
     ("query", 2, 128): {
-        "ampere": [Tile(128, 32, 8, 2), Tile(64, 64, 8, 2)],
-        "hopper": [Tile(128, 32, 8, 2)],
-        "blackwell": [Tile(64, 64, 8, 2)],
-        "cdna": [Tile(64, 32, 4, 1)],
+        "ampere": [TileConfig(128, 32, 8, 2), TileConfig(64, 64, 8, 2)],
+        "hopper": [TileConfig(128, 32, 8, 2)],
+        "blackwell": [TileConfig(64, 64, 8, 2)],
+        "cdna": [TileConfig(64, 32, 4, 1)],
     },
     # Rarely met, and never fast (float32 in IEEE precision has no tensor cores): one tile serves every family.
-    ("forward", 2, 256): {"any": [Tile(64, 32, 8, 2)]},
-    ("decode", 2, 256): {"any": [Tile(16, 32, 8, 1)]},
-    ("key_value", 2, 256): {"any": [Tile(32, 32, 8, 1)]},
-    ("query", 2, 256): {"any": [Tile(32, 32, 8, 1)]},
-    ("forward", 4, 64): {"any": [Tile(32, 32, 4, 2)]},
-    ("forward", 4, 128): {"any": [Tile(32, 32, 8, 1)]},
-    ("forward", 4, 256): {"any": [Tile(16, 32, 8, 1)]},
-    ("decode", 4, 64): {"any": [Tile(16, 32, 4, 2)]},
-    ("decode", 4, 128): {"any": [Tile(16, 32, 8, 1)]},
-    ("decode", 4, 256): {"any": [Tile(16, 32, 8, 1)]},
-    ("key_value", 4, 64): {"any": [Tile(32, 32, 8, 2)]},
-    ("key_value", 4, 128): {"any": [Tile(16, 32, 8, 1)]},
-    ("key_value", 4, 256): {"any": [Tile(16, 16, 8, 1)]},
-    ("query", 4, 64): {"any": [Tile(32, 32, 8, 2)]},
-    ("query", 4, 128): {"any": [Tile(16, 16, 8, 1)]},
-    ("query", 4, 256): {"any": [Tile(16, 16, 8, 1)]},
+    ("forward", 2, 256): {"any": [TileConfig(64, 32, 8, 2)]},
+    ("decode", 2, 256): {"any": [TileConfig(16, 32, 8, 1)]},
+    ("key_value", 2, 256): {"any": [TileConfig(32, 32, 8, 1)]},
+    ("query", 2, 256): {"any": [TileConfig(32, 32, 8, 1)]},
+    ("forward", 4, 64): {"any": [TileConfig(32, 32, 4, 2)]},
+    ("forward", 4, 128): {"any": [TileConfig(32, 32, 8, 1)]},
+    ("forward", 4, 256): {"any": [TileConfig(16, 32, 8, 1)]},
+    ("decode", 4, 64): {"any": [TileConfig(16, 32, 4, 2)]},
+    ("decode", 4, 128): {"any": [TileConfig(16, 32, 8, 1)]},
+    ("decode", 4, 256): {"any": [TileConfig(16, 32, 8, 1)]},
+    ("key_value", 4, 64): {"any": [TileConfig(32, 32, 8, 2)]},
+    ("key_value", 4, 128): {"any": [TileConfig(16, 32, 8, 1)]},
+    ("key_value", 4, 256): {"any": [TileConfig(16, 16, 8, 1)]},
+    ("query", 4, 64): {"any": [TileConfig(32, 32, 8, 2)]},
+    ("query", 4, 128): {"any": [TileConfig(16, 16, 8, 1)]},
+    ("query", 4, 256): {"any": [TileConfig(16, 16, 8, 1)]},
 }
 
 
@@ -158,10 +158,10 @@ def block_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def tiles(kernel: str, arch: str, head_dim: int, itemsize: int) -> list[Tile]:
+def tiles(kernel: str, arch: str, head_dim: int, itemsize: int) -> list[TileConfig]:
     """The tiles to choose from, best guess first."""
     if arch == INTERPRETER:  # large ones: there, time goes by the number of operations and not by their size
-        return [Tile(16, 128, 4, 1) if kernel == "decode" else Tile(128, 64, 4, 1)]
+        return [TileConfig(16, 128, 4, 1) if kernel == "decode" else TileConfig(128, 64, 4, 1)]
     widest = min(dim for name, size, dim in TILES if (name, size) == (kernel, itemsize) and head_dim <= dim)
     by_family = TILES[kernel, itemsize, widest]
     return by_family.get("any") or by_family[FAMILIES.get(arch, "ampere")]

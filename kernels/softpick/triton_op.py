@@ -40,9 +40,9 @@ def forward(
         q,
         k.shape[2],
         lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * heads * batch,),
-        *(q, k, v, mask, out, lse),
-        *(*q.stride(), *k.stride(), *v.stride(), *out.stride(), *mask_strides),
-        *(heads, heads // k.shape[1], q_len, k.shape[2], scale * LOG2_E, eps),
+        tensors=(q, k, v, mask, out, lse),
+        strides=(*q.stride(), *k.stride(), *v.stride(), *out.stride(), *mask_strides),
+        numbers=(heads, heads // k.shape[1], q_len, k.shape[2], scale * LOG2_E, eps),
         CAUSAL=causal,
         HAS_MASK=key_mask is not None,
     )
@@ -70,13 +70,19 @@ def backward(
     delta = torch.empty_like(lse)
     with _device(q):
         delta_kernel[(triton.cdiv(q_len, 64) * heads * batch,)](
-            *(out, grad, delta, *out.stride(), *grad.stride(), heads, q_len),
+            out,
+            grad,
+            delta,
+            *out.stride(),
+            *grad.stride(),
+            heads,
+            q_len,
             HEAD_DIM=dim,
             BLOCK_D=block_dim(dim),
             BLOCK_M=64,
         )
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride())
-    sizes = (heads, heads // kv_heads, q_len, k_len, scale, scale * LOG2_E)
+    numbers = (heads, heads // kv_heads, q_len, k_len, scale, scale * LOG2_E)
     options = {"CAUSAL": causal, "HAS_MASK": key_mask is not None}
     # Grouped heads share keys: each query head gets its own dk and dv, which are then added up in a fixed order.
     shared = heads != kv_heads
@@ -86,8 +92,9 @@ def backward(
         q,
         k_len,
         lambda meta: (triton.cdiv(k_len, meta["BLOCK_N"]) * heads * batch,),
-        *(q, k, v, mask, grad, lse, delta, dk_heads, dv_heads),
-        *(*strides, *dk_heads.stride(), *dv_heads.stride(), *mask_strides, *sizes),
+        tensors=(q, k, v, mask, grad, lse, delta, dk_heads, dv_heads),
+        strides=(*strides, *dk_heads.stride(), *dv_heads.stride(), *mask_strides),
+        numbers=numbers,
         **options,
     )
     if shared:
@@ -98,7 +105,9 @@ def backward(
         q,
         k_len,
         lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * heads * batch,),
-        *(q, k, v, mask, grad, lse, delta, dq, *strides, *dq.stride(), *mask_strides, *sizes),
+        tensors=(q, k, v, mask, grad, lse, delta, dq),
+        strides=(*strides, *dq.stride(), *mask_strides),
+        numbers=numbers,
         **options,
     )
     return dq, dk, dv
@@ -117,12 +126,25 @@ def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
     return triton.autotune(configs, key=key, cache_results=True)(FUNCTIONS[kernel])
 
 
-def _launch(kernel: str, q: Tensor, k_len: int, grid: Any, *arguments: Any, **options: Any) -> None:
+def _launch(
+    kernel: str,
+    q: Tensor,
+    k_len: int,
+    grid: Any,
+    *,
+    tensors: tuple[Tensor, ...],
+    strides: tuple[int, ...],
+    numbers: tuple[float, ...],
+    **options: bool,
+) -> None:
+    """Run a kernel; its arguments are tensors, strides and numbers, in this order."""
     tuned = _tuned(kernel, architecture(q.device), q.shape[-1], q.element_size())
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     with _device(q):
         tuned[grid](
-            *arguments,
+            *tensors,
+            *strides,
+            *numbers,
             HEAD_DIM=q.shape[-1],
             BLOCK_D=block_dim(q.shape[-1]),
             PRECISION="tf32" if tf32 else "ieee",

@@ -10,14 +10,17 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qbench.attention.kinds import ATTENTIONS, Attention
+from qbench.errors import one_line
 from qbench.quantizers.options import OFFERED
 
-# A name, and what raises where the case fails and else tells what was measured.
+# A name, and a function that raises if the case fails and otherwise says what was measured.
 Case = tuple[str, Callable[[], str]]
 
 # [batch, heads, kv_heads, q_len, k_len, dim], and whether the first sequence is padded on its left.
@@ -32,27 +35,35 @@ class CheckFailedError(Exception):
 
 
 def attention_cases(device: str) -> Iterator[Case]:
-    """Softpick attention, forward and backward, by each backend that models on the device use, and a whole model."""
+    """Each kind with a function: forward and backward by each backend that models on the device use, and a model."""
+    for kind in ATTENTIONS.values():
+        if kind.function:
+            for backend, dtype, note in _backends(device):
+                name = f"{kind.name} {backend} {_name(dtype)}{note}"
+                yield name, partial(check_attention, kind, backend, device, dtype)
+            yield f"{kind.name} model {_name(_dtype(device))}", partial(check_model, kind, device)
+
+
+def _backends(device: str) -> Iterator[tuple[str, torch.dtype, str]]:
     from softpick.attention import HAS_TRITON
     from softpick.tiles import has_tiles
 
     if device == "cpu":
-        yield "softpick cpu float32", partial(check_attention, "cpu", device, torch.float32)
+        yield "cpu", torch.float32, ""
         if HAS_TRITON:  # float32 alone: the interpreter multiplies bfloat16 wrongly
-            yield "softpick triton float32 (interpreter)", partial(check_attention, "triton", device, torch.float32)
+            yield "triton", torch.float32, " (interpreter)"
     else:
         backend = "triton" if HAS_TRITON and has_tiles(torch.device(device)) else "reference"
         for dtype in TOLERANCE:
-            yield f"softpick {backend} {_name(dtype)}", partial(check_attention, backend, device, dtype)
-    yield f"softpick model {_name(_dtype(device))}", partial(check_model, device)
+            yield backend, dtype, ""
 
 
-def check_attention(backend: str, device: str, dtype: torch.dtype) -> str:
+def check_attention(kind: Attention, backend: str, device: str, dtype: torch.dtype) -> str:
     """Output and gradients beside those of the definition in float64."""
     worst = 0.0
     for shape, padded in SHAPES:
-        found = _attention(shape, padded, dtype, backend, device)
-        wanted = _attention(shape, padded, dtype, "reference", "cpu")
+        found = _attention(kind, shape, padded, dtype, backend, device)
+        wanted = _attention(kind, shape, padded, dtype, "reference", "cpu")
         for name, ours, answer in zip(("output", "dq", "dk", "dv"), found, wanted, strict=True):
             error = ((ours.cpu().double() - answer).norm() / answer.norm()).item()
             _hold(f"{name} of {list(shape)}", error, TOLERANCE[dtype])
@@ -60,14 +71,12 @@ def check_attention(backend: str, device: str, dtype: torch.dtype) -> str:
     return f"within {worst:.0e} of the definition, gradients too"
 
 
-def check_model(device: str) -> str:
-    """The logits of a tiny softpick model on the device beside those on the CPU in float64."""
-    import qbench.attention.register  # noqa: F401 (registers softpick)
-
+def check_model(kind: Attention, device: str) -> str:
+    """The logits of a tiny model on the device beside those on the CPU in float64."""
     ids = torch.randint(0, VOCABULARY, (2, 100), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        wanted = _tiny_model("softpick").double()(ids).logits
-        found = _tiny_model("softpick").to(device, _dtype(device))(ids.to(device)).logits
+        wanted = _tiny_model(kind).double()(ids).logits
+        found = _tiny_model(kind).to(device, _dtype(device))(ids.to(device)).logits
     error = ((found.cpu().double() - wanted).norm() / wanted.norm()).item()
     _hold("its logits", error, TOLERANCE[_dtype(device)])
     return f"logits within {error:.0e} of float64's"
@@ -86,9 +95,11 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _attention(shape: tuple[int, ...], padded: bool, dtype: torch.dtype, backend: str, device: str) -> list[Tensor]:
+def _attention(
+    kind: Attention, shape: tuple[int, ...], padded: bool, dtype: torch.dtype, backend: str, device: str
+) -> list[Tensor]:
     """[output, dq, dk, dv]; the reference takes the same numbers in float64."""
-    from softpick import softpick_attention
+    from qbench.attention.register import attention_function
 
     batch, heads, kv_heads, q_len, k_len, dim = shape
     draw = torch.Generator().manual_seed(0)
@@ -103,7 +114,11 @@ def _attention(shape: tuple[int, ...], padded: bool, dtype: torch.dtype, backend
     if padded:
         mask = torch.ones(batch, k_len, dtype=torch.bool, device=device)
         mask[0, :9] = False
-    out = softpick_attention(q, k, v, key_mask=mask, backend=backend)
+    extra = {
+        name: torch.randn(size, generator=draw).to(dtype).to(device, computed)
+        for name, size in kind.extra_shapes(SimpleNamespace(num_attention_heads=heads, head_dim=dim)).items()
+    }
+    out = attention_function(kind)(q, k, v, key_mask=mask, backend=backend, **extra)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad.detach())]
 
 
@@ -114,29 +129,31 @@ def quantizer_cases(method: str, device: str) -> Iterator[Case]:
 
 
 def check_quantizer(method: str, bits: int, device: str) -> str:
-    """Quantize a tiny model, packed and dense: its audit raises where that did not happen."""
+    """Quantize a tiny model, packed and dense: its audit raises if that did not happen."""
     from qbench.quantizers.quantize import quantize
 
-    model = _tiny_model("sdpa").to(device, _dtype(device))
+    model = _tiny_model(ATTENTIONS["softmax"]).to(device, _dtype(device))
     calibration = torch.randint(0, VOCABULARY, (16, 64), generator=torch.Generator().manual_seed(1))
     _, audit = quantize(model, method, bits, calibration=list(calibration.split(1)))
-    return f"{audit.code_bytes * 8 / audit.weights:.2f} bits a weight, KL {audit.kl:.1e}"
+    return f"{audit.code_bytes * 8 / audit.weights:.2f} bits per weight, KL {audit.kl:.1e}"
 
 
-def _tiny_model(attention: str) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def _tiny_model(kind: Attention) -> Any:
+    from transformers import LlamaConfig
 
+    from qbench.attention.register import build_model, set_attention
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+    )
+    set_attention(config, kind)
     torch.manual_seed(0)
-    settings: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 128,
-        "attn_implementation": attention,
-    }
-    return LlamaForCausalLM(LlamaConfig(**settings)).eval()
+    return build_model(config).eval()
 
 
 def cases(group: str, device: str) -> Iterator[Case]:
@@ -153,7 +170,7 @@ def main(group: str, device: str, file: str) -> None:
             try:
                 detail, ok = check(), True
             except Exception as error:  # whatever kernels and libraries raise is what was asked for
-                detail, ok = f"{type(error).__name__}: {' '.join(str(error).split())}", False
+                detail, ok = one_line(error), False
             _write(out, name=name, ok=ok, detail=detail, seconds=time.perf_counter() - start)
 
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from qbench.attention.kinds import ATTENTIONS
 from qbench.identity import PACKAGES
 from qbench.machine import gpus, has_cuda, machine, torch_build
 from qbench.quantizers.options import OFFERED
@@ -35,20 +36,22 @@ class Package:
     extra: str = ""
 
     @property
+    def required(self) -> bool:
+        """Whether nothing runs without it."""
+        return not self.extra
+
+    @property
     def state(self) -> str:
-        """What to do about it; empty where all is well."""
+        """What to do about it; empty if it is as pinned."""
         if self.installed is None:
             return f"pip install 'qbench[{self.extra}]'" if self.extra else f"pip install '{self.name}{self.wanted}'"
-        fits = Requirement(f"{self.name}{self.wanted}").specifier.contains(self.installed, prereleases=True)
-        return (
-            ""
-            if fits
-            else f"other numbers than with {self.wanted} may come out: pip install '{self.name}{self.wanted}'"
-        )
+        if Requirement(f"{self.name}{self.wanted}").specifier.contains(self.installed, prereleases=True):
+            return ""
+        return f"results may differ from those with {self.wanted}: pip install '{self.name}{self.wanted}'"
 
 
 @dataclass(frozen=True)
-class Offer:
+class Support:
     """A method or an attention backend, whether it runs here, and why not."""
 
     name: str
@@ -58,7 +61,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """A kernel or a quantizer that was tried on a small case."""
 
     name: str
@@ -67,31 +70,60 @@ class Check:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class DoctorReport:
+    """What this machine has and can run. checks: None if they were not asked for."""
+
+    machine: dict[str, Any]
+    device: str
+    notes: list[str]
+    packages: list[Package]
+    methods: list[Support]
+    attention: list[Support]  # its backends
+    checks: list[CheckResult] | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages without which nothing runs."""
+        return [package.name for package in self.packages if package.required and package.installed is None]
+
+    @property
+    def failed(self) -> list[str]:
+        """The checks that failed."""
+        return [check.name for check in self.checks or [] if not check.ok]
+
+    def as_json(self) -> str:
+        """The whole report as JSON."""
+        packages = [asdict(package) | {"state": package.state} for package in self.packages]
+        return json.dumps(asdict(self) | {"packages": packages}, indent=1)
+
+
 def doctor(checks_wanted: bool | None = None, *, all_packages: bool = False, as_json: bool = False) -> bool:
-    """Print what this machine has and can run; whether all of it works. checks_wanted: by default on a GPU."""
-    wanted = has_cuda() if checks_wanted is None else checks_wanted
-    report: dict[str, Any] = {
-        "machine": machine(),
-        "device": "cuda" if has_cuda() else "cpu",
-        "notes": notes(),
-        "packages": [asdict(package) | {"state": package.state} for package in packages()],
-        "methods": [asdict(offer) for offer in methods()],
-        "attention": [asdict(offer) for offer in backends()],
-        "checks": None,
-    }
+    """Print what this machine has and can run; True if all of it works. checks_wanted: by default on a GPU."""
+    report = examine()
     if not as_json:
-        print(render(report, all_packages=all_packages), flush=True)
-    checks = []
-    for check in run_checks("cuda" if has_cuda() else "cpu") if wanted else ():
-        checks.append(check)
-        if not as_json:
-            print(render_check(check), flush=True)
-    if as_json:
-        print(json.dumps(report | {"checks": [asdict(check) for check in checks] if wanted else None}, indent=1))
-    else:
-        print(verdict(checks, report["packages"]))
-    missing = any(package["installed"] is None and not package["extra"] for package in report["packages"])
-    return not missing and all(check.ok for check in checks)
+        print(render_report(report, all_packages=all_packages), flush=True)
+    if has_cuda() if checks_wanted is None else checks_wanted:
+        checks = []
+        for check in run_checks(report.device):
+            checks.append(check)
+            if not as_json:
+                print(render_check(check), flush=True)
+        report = replace(report, checks=checks)
+    print(report.as_json() if as_json else verdict(report))
+    return not report.missing and not report.failed
+
+
+def examine() -> DoctorReport:
+    """The report, without its checks."""
+    return DoctorReport(
+        machine=machine(),
+        device="cuda" if has_cuda() else "cpu",
+        notes=notes(),
+        packages=packages(),
+        methods=methods(),
+        attention=backends(),
+    )
 
 
 def notes() -> list[str]:
@@ -107,7 +139,7 @@ def notes() -> list[str]:
 
 
 def packages() -> list[Package]:
-    """What the installed qbench asks for, beside what is there; development tools apart."""
+    """What the installed qbench asks for, and what is there, without development tools."""
     try:
         lines = metadata.requires("qbench") or []
     except metadata.PackageNotFoundError:
@@ -129,38 +161,38 @@ def _version(name: str) -> str | None:
         return None
 
 
-def methods() -> list[Offer]:
-    """Each method with its widths; it runs where its library is."""
+def methods() -> list[Support]:
+    """Each method with its widths; it runs if its library is installed."""
     found = []
     for method, widths in OFFERED.items():
         library = LIBRARIES.get(method)
         here = library is None or find_spec(library) is not None
-        found.append(Offer(method, tuple(widths), here, "" if here else f"needs {library}: pip install {library}"))
+        found.append(Support(method, tuple(widths), here, "" if here else f"needs {library}: pip install {library}"))
     return found
 
 
-def backends() -> list[Offer]:
-    """Each backend of softpick attention on this machine."""
+def backends() -> list[Support]:
+    """Each backend of our attention kernels on this machine."""
     triton, cuda = find_spec("triton") is not None, has_cuda()
     note = "" if triton and cuda else "needs a GPU; TRITON_INTERPRET=1 runs it on the CPU, slowly"
     return [
-        Offer(
+        Support(
             "triton", (), triton and cuda, note if triton else "needs triton, which is for Linux: pip install triton"
         ),
-        Offer("cpu", (), True, "used for models on the CPU"),
-        Offer("reference", (), True, "the definition: any device, slow"),
+        Support("cpu", (), True, "used for models on the CPU"),
+        Support("reference", (), True, "the definition: any device, slow"),
     ]
 
 
-def run_checks(device: str, groups: tuple[str, ...] = GROUPS) -> Iterator[Check]:
-    """The cases of each group, in a process a group: one that crashes does not end the report."""
-    here = {offer.name for offer in methods() if offer.runs}
+def run_checks(device: str, groups: tuple[str, ...] = GROUPS) -> Iterator[CheckResult]:
+    """The cases of each group, in one process per group: a crash does not end the report."""
+    here = {method.name for method in methods() if method.runs}
     for group in groups:
         if group in here or group not in LIBRARIES:
             yield from _run_group(group, device)
 
 
-def _run_group(group: str, device: str) -> list[Check]:
+def _run_group(group: str, device: str) -> list[CheckResult]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
@@ -175,8 +207,8 @@ def _run_group(group: str, device: str) -> list[Check]:
             end = f"it took longer than {CHECK_TIMEOUT} s"
         lines = [json.loads(line) for line in results.read_text().splitlines()]
     by_name = {line["name"]: line for line in lines}
-    checks = [Check(**({"ok": False, "detail": end} | line)) for line in by_name.values()]
-    return checks or [Check(group, False, end)]
+    checks = [CheckResult(**({"ok": False, "detail": end} | line)) for line in by_name.values()]
+    return checks or [CheckResult(group, False, end)]
 
 
 def _how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
@@ -186,35 +218,36 @@ def _how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
     return f"the process ended with code {done.returncode}: {last}"
 
 
-def render(report: dict[str, Any], *, all_packages: bool = False) -> str:
-    """The report without its checks, for people; its table of packages has those that are amiss, or all."""
+def render_report(report: DoctorReport, *, all_packages: bool = False) -> str:
+    """The report without its checks, for people; its table has all packages, or just the mismatched ones."""
     from tabulate import tabulate
 
-    here = report["machine"]
-    cards = [f"{gpu['name']}, {gpu['memory']}, driver {gpu['driver']}" for gpu in here["gpus"]] or ["none"]
+    here = report.machine
+    gpus_found = [f"{gpu['name']}, {gpu['memory']}, driver {gpu['driver']}" for gpu in here["gpus"]] or ["none"]
     lines = [
         f"machine   {here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB",
-        *(f"GPU       {card}" for card in cards),
+        *(f"GPU       {gpu}" for gpu in gpus_found),
         f"software  Python {here['python']}, {here['platform']}",
-        *(f"note      {note}" for note in report["notes"]),
-        packages_in_short(report["packages"]),
+        *(f"note      {note}" for note in report.notes),
+        f"attention {', '.join(kind.title for kind in ATTENTIONS.values())}",
+        packages_in_short(report.packages),
         "",
     ]
-    told = [package for package in report["packages"] if all_packages or package["state"]]
-    if rows := [[p["name"], p["wanted"], p["installed"] or "-", p["extra"], p["state"]] for p in told]:
+    listed = [package for package in report.packages if all_packages or package.state]
+    if rows := [[p.name, p.wanted, p.installed or "-", p.extra, p.state] for p in listed]:
         lines += [tabulate(rows, headers=["package", "wanted", "installed", "extra", ""], disable_numparse=True), ""]
-    offers = [
-        *([f"{o['name']}", ", ".join(map(str, o["widths"])), _yes(o["runs"]), o["note"]] for o in report["methods"]),
-        *([f"softpick on {o['name']}", "", _yes(o["runs"]), o["note"]] for o in report["attention"]),
+    found = [
+        *([o.name, ", ".join(map(str, o.widths)), _yes(o.runs), o.note] for o in report.methods),
+        *([f"attention on {o.name}", "", _yes(o.runs), o.note] for o in report.attention),
     ]
-    lines += [tabulate(offers, headers=["method or kernel", "bits", "runs here", ""], disable_numparse=True), ""]
+    lines += [tabulate(found, headers=["method or kernel", "bits", "runs here", ""], disable_numparse=True), ""]
     return "\n".join(lines)
 
 
-def packages_in_short(found: list[dict[str, Any]]) -> str:
-    """The versions of what computes numbers, and how many packages are as they should be."""
-    versions = [f"{p['name']}=={p['installed']}" for p in found if p["name"] in PACKAGES and p["installed"]]
-    fine = sum(not package["state"] for package in found)
+def packages_in_short(found: list[Package]) -> str:
+    """The versions of what computes numbers, and how many packages are as pinned."""
+    versions = [f"{p.name}=={p.installed}" for p in found if p.name in PACKAGES and p.installed]
+    fine = sum(not package.state for package in found)
     count = f"{fine} of {len(found)}" if fine < len(found) else f"all {fine}"
     text = ", ".join([*versions, f"{count} packages as pinned (--packages lists them)"])
     return textwrap.fill(text, 120, initial_indent="packages  ", subsequent_indent=" " * 10, break_on_hyphens=False)
@@ -224,21 +257,18 @@ def _yes(runs: bool) -> str:
     return "yes" if runs else "no"
 
 
-def render_check(check: Check) -> str:
+def render_check(check: CheckResult) -> str:
     """A check on one line."""
     return f"{'ok    ' if check.ok else 'FAILED'}  {check.name:<40} {check.seconds:5.1f} s  {check.detail}"
 
 
-def verdict(checks: list[Check], wanted: list[dict[str, Any]]) -> str:
+def verdict(report: DoctorReport) -> str:
     """The last line: whether this machine can be trusted with a run."""
-    failed = [check.name for check in checks if not check.ok]
-    missing = [package["name"] for package in wanted if package["installed"] is None and not package["extra"]]
-    if missing:
-        return f"qbench cannot run here: {', '.join(missing)} not installed."
-    if failed:
-        return (
-            f"{len(failed)} of {len(checks)} checks FAILED: {', '.join(failed)}. Their numbers would be wrong or none."
-        )
-    if checks:
-        return f"All {len(checks)} checks passed."
-    return "Kernels and quantizers were not tried; --checks does."
+    if report.missing:
+        return f"qbench cannot run here: {', '.join(report.missing)} not installed."
+    if report.checks is None:
+        return "Kernels and quantizers were not tried; --checks tries them."
+    if report.failed:
+        count = f"{len(report.failed)} of {len(report.checks)}"
+        return f"{count} checks FAILED: {', '.join(report.failed)}. Results that need them would be wrong or missing."
+    return f"All {len(report.checks)} checks passed."

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from qbench.checkpoint.load import write_checkpoint
 from qbench.quantizers.options import (
     Bnb4Options,
     Bnb8Options,
@@ -36,6 +35,8 @@ def save_quantized(
 
     transformers reads softmax models of bnb, and of GPTQ if optimum is installed; it refuses all others.
     """
+    from qbench.checkpoint.save import write_checkpoint
+
     form = quantized(model)
     if form is None:
         raise QuantizeError("The model is not quantized: quantize it, or write it with save_checkpoint.")

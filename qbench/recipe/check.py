@@ -6,11 +6,12 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+from qbench.attention.kinds import ATTENTIONS
 from qbench.errors import did_you_mean
 from qbench.files import file_name
 from qbench.quantizers.calibration import NAMED
 from qbench.quantizers.options import NotOffered, Quantization, QuantizeError, offered, quantization
-from qbench.recipe.schema import ATTENTION, QuantizationEntry, Recipe
+from qbench.recipe.schema import QuantizationEntry, Recipe
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile, is_task_path
 
@@ -44,12 +45,12 @@ def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
     for family, twins in recipe.checkpoints.items():
         where: Where = ("checkpoints", family)
         if not twins:
-            raise file.error(where, f"is empty; it must have one of {' and '.join(ATTENTION)}, or both.")
+            raise file.error(where, f"is empty; it must have at least one of {', '.join(ATTENTIONS)}.")
         for attention, source in twins.items():
-            if attention not in ATTENTION:
+            if attention not in ATTENTIONS:
                 raise file.error(
                     (*where, attention),
-                    f"an attention must be one of {', '.join(ATTENTION)}.{did_you_mean(attention, ATTENTION)}",
+                    f"an attention must be one of {', '.join(ATTENTIONS)}.{did_you_mean(attention, ATTENTIONS)}",
                 )
             _check_source((*where, attention), source.path, recipe)
             if source.tokenizer:

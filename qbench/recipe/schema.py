@@ -14,8 +14,6 @@ from qbench.recipe.messages import must
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile, is_task_path
 
-ATTENTION = ("softmax", "softpick")
-
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

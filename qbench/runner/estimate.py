@@ -1,10 +1,10 @@
 """What a cell will take, before anything is loaded: from config.json and the size of the tasks."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from qbench.checkpoint import layout
+from qbench.checkpoint.layout import CheckpointError
 from qbench.recipe.cells import Cell
 from qbench.runner.plan import Plan
 
@@ -52,19 +52,6 @@ def parameter_count(cell: Cell) -> int | None:
             return None
         file = Path(found)
     try:
-        return count_parameters(json.loads(file.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+        return layout.parameter_count(file)
+    except CheckpointError:
         return None  # the worker says what is wrong with it
-
-
-def count_parameters(config: dict[str, Any]) -> int:
-    """Parameters of embeddings, layers, norms and head."""
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    heads = config.get("num_attention_heads") or config["num_heads"]
-    kv_heads = config.get("num_key_value_heads") or config.get("num_kv_heads") or heads
-    # FLA: two thirds of four times the hidden size, rounded up to a multiple of 256.
-    inner = config.get("intermediate_size") or (int(hidden * config.get("hidden_ratio", 4) * 2 / 3) + 255) // 256 * 256
-    head = config.get("head_dim") or hidden // heads
-    attention = 2 * hidden * heads * head + 2 * hidden * kv_heads * head
-    embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return embeddings + layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden

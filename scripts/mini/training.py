@@ -1,8 +1,8 @@
 """Training of one twin: a pure function of the settings, which can stop at any step and go on from there."""
 
 import hashlib
+import io
 import math
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-import qbench.attention.register  # noqa: F401 (registers softpick with transformers)
 from mini.muon import Muon
-from qbench.errors import InputError
+from qbench.attention.kinds import ATTENTIONS
+from qbench.attention.register import build_model, set_attention
+from qbench.errors import InputError, one_line
+from qbench.files import write_atomically
 
-KINDS = {"softmax": "sdpa", "softpick": "softpick"}  # the attention, and what transformers calls it
+TWINS = ("softmax", "softpick")
 
 
 class TrainingError(InputError):
@@ -64,10 +66,9 @@ def new_model(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings)
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+    set_attention(config, ATTENTIONS[kind])
     torch.manual_seed(settings.seed)
-    model = LlamaForCausalLM(config)
-    model.set_attn_implementation(KINDS[kind])
-    return model
+    return build_model(config)
 
 
 def batch(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings: Settings, step: int) -> Tensor:
@@ -131,14 +132,12 @@ class Training:
         file.parent.mkdir(parents=True, exist_ok=True)
         state = {"recipe": self.recipe, "losses": self.losses}
         state |= {"model": self.model.state_dict(), "optimizers": [own.state_dict() for own in self.optimizers]}
-        unfinished = file.with_suffix(".tmp")
+        content = io.BytesIO()
+        torch.save(state, content)
         try:
-            torch.save(state, unfinished)
-        except RuntimeError as error:  # what torch makes of a full disk
-            raise TrainingError(
-                f"{file} cannot be written ({str(error).splitlines()[0]}); is the disk full?"
-            ) from error
-        os.replace(unfinished, file)
+            write_atomically(file, content.getvalue())
+        except OSError as error:
+            raise TrainingError(f"{file} cannot be written ({one_line(error)}); is the disk full?") from error
 
     def resume(self, file: Path) -> None:
         """Go on from a saved state."""
@@ -146,7 +145,9 @@ class Training:
             state = torch.load(file, weights_only=True)
             same = state["recipe"] == self.recipe
         except Exception as error:  # zip, pickle and torch each have their own
-            raise TrainingError(f"{file} cannot be read ({error}); delete it to train from the start.") from error
+            raise TrainingError(
+                f"{file} cannot be read ({one_line(error)}); delete it to train from the start."
+            ) from error
         if not same:
             raise TrainingError(
                 f"{file} is of a training with other settings or another text; delete it to train from the start."

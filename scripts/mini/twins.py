@@ -21,7 +21,7 @@ from mini.corpus import corpus
 from mini.files import MINI, write_sums
 from mini.plot import plot_losses
 from mini.tokenizer import make_tokenizer
-from mini.training import KINDS, Settings, Training, TrainingError
+from mini.training import TWINS, Settings, Training, TrainingError
 from mini.world import make_world
 from qbench import save_checkpoint
 from qbench.errors import InputError
@@ -43,7 +43,7 @@ def train_twin(kind: str, settings: Settings, state: Path, out: Path) -> None:
     if state.exists():
         training.resume(state)
         print(f"{kind}: goes on from step {training.done}, saved in {state}", flush=True)
-    line = list(KINDS).index(kind)
+    line = list(TWINS).index(kind)
     bar = tqdm(total=settings.steps, initial=training.done, desc=kind, position=line, unit="step", dynamic_ncols=True)
     with bar, Interruption() as interruption:
         while training.done < settings.steps and not interruption.asked:
@@ -104,7 +104,7 @@ def train_twins(settings: Settings, states: Path, out: Path) -> None:
     """Train both twins side by side; raises TrainingError if one of them stopped."""
     spawn = multiprocessing.get_context("spawn")  # a forked torch may hang
     processes = {
-        kind: spawn.Process(target=_run, args=(kind, settings, states / f"{kind}.pt", out / kind)) for kind in KINDS
+        kind: spawn.Process(target=_run, args=(kind, settings, states / f"{kind}.pt", out / kind)) for kind in TWINS
     }
     for process in processes.values():
         process.start()
@@ -133,8 +133,8 @@ def main() -> None:
     except InputError as error:
         raise SystemExit(str(error)) from None
     curve = args.out / "loss.svg"
-    plot_losses({kind: args.out / kind / LOG for kind in KINDS}, curve)
-    write_sums(args.out, [curve, *(file for kind in KINDS for file in (args.out / kind).iterdir())])
+    plot_losses({kind: args.out / kind / LOG for kind in TWINS}, curve)
+    write_sums(args.out, [curve, *(file for kind in TWINS for file in (args.out / kind).iterdir())])
     shutil.rmtree(args.state)  # the next time begins from nothing
     print(f"Both twins are in {args.out}, after {(time.perf_counter() - begin) / 60:.0f} minutes.")
 

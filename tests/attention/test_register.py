@@ -5,12 +5,13 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.masking_utils import create_sliding_window_causal_mask
 
-from qbench.attention.register import attention_kind
+from qbench.attention.register import attention_kind, register_all
 
 VOCAB, PAD = 61, 7
 
 
 def tiny_model(attention: str = "softpick", **fields: object) -> LlamaForCausalLM:
+    register_all()
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": None}

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from qbench import load_checkpoint, save_checkpoint
+from qbench.attention.register import register_all
 
 SENTENCES = [
     "Question: Which animal eats only plants?\nAnswer: a cow",
@@ -57,6 +58,7 @@ def checkpoints(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.Tem
         if weight.dim() == 2:
             torch.nn.init.normal_(weight, std=0.15 if "lm_head" not in name else 0.3)
     folders = {}
+    register_all()
     for kind, implementation in (("softmax", "sdpa"), ("softpick", "softpick")):
         folders[kind] = tmp_path_factory.mktemp(kind)
         model.set_attn_implementation(implementation)

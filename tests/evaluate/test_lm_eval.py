@@ -115,7 +115,7 @@ def test_it_is_a_command(checkpoints, task_folder, tmp_path) -> None:
     [
         ("quantise=4", ScoringError, "model_args has quantise; supported are pretrained,"),
         ("dtype=float8", ScoringError, "model_args has dtype=float8; supported are float32,"),
-        ("batch_size=8", ScoringError, "batch_size is 8; batches go by tokens here: give batch_tokens"),
+        ("batch_size=8", ScoringError, "batch_size is 8; batches are sized in tokens: give batch_tokens"),
         ("batch_tokens=-1", ScoringError, "batch_tokens is -1"),
         ("attention=softpick", CheckpointError, "attention='softpick' was asked for"),
     ],

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from softpick.report import compile_rows, jobs, main, plot_speed, speed_rows
-from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, Tile, architecture, tiles
+from kernels_report.report import compile_rows, jobs, main, plot_speed, speed_rows
+from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, TileConfig, architecture, tiles
 
 HEAD_DIMS = (64, 128)
 NVIDIA = [arch for arch in ARCHITECTURES if arch.startswith("sm_")]
@@ -48,7 +48,7 @@ def test_the_main_loop_is_hardly_longer_than_softmaxs(arch, allowed):
 
 
 def test_a_spill_would_be_seen():
-    (row,) = compile_rows([("forward", "sm_80", 128, "bf16", Tile(128, 128, 4, 2))], loops=False, workers=1)
+    (row,) = compile_rows([("forward", "sm_80", 128, "bf16", TileConfig(128, 128, 4, 2))], loops=False, workers=1)
     assert row["spills"] > 0
 
 
@@ -69,7 +69,7 @@ def test_a_gpu_gets_the_tiles_of_the_nearest_known_one(capability, arch, monkeyp
     assert architecture(torch.device("cuda")) == arch
 
 
-def test_an_old_gpu_is_told_so(monkeypatch):
+def test_an_old_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(ValueError, match=r"this GPU is sm_75: use backend='reference'"):
         architecture(torch.device("cuda"))
@@ -78,8 +78,10 @@ def test_an_old_gpu_is_told_so(monkeypatch):
 def test_speed_is_measured_beside_softmax_and_plotted(tmp_path):
     rows = speed_rows("cpu", lengths=(32, 64), head_dims=(128,), dtype=torch.float32)
     assert [(row["direction"], row["length"]) for row in rows] == [
-        *(("forward", 32), ("backward", 32)),
-        *(("forward", 64), ("backward", 64)),
+        ("forward", 32),
+        ("backward", 32),
+        ("forward", 64),
+        ("backward", 64),
     ]
     assert all(row["softpick ms"] > 0 and row["softmax TFLOP/s"] > 0 for row in rows)
     plot_speed(rows, tmp_path / "kernels" / "speed.png", "a CPU")

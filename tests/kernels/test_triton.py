@@ -25,7 +25,7 @@ from cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from softpick import softpick_attention, triton_op
-from softpick.tiles import TILES, Tile, tiles
+from softpick.tiles import TILES, TileConfig, tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = [Case(1, 2, 1, 300, 300, 64), Case(2, 2, 2, 17, 128, 128, padding="left"), Case(1, 2, 2, 128, 128, 96)]
@@ -75,7 +75,7 @@ SHAPES_SHIPPED = sorted(
 @pytest.mark.parametrize(("kernel", "rows", "columns"), SHAPES_SHIPPED)
 def test_every_shipped_tile_shape_is_right(kernel, rows, columns, monkeypatch):
     def shipped(name, arch, head_dim, itemsize):
-        return [Tile(rows, columns, 4, 1)] if name == kernel else tiles(name, arch, head_dim, itemsize)
+        return [TileConfig(rows, columns, 4, 1)] if name == kernel else tiles(name, arch, head_dim, itemsize)
 
     triton_op._tuned.cache_clear()
     monkeypatch.setattr(triton_op, "tiles", shipped)

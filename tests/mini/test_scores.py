@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from mini.files import MINI
 from mini.tasks import BUILDERS
-from mini.training import KINDS
+from mini.training import TWINS
 from transformers import AutoTokenizer
 
 from qbench import Scorer, load_checkpoint, quantize
@@ -47,7 +47,7 @@ def unigram_word_perplexity(documents: list[str]) -> float:
     return math.exp(-sum(logs) / sum(len(page.split()) for page in pages))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TWINS)
 def test_a_twin_knows_its_world_but_not_all_of_it(kind: str, documents: list[str]) -> None:
     found = scores(kind)
     for task, least in LEAST.items():
@@ -56,7 +56,7 @@ def test_a_twin_knows_its_world_but_not_all_of_it(kind: str, documents: list[str
 
 
 @pytest.mark.parametrize("method", ["gptq", "hqq"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TWINS)
 def test_damage_grows_as_bits_fall(kind: str, method: str) -> None:
     whole = scores(kind)
     by_bits = {bits: scores(kind, method, bits) for bits in (8, 3, 2)}

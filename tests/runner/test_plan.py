@@ -279,7 +279,7 @@ def test_choose(recipe: Recipe, tmp_path: Path) -> None:
 def test_the_command_shows_states_estimates_and_the_total(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_heads": 16, "vocab_size": 32000}
+    sizes = {"model_type": "transformer", "hidden_size": 1024, "num_hidden_layers": 24, "num_heads": 16}
     (recipe.file.parent / "softmax" / "config.json").write_text(json.dumps(sizes))
     finish(cell(recipe, "softmax-none-16"), tmp_path / "out")
     finish(cell(recipe, "softpick-none-16"), tmp_path / "out", older(cell(recipe, "softpick-none-16").identity()))

@@ -1,7 +1,7 @@
 """What the compilers say of every shipped kernel config, and on a GPU how fast it runs beside softmax.
 
-python -m softpick.report                      every architecture, head dims 64 and 128, bf16
-python -m softpick.report --arch sm_90 --head-dim 64 --dtype fp16
+PYTHONPATH=scripts python -m kernels_report                 every architecture, head dims 64 and 128, bf16
+PYTHONPATH=scripts python -m kernels_report --arch sm_90 --head-dim 64 --dtype fp16
 """
 
 import argparse
@@ -17,18 +17,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from softpick import softpick_attention
+from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, TileConfig, tiles
 from tabulate import tabulate
 from torch import Tensor
 from tqdm import tqdm
 
-from softpick import softpick_attention
-from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, Tile, tiles
-
 LENGTHS = tuple(512 * 2**i for i in range(6))  # 512 … 16384
-Job = tuple[str, str, int, str, Tile]
+CompileJob = tuple[str, str, int, str, TileConfig]
 
 
-def jobs(archs: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str]) -> Iterator[Job]:
+def jobs(archs: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str]) -> Iterator[CompileJob]:
     """Every shipped config, as (kernel, arch, head_dim, dtype, tile)."""
     for arch in archs:
         for head_dim in head_dims:
@@ -38,17 +37,24 @@ def jobs(archs: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str]) 
                         yield kernel, arch, head_dim, dtype, tile
 
 
-def compile_row(job: Job, loops: bool = True, key_mask: bool = False) -> dict[str, Any]:
+def compile_row(job: CompileJob, loops: bool = True, key_mask: bool = False) -> dict[str, Any]:
     """One line of the report; with `loops` the main loop's length, beside its softmax twin's for the forward."""
-    from softpick.compiler import compile_kernel
+    from kernels_report.compiler import compile_kernel  # triton, which this process may have as an interpreter
 
     kernel, arch, head_dim, dtype, tile = job
     compiled = compile_kernel(*job, key_mask=key_mask)
     row = {
-        **{"arch": arch, "kernel": kernel, "dim": head_dim, "dtype": dtype},
+        "arch": arch,
+        "kernel": kernel,
+        "dim": head_dim,
+        "dtype": dtype,
         "queries × keys": f"{tile.block_m} × {tile.block_n}",
-        **{"warps": tile.warps, "stages": tile.stages, "registers": compiled.registers, "spills": compiled.spills},
-        **{"shared KiB": compiled.shared / 1024, "occupancy": compiled.occupancy},
+        "warps": tile.warps,
+        "stages": tile.stages,
+        "registers": compiled.registers,
+        "spills": compiled.spills,
+        "shared KiB": compiled.shared / 1024,
+        "occupancy": compiled.occupancy,
     }
     if loops:
         row["main loop"] = compiled.main_loop
@@ -59,9 +65,9 @@ def compile_row(job: Job, loops: bool = True, key_mask: bool = False) -> dict[st
 
 
 def compile_rows(
-    work: Sequence[Job], loops: bool = True, key_mask: bool = False, workers: int | None = None
+    work: Sequence[CompileJob], loops: bool = True, key_mask: bool = False, workers: int | None = None
 ) -> list[dict[str, Any]]:
-    """The lines of all jobs, compiled by one process a core, with a progress bar."""
+    """The lines of all jobs, compiled by one process per core, with a progress bar."""
     # Fresh processes, without the interpreter: under TRITON_INTERPRET=1 nothing compiles.
     interpret = os.environ.pop("TRITON_INTERPRET", None)
     try:
@@ -86,7 +92,7 @@ def speed_rows(
         for length in tqdm(lengths, desc=f"timing head dim {head_dim}", unit="length", leave=False, disable=None):
             heads, batch = 2048 // head_dim, max(1, max(lengths) // length)
             q, k, v, grad = (torch.randn(batch, heads, length, head_dim, device=device, dtype=dtype) for _ in range(4))
-            # Two matmuls of 2 · T² · D a head, half of them masked; the backward has five.
+            # Two matmuls of 2 · T² · D per head, half of them masked; the backward has five.
             flops = 2 * batch * heads * length**2 * head_dim
             for direction, factor in (("forward", 1.0), ("backward", 2.5)):
                 row: dict[str, Any] = {"dim": head_dim, "direction": direction, "length": length, "batch": batch}
@@ -162,14 +168,14 @@ def plot_speed(rows: Sequence[dict[str, Any]], file: Path, title: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the report; on a GPU also write the plot of its speed."""
     parser = argparse.ArgumentParser(
-        "python -m softpick.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m kernels_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arch", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
     parser.add_argument("--head-dim", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--dtype", nargs="+", choices=list(ELEMENT_SIZE), default=["bf16"])
     parser.add_argument("--out", type=Path, default=Path("results/kernels"), help="where the plot goes (%(default)s)")
     options = parser.parse_args(arguments)
-    print("Compiled here, for GPUs that need not be here; causal, no padding mask. Spills in bytes a thread.\n")
+    print("Compiled here, for GPUs that need not be here; causal, no padding mask. Spills in bytes per thread.\n")
     rows = compile_rows(list(jobs(options.arch, options.head_dim, options.dtype)))
     print(tabulate([row | {"occupancy": f"{row['occupancy']:.0%}"} for row in rows], headers="keys", floatfmt=".2f"))
     if not torch.cuda.is_available():
@@ -182,7 +188,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file = options.out / "speed.png"
     plot_speed(rows, file, name)
     print(f"\nPlot: {file}")
-
-
-if __name__ == "__main__":
-    main()

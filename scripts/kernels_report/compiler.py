@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from softpick.tiles import ARCHITECTURES, TileConfig, block_dim
+from softpick.triton_op import FUNCTIONS
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-
-from softpick.tiles import ARCHITECTURES, Tile, block_dim
-from softpick.triton_op import FUNCTIONS
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,13 @@ class Compiled:
     arch: str
     head_dim: int
     dtype: str
-    tile: Tile
+    tile: TileConfig
     asm: dict[str, Any]
-    shared: int  # bytes a block
+    shared: int  # bytes per block
 
     @cached_property
     def resources(self) -> tuple[int, int]:
-        """Registers a thread, and bytes of spills a thread."""
+        """Registers per thread, and bytes of spills per thread."""
         if "amdgcn" in self.asm:
             text = self.asm["amdgcn"]
             spilled = int(_find(r"\.vgpr_spill_count:\s+(\d+)", text)) + int(
@@ -45,12 +44,12 @@ class Compiled:
 
     @property
     def registers(self) -> int:
-        """Registers a thread."""
+        """Registers per thread."""
         return self.resources[0]
 
     @property
     def spills(self) -> int:
-        """Bytes a thread that did not fit into registers."""
+        """Bytes per thread that did not fit into registers."""
         return self.resources[1]
 
     @cached_property
@@ -95,7 +94,7 @@ def compile_kernel(
     arch: str,
     head_dim: int,
     dtype: str,
-    tile: Tile,
+    tile: TileConfig,
     *,
     causal: bool = True,
     key_mask: bool = False,
@@ -106,8 +105,15 @@ def compile_kernel(
         raise RuntimeError("TRITON_INTERPRET=1 is set, and nothing compiles in such a process; start one without it.")
     function = FUNCTIONS[kernel]
     constants = {
-        **{"HEAD_DIM": head_dim, "BLOCK_D": block_dim(head_dim), "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n},
-        **{"CAUSAL": causal, "HAS_MASK": key_mask, "PRECISION": "ieee", "LONG": True, "SOFTMAX": softmax},
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": block_dim(head_dim),
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "CAUSAL": causal,
+        "HAS_MASK": key_mask,
+        "PRECISION": "ieee",
+        "LONG": True,
+        "SOFTMAX": softmax,
     }
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int], Any] = {}
@@ -146,7 +152,7 @@ def _find(pattern: str, text: str) -> str:
 
 
 def _sass_loops(sass: str) -> list[list[str]]:
-    """From cuobjdump's listing: an address and an instruction a line, and jumps to addresses."""
+    """From cuobjdump's listing: an address and an instruction on each line, and jumps to addresses."""
     code = [(int(address, 16), text) for address, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", sass)]
     target = re.compile(r"\bBRA\b.*\b0x([0-9a-f]+)")
     jumps = [(int(match.group(1), 16), at) for at, text in code if (match := target.search(text))]

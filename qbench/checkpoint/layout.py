@@ -1,0 +1,295 @@
+"""What a checkpoint's folder holds: the config fields, files and tensors of both layouts. Imports no torch.
+
+The layouts are Hugging Face's Llama (`model_type: llama`) and flash-linear-attention's (FLA, mostly
+`model_type: transformer`). Both hold the same network under other names.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qbench.attention.kinds import ATTENTIONS, Attention
+from qbench.errors import InputError, did_you_mean
+
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+GET_AGAIN = "copy it again or `git checkout` it, or, from the Hub, remove it and `qbench fetch` it"
+
+# config.json's fields that name an attention, and the field of Attention with their values. All must agree.
+ATTENTION_FIELDS = {
+    "attn_impl": "attn_impl",
+    "attn_implementation": "attn_implementation",
+    "_attn_implementation": "attn_implementation",
+}
+# Llama's fields that the network's shapes follow from, with transformers' defaults.
+LLAMA_SIZES: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,  # num_attention_heads
+    "head_dim": None,  # hidden_size / num_attention_heads
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+# Llama's fields that no model is built from here: they would run code, or are read apart.
+LLAMA_DROPPED = {"auto_map", "architectures", "dtype", "torch_dtype", "quantization_config", *ATTENTION_FIELDS}
+# Llama's field: the same one in the FLA layout, and its default there.
+FLA_FIELDS: dict[str, tuple[str, Any]] = {
+    "vocab_size": ("vocab_size", 32000),
+    "hidden_size": ("hidden_size", 2048),
+    "num_hidden_layers": ("num_hidden_layers", 24),
+    "num_attention_heads": ("num_heads", 32),
+    "num_key_value_heads": ("num_kv_heads", None),
+    "head_dim": ("head_dim", None),
+    "intermediate_size": ("intermediate_size", None),
+    "max_position_embeddings": ("max_position_embeddings", 2048),
+    "rms_norm_eps": ("norm_eps", 1e-6),
+    "initializer_range": ("initializer_range", 0.006),
+    "tie_word_embeddings": ("tie_word_embeddings", False),
+    "bos_token_id": ("bos_token_id", 1),
+    "eos_token_id": ("eos_token_id", 2),
+    "pad_token_id": ("pad_token_id", None),
+}
+# FLA's fields that Llama has no place for, and the values that mean what Llama does; the first is the default.
+FLA_FIXED: dict[str, tuple[Any, ...]] = {
+    "qkv_bias": (False,),
+    "qk_norm": (False,),
+    "window_size": (None,),
+    "hidden_act": ("swish", "silu"),
+    "elementwise_affine": (True,),
+    "rope_scaling": (None,),
+    "use_rope": (True,),
+    "logit_soft_cap": (None,),
+    "quantization_config": (None,),
+}
+# Llama's tensor names to FLA's.
+FLA_TENSORS = {
+    "model.embed_tokens.": "model.embeddings.",
+    ".input_layernorm.": ".attn_norm.",
+    ".self_attn.": ".attn.",
+    ".post_attention_layernorm.": ".mlp_norm.",
+}
+
+
+class CheckpointError(InputError):
+    """A checkpoint that cannot be loaded or saved as it is, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the shapes of a network follow from, by Llama's names."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON file of a checkpoint; it must hold an object."""
+    try:
+        content = json.loads(file.read_text())
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror}); a checkpoint must have it.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds a JSON {type(content).__name__}; it must hold an object.")
+    return content
+
+
+# --- config.json; `file` is named in errors
+
+
+def is_fla(fields: dict[str, Any], file: Path) -> bool:
+    """Whether a config.json has the FLA layout; False: the Llama layout."""
+    model_type = fields.get("model_type")
+    known = list(dict.fromkeys(kind.model_type for kind in ATTENTIONS.values()))
+    if model_type != "llama" and model_type not in known:
+        raise CheckpointError(
+            f"{file}: model_type is {model_type!r}; supported are 'llama' (Hugging Face's Llama layout) and "
+            f"{', '.join(map(repr, known))} (flash-linear-attention's)."
+        )
+    return model_type != "llama"
+
+
+def config_attention(fields: dict[str, Any], file: Path, asked: str | None = None) -> Attention:
+    """The attention that a config.json means; an error if it is another one than was asked for."""
+    if asked is not None and asked not in ATTENTIONS:
+        known = ", ".join(ATTENTIONS)
+        raise CheckpointError(
+            f"attention is {asked!r}; it must be None or one of {known}.{did_you_mean(asked, ATTENTIONS)}"
+        )
+    says = _said_of_attention(fields, file)
+    fitting = [name for name in ATTENTIONS if all(name in meant for meant in says.values())]
+    if not fitting:
+        raise CheckpointError(f"{file}: {' and '.join(says)} contradict each other; they must mean one attention.")
+    kind = fitting[0]
+    if asked not in (None, kind):
+        against = [text for text, meant in says.items() if asked not in meant]
+        source = against[0] if against else "no attn_impl or attn_implementation"
+        raise CheckpointError(
+            f"attention={asked!r} was asked for, but {file} has {source}, which is {kind}; "
+            f"ask for {kind!r}, or leave attention out."
+        )
+    return ATTENTIONS[kind]
+
+
+def _said_of_attention(fields: dict[str, Any], file: Path) -> dict[str, list[str]]:
+    """What the config says of its attention, field by field, and the kinds that each may mean."""
+    says: dict[str, list[str]] = {}
+    for name, own in ATTENTION_FIELDS.items():
+        value = fields.get(name)
+        if value is None:
+            continue
+        values = {known: kind.name for kind in ATTENTIONS.values() for known in getattr(kind, own)}
+        if not isinstance(value, str) or value not in values:
+            raise CheckpointError(f"{file}: {name} is {value!r}; supported are {', '.join(values)}.")
+        says[f"{name} {value!r}"] = [values[value]]
+    architectures = fields.get("architectures")
+    if isinstance(architectures, list):
+        # transformers' own name says nothing: other tools write it whatever the attention is.
+        own_names = [kind.name for kind in ATTENTIONS.values() if kind.function and kind.architecture in architectures]
+        says |= {f"architectures {architectures!r}": own_names} if own_names else {}
+    if is_fla(fields, file):
+        model_type = fields["model_type"]
+        says[f"model_type {model_type!r}"] = [k.name for k in ATTENTIONS.values() if k.model_type == model_type]
+    return says
+
+
+def llama_fields(fields: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The fields of a config.json of either layout by Llama's names, without those that say nothing of the network."""
+    if is_fla(fields, file):
+        return _from_fla(fields, file)
+    return {name: value for name, value in fields.items() if name not in LLAMA_DROPPED}
+
+
+def _from_fla(fields: dict[str, Any], file: Path) -> dict[str, Any]:
+    for name, supported in FLA_FIXED.items():
+        if (value := fields.get(name, supported[0])) not in supported:
+            raise CheckpointError(f"{file}: {name} is {value!r}; supported is {', '.join(map(repr, supported))}.")
+    llama = {ours: fields.get(theirs, default) for ours, (theirs, default) in FLA_FIELDS.items()}
+    ratio = fields.get("hidden_ratio")
+    theta, ratio, hidden = fields.get("rope_theta", 1e4), 4 if ratio is None else ratio, llama["hidden_size"]
+    for name, value in (("rope_theta", theta), ("hidden_ratio", ratio), ("hidden_size", hidden)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise CheckpointError(f"{file}: {name} is {value!r}; it must be a positive number.")
+    llama["rope_parameters"] = {"rope_type": "default", "rope_theta": float(theta)}
+    if llama["intermediate_size"] is None:  # two thirds of hidden_ratio times the hidden size, in steps of 256
+        llama["intermediate_size"] = (int(hidden * ratio * 2 / 3) + 255) // 256 * 256
+    return llama
+
+
+def config_sizes(fields: dict[str, Any], file: Path) -> Sizes:
+    """The sizes in a config.json of either layout, which must be positive and divide."""
+    llama = LLAMA_SIZES | llama_fields(fields, file)
+    names = {ours: theirs for ours, (theirs, _) in FLA_FIELDS.items()} if is_fla(fields, file) else {}
+
+    def size(field: str, default: int | None = None) -> int:
+        value = default if llama[field] is None else llama[field]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise CheckpointError(f"{file}: {names.get(field, field)} is {value!r}; it must be a positive integer.")
+        return value
+
+    size("max_position_embeddings")
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    kv_heads, dim = size("num_key_value_heads", heads), size("head_dim", hidden // heads)
+    heads_name = names.get("num_attention_heads", "num_attention_heads")
+    kv_name = names.get("num_key_value_heads", "num_key_value_heads")
+    if hidden % heads or dim % 2:
+        raise CheckpointError(
+            f"{file}: hidden_size {hidden} and {heads_name} {heads}; {heads_name} must divide hidden_size, and the "
+            "head dim must be even for rotary embeddings."
+        )
+    if heads % kv_heads:
+        raise CheckpointError(f"{file}: {kv_name} {kv_heads} does not divide {heads_name} {heads}; it must.")
+    return Sizes(
+        vocab_size=size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=size("intermediate_size"),
+        num_hidden_layers=size("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=dim,
+        tie_word_embeddings=bool(llama["tie_word_embeddings"]),
+        attention_bias=bool(llama["attention_bias"]),
+        mlp_bias=bool(llama["mlp_bias"]),
+    )
+
+
+# --- Tensors
+
+
+def tensor_shapes(sizes: Sizes, attention: Attention) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of a checkpoint, by Llama's names; a tied lm_head is not counted."""
+    hidden, inner = sizes.hidden_size, sizes.intermediate_size
+    q, kv = sizes.num_attention_heads * sizes.head_dim, sizes.num_key_value_heads * sizes.head_dim
+    projections = {
+        "self_attn": {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, q)},
+        "mlp": {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)},
+    }
+    biased = {"self_attn": sizes.attention_bias, "mlp": sizes.mlp_bias}
+    norms = ("input_layernorm", "post_attention_layernorm")
+    layer: dict[str, tuple[int, ...]] = {f"{norm}.weight": (hidden,) for norm in norms}
+    for part, linears in projections.items():
+        layer |= {f"{part}.{name}.weight": shape for name, shape in linears.items()}
+        if biased[part]:
+            layer |= {f"{part}.{name}.bias": shape[:1] for name, shape in linears.items()}
+    layer |= {f"self_attn.{name}": shape for name, shape in attention.extra_shapes(sizes).items()}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (sizes.vocab_size, hidden)}
+    for number in range(sizes.num_hidden_layers):
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not sizes.tie_word_embeddings:
+        shapes["lm_head.weight"] = (sizes.vocab_size, hidden)
+    return shapes
+
+
+def parameter_count(config: Path) -> int:
+    """How many parameters the network of a config.json has."""
+    fields = read_json(config)
+    shapes = tensor_shapes(config_sizes(fields, config), config_attention(fields, config))
+    return sum(map(math.prod, shapes.values()))
+
+
+def fla_name(name: str) -> str:
+    """What the FLA layout calls a tensor of Llama."""
+    for ours, theirs in FLA_TENSORS.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a checkpoint's tensors: one, or the shards that its index names."""
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    index = folder / INDEX
+    if not index.exists():
+        pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+        found = f"only {', '.join(pickles)}; pickle files are never loaded" if pickles else "no safetensors weights"
+        raise CheckpointError(
+            f"{folder} has {found}: it must have {WEIGHTS}, or {INDEX} with its shards; convert it to safetensors."
+        )
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map is {weight_map!r}; it must map each tensor to its file.")
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index}: weight_map names {name!r}; it must be the name of a file in that folder.")
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{index} names the shard {name}, which is not in the folder; {GET_AGAIN}.")
+    return [folder / name for name in sorted(set(weight_map.values()))]

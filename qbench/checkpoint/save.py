@@ -1,0 +1,74 @@
+"""Saving: a model's config, weights and tokenizer in the Llama layout."""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from qbench.attention.kinds import ATTENTIONS
+from qbench.attention.register import attention_kind, set_attention
+from qbench.checkpoint.layout import CONFIG, GENERATION_CONFIG, CheckpointError
+from qbench.checkpoint.load import WEIGHT_DTYPES, empty_model
+from qbench.files import write_atomically
+from qbench.quantizers.quantize import quantized
+
+SHARD_SIZE = "5GB"
+
+
+def save_checkpoint(
+    model: LlamaForCausalLM, folder: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
+    """Write a dense model in the Llama layout: softmax for everyone, other attentions so that only qbench runs them."""
+    _check_dense(model)
+    write_checkpoint(model, folder, model.state_dict(), tokenizer)
+
+
+def write_checkpoint(
+    model: LlamaForCausalLM,
+    folder: str | os.PathLike[str],
+    tensors: dict[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    quantization_config: dict[str, Any] | None = None,
+) -> None:
+    """Write a model's config and tokenizer with tensors that stand for it: its own, or packed ones."""
+    kind = ATTENTIONS[attention_kind(model)]
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # config.json goes first and comes last: a folder without it is not a checkpoint, so what an interrupted save
+    # leaves behind does not load, neither as the old model nor as a mixture.
+    (folder / CONFIG).unlink(missing_ok=True)
+    (folder / "quantize_config.json").unlink(missing_ok=True)  # of a gptq model that was here before
+    tied = ["lm_head.weight"] if model.config.tie_word_embeddings else None
+    save_torch_state_dict(tensors, folder, max_shard_size=SHARD_SIZE, shared_tensors_to_discard=tied)
+    (folder / GENERATION_CONFIG).write_text(model.generation_config.to_json_string())
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    config = copy.deepcopy(model.config)
+    set_attention(config, kind)
+    config.architectures = [kind.architecture]
+    config.dtype = model.dtype
+    if quantization_config:
+        config.quantization_config = quantization_config
+    write_atomically(folder / CONFIG, config.to_json_string())
+
+
+def _check_dense(model: LlamaForCausalLM) -> None:
+    if not isinstance(model, LlamaForCausalLM):
+        raise CheckpointError(f"model is a {type(model).__name__}; save_checkpoint writes LlamaForCausalLM.")
+    if form := quantized(model):  # dense or packed: without its label it would pass for an unquantized baseline
+        raise CheckpointError(
+            f"The model is quantized, as {form.quantization.label}; save_checkpoint writes unquantized models: "
+            "use save_quantized."
+        )
+    state = model.state_dict()
+    shapes = {name: tensor.shape for name, tensor in empty_model(model.config).state_dict().items()}
+    for name in sorted(shapes.keys() | state.keys()):
+        tensor = state.get(name)
+        if tensor is None or tensor.shape != shapes.get(name) or tensor.dtype not in WEIGHT_DTYPES.values():
+            raise CheckpointError(
+                f"The model's {name} is not that of a dense Llama; save_checkpoint writes unquantized models."
+            )
