@@ -378,7 +378,7 @@ def _place_packed(
 ) -> None:
     """Put the quantized layers into the empty model, and take their tensors off those that are still to be read."""
     # Imports the method's library, which an unquantized checkpoint does not need.
-    from qbench.quantizers.options import QuantizeError
+    from qbench.quantizers.declaration import QuantizeError
     from qbench.quantizers.saving import place_packed
 
     if not isinstance(settings, dict):
@@ -469,9 +469,9 @@ def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
 def _check_dense(model: LlamaForCausalLM) -> None:
     if not isinstance(model, LlamaForCausalLM):
         raise CheckpointError(f"model is a {type(model).__name__}; save_checkpoint writes LlamaForCausalLM.")
-    from qbench.quantizers.quantize import quantized
+    from qbench.quantizers.packed import packed_form
 
-    if form := quantized(model):  # dense or packed: without its label it would pass for an unquantized baseline
+    if form := packed_form(model):  # dense or packed: without its label it would pass for an unquantized baseline
         raise CheckpointError(
             f"The model is quantized, as {form.quantization.label}; save_checkpoint writes unquantized models: "
             "use save_quantized."
@@ -484,3 +484,22 @@ def _check_dense(model: LlamaForCausalLM) -> None:
             raise CheckpointError(
                 f"The model's {name} is not that of a dense Llama; save_checkpoint writes unquantized models."
             )
+
+
+def save_quantized(
+    model: LlamaForCausalLM, folder: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
+    """Write the packed form of a quantized model, however it is executed; `load_checkpoint` reads it back.
+
+    transformers reads softmax models of bnb, and of GPTQ if optimum is installed; it refuses all others.
+    """
+    from qbench.files import write_atomically
+    from qbench.quantizers.packed import packed_form
+    from qbench.quantizers.saving import packed_tensors, quantization_config
+
+    tensors, form = packed_tensors(model), packed_form(model)
+    assert form is not None  # packed_tensors has an error for that
+    config = quantization_config(form.quantization, model.dtype)
+    write_checkpoint(model, folder, tensors, tokenizer, quantization_config=config)
+    if beside := form.quantization.quantizer.config_file:
+        write_atomically(Path(folder, beside), json.dumps(config, indent=2) + "\n")

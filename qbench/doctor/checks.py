@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qbench.quantizers.options import OFFERED
+from qbench.quantizers.options import quantizer
 
 # A name, and what raises where the case fails and else tells what was measured.
 Case = tuple[str, Callable[[], str]]
@@ -109,7 +109,7 @@ def _attention(shape: tuple[int, ...], padded: bool, dtype: torch.dtype, backend
 
 def quantizer_cases(method: str, device: str) -> Iterator[Case]:
     """A tiny model quantized to each width that the method has."""
-    for bits in OFFERED[method]:
+    for bits in quantizer(method).widths:
         yield f"{method} {bits} bits", partial(check_quantizer, method, bits, device)
 
 

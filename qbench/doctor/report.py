@@ -18,10 +18,8 @@ from packaging.requirements import Requirement
 
 from qbench.identity import PACKAGES
 from qbench.machine import gpus, has_cuda, machine, torch_build
-from qbench.quantizers.options import OFFERED
+from qbench.quantizers.options import quantizers
 
-LIBRARIES = {"bnb": "bitsandbytes", "gptq": "gptqmodel", "hqq": "hqq"}
-GROUPS = ("attention", *LIBRARIES)
 CHECK_TIMEOUT = 600  # seconds for a group: the first Triton compilation takes a minute
 
 
@@ -132,10 +130,9 @@ def _version(name: str) -> str | None:
 def methods() -> list[Offer]:
     """Each method with its widths; it runs where its library is."""
     found = []
-    for method, widths in OFFERED.items():
-        library = LIBRARIES.get(method)
-        here = library is None or find_spec(library) is not None
-        found.append(Offer(method, tuple(widths), here, "" if here else f"needs {library}: pip install {library}"))
+    for name, method in quantizers().items():
+        note = "" if method.is_installed else f"needs {method.library}: pip install {method.library}"
+        found.append(Offer(name, tuple(method.widths), method.is_installed, note))
     return found
 
 
@@ -152,12 +149,11 @@ def backends() -> list[Offer]:
     ]
 
 
-def run_checks(device: str, groups: tuple[str, ...] = GROUPS) -> Iterator[Check]:
+def run_checks(device: str, groups: tuple[str, ...] | None = None) -> Iterator[Check]:
     """The cases of each group, in a process a group: one that crashes does not end the report."""
-    here = {offer.name for offer in methods() if offer.runs}
-    for group in groups:
-        if group in here or group not in LIBRARIES:
-            yield from _run_group(group, device)
+    here = [offer.name for offer in methods() if offer.runs and offer.name != "none"]
+    for group in ("attention", *here) if groups is None else groups:
+        yield from _run_group(group, device)
 
 
 def _run_group(group: str, device: str) -> list[Check]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError
-from qbench.quantizers.options import OFFERED
+from qbench.quantizers.options import quantizers
 from qbench.records.schema import CellRef, MetricValue, PlannedCell, Record
 from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_results
 from qbench.report.metrics import Measure, in_order, is_share, measure
@@ -118,7 +118,7 @@ class Outcomes:
         """Families as they come, and within each by method and bits."""
         cells = [outcome.cell for outcome in self.cells if outcome.cell.attention in TWINS]
         families = list(dict.fromkeys(cell.family for cell in cells))
-        methods = [*OFFERED, *dict.fromkeys(cell.method for cell in cells)]
+        methods = [*quantizers(), *dict.fromkeys(cell.method for cell in cells)]
 
         def place(q: Quantized) -> tuple[int, int, int, list[str | int]]:
             return families.index(q.family), methods.index(q.method), q.bits, _natural(q.label)
