@@ -57,6 +57,7 @@ class _Subject:
     """What an audit is of, as it was before anything was quantized."""
 
     quantization: Quantization
+    targets: tuple[str, ...]  # the linear layers to quantize
     dtype: str
     linear_weights: int
     target_weights: int
@@ -112,13 +113,7 @@ def quantize(
     audited (of a model on the CPU, the very tensors that were there); with copy=True, the copy.
     """
     wanted = quantization(method, bits, **options)
-    if not wanted.quantizer.is_installed:
-        library = wanted.quantizer.library
-        raise QuantizeError(f"{method} needs the package {library}, which is not installed: pip install {library}.")
-    if execution not in ("dense", "packed"):
-        raise QuantizeError(f"execution is {execution!r}; it must be 'dense' or 'packed'.")
-    _check_model(model)
-    _check_device(device)
+    _check_call(model, wanted, execution, device)
     probe = _checked_probe(model, probe)
     as_it_was = "The model passed in is as it was."
     with _out_of_memory_as_sentence(wanted.label, as_it_was):
@@ -126,40 +121,19 @@ def quantize(
         reference = logits_on(model.eval(), probe)
     if not reference.isfinite().all():
         raise QuantizeError("The model's logits on the probe are NaN or infinite before it is quantized.")
-    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    targets = [] if wanted.is_unquantized else _targets(model, linears, wanted.options)
-    subject = _Subject(
-        quantization=wanted,
-        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-        linear_weights=sum(linear.weight.numel() for linear in linears.values()),
-        target_weights=sum(linears[name].weight.numel() for name in targets),
-        probe_tokens=probe.numel(),
-    )
+    subject = _subject(model, wanted, probe)
     if wanted.is_unquantized:
         return model, subject.audit(_Evidence(), _LogitsEvidence(execution="none", kl=0.0, top1_agreement=1.0))
 
     what_now = as_it_was if copy else "Load the model again."
     with _out_of_memory_as_sentence(wanted.label, what_now):
-        sources = {name: linears[name].weight.detach().cpu() for name in targets}
-        rest = {name: h for name, h in hashes(model).items() if name.removesuffix(".weight") not in targets}
-        linears.clear()  # so that a GPU's memory is given back layer by layer
-        with _midway_as_sentence(model, targets, wanted.label, what_now):
-            wanted.quantizer.quantize_linears(
-                model,
-                bits,
-                wanted.options,
-                targets=targets,
-                calibration=calibration,
-                progress=progress,
-                device=device,
-            )
-        weights = _weights_evidence(model, sources, rest, wanted.options)
-        _check(subject.audit(weights, _LogitsEvidence()), what_now)  # before a forward pass, which it could break
+        weights = _quantize_weights(model, subject, what_now, calibration=calibration, progress=progress, device=device)
+        _check_audit(subject.audit(weights, _LogitsEvidence()), what_now)  # it may not be fit for a forward pass
         layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
         attach_packed_form(model, PackedForm(wanted, layers))
         dense = execution == "dense" and weights.activation_bits is None
         audit = subject.audit(weights, _logits_evidence(model, probe, reference, dense))
-        _check(audit, what_now)
+        _check_audit(audit, what_now)
     return model, audit
 
 
@@ -180,6 +154,29 @@ def make_dense(model: nn.Module) -> None:
             linear.bias = nn.Parameter(layer.bias.clone(), requires_grad=False)
         model.set_submodule(name, linear.eval())
         layer.cpu()
+
+
+def _subject(model: nn.Module, wanted: Quantization, probe: Tensor) -> _Subject:
+    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    targets = () if wanted.is_unquantized else _targets(model, linears, wanted.options)
+    return _Subject(
+        quantization=wanted,
+        targets=targets,
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        linear_weights=sum(linear.weight.numel() for linear in linears.values()),
+        target_weights=sum(linears[name].weight.numel() for name in targets),
+        probe_tokens=probe.numel(),
+    )
+
+
+def _quantize_weights(model: nn.Module, subject: _Subject, what_now: str, **settings: Any) -> _Evidence:
+    """Quantize the targets in place, and compare them with the weights that were there."""
+    wanted, targets = subject.quantization, list(subject.targets)
+    sources = {name: model.get_parameter(f"{name}.weight").detach().cpu() for name in targets}
+    rest = {name: h for name, h in hashes(model).items() if name.removesuffix(".weight") not in targets}
+    with _midway_as_sentence(model, targets, wanted.label, what_now):
+        wanted.quantizer.quantize_linears(model, wanted.bits, wanted.options, targets=targets, **settings)
+    return _weights_evidence(model, sources, rest, wanted.options)
 
 
 def _weights_evidence(
@@ -251,19 +248,31 @@ def _with_int8(layer: LayerAudit, outputs: tuple[float, float] | None) -> LayerA
     return LayerAudit.model_validate(layer.model_dump() | {"int8_gap": gap, "int8_spared": spared})
 
 
-def _check(audit: Audit, what_now: str) -> None:
+def _check_audit(audit: Audit, what_now: str) -> None:
     if reasons := failures(audit):
         raise AuditError(audit.label, reasons, what_now)
 
 
-def _targets(model: Any, linears: dict[str, nn.Linear], options: Options) -> list[str]:
+def _targets(model: Any, linears: dict[str, nn.Linear], options: Options) -> tuple[str, ...]:
     assert isinstance(options, LinearOptions)
     if options.include_lm_head and getattr(model.config, "tie_word_embeddings", False):
         raise QuantizeError("include_lm_head: lm_head shares its weight with the embeddings, which stay as they are.")
-    names = [name for name in linears if options.include_lm_head or name.split(".")[-1] != "lm_head"]
+    names = tuple(name for name in linears if options.include_lm_head or name.split(".")[-1] != "lm_head")
     if not names:
         raise QuantizeError("The model has no linear layers to quantize.")
     return names
+
+
+def _check_call(model: Any, wanted: Quantization, execution: str, device: Any) -> None:
+    library = wanted.quantizer.library
+    if not wanted.quantizer.is_installed:
+        raise QuantizeError(
+            f"{wanted.method} needs the package {library}, which is not installed: pip install {library}."
+        )
+    if execution not in ("dense", "packed"):
+        raise QuantizeError(f"execution is {execution!r}; it must be 'dense' or 'packed'.")
+    _check_model(model)
+    _check_device(device)
 
 
 def _check_model(model: Any) -> None:
