@@ -35,7 +35,7 @@ def quantization_of(settings: dict[str, Any]) -> Quantization:
     known = {found.quant_method or name: found for name, found in quantizers().items() if name != "none"}
     if method not in known:
         raise QuantizeError(
-            f"quant_method is {method!r} in the quantization_config; it must be one of {', '.join(known)}: "
+            f"quant_method is {method!r}, not one of {', '.join(known)}, in the quantization_config; "
             "give the unquantized one."
         )
     try:
