@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from qbench.quantizers.gptq import BATCH_TOKENS
+from qbench.quantizers.gptq.layer import BATCH_TOKENS
 
 GROUP_SIZE, DAMP = 128, 0.1
 
@@ -126,8 +126,8 @@ def work(arguments: argparse.Namespace) -> None:
 
 def ours(folder: str, samples: list[torch.Tensor], bits: int, group_size: int) -> Callable[[], dict[str, torch.Tensor]]:
     """Our pass, ready to start."""
-    from qbench.quantizers.gptq import quantize_model, solver
-    from qbench.quantizers.options import GptqOptions
+    from qbench.quantizers.gptq import GptqOptions
+    from qbench.quantizers.gptq.layer import quantize_linears, solver
 
     solver()
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -137,7 +137,7 @@ def ours(folder: str, samples: list[torch.Tensor], bits: int, group_size: int) -
     options = GptqOptions(group_size=group_size, damp=DAMP)
 
     def quantize() -> dict[str, torch.Tensor]:
-        quantize_model(model, bits, options, targets=targets, calibration=samples)
+        quantize_linears(model, bits, options, targets=targets, calibration=samples)
         return model.state_dict()
 
     return quantize

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from qbench.gate.hypotheses import UNITS
 from qbench.gate.settings import GateSettings
 from qbench.gate.verdict import GateReport, check
+from qbench.quantizers.options import quantizer
 from qbench.quantizers.quantize import quantize
 from qbench.recipe.cells import load_recipe
 from qbench.records.schema import CellRef
@@ -106,14 +106,15 @@ def run(entries: list[PlanEntry], folder: Path) -> Path:
 
 
 def _spoiled(method: str, spoil: Spoil) -> AbstractContextManager[Any]:
-    whole = import_module(f"qbench.quantizers.{method}").quantize_model
+    found = quantizer(method)
+    whole = found.quantize_linears
 
     def broken(model: nn.Module, *arguments: Any, targets: list[str], **others: Any) -> None:
         sources = {name: model.get_submodule(name) for name in targets}
         whole(model, *arguments, targets=targets, **others)
         spoil(model, targets, sources)
 
-    return patch(f"qbench.quantizers.{method}.quantize_model", broken)
+    return patch.object(found, "quantize_linears", broken)
 
 
 def _leave_first(model: nn.Module, targets: list[str], sources: dict[str, nn.Module]) -> None:

@@ -9,7 +9,7 @@ _EXPORTS = {
     "load_checkpoint": "qbench.checkpoint.load",
     "save_checkpoint": "qbench.checkpoint.save",
     "quantize": "qbench.quantizers.quantize",
-    "save_quantized": "qbench.quantizers.saving",
+    "save_quantized": "qbench.checkpoint.save",
     "Scorer": "qbench.evaluate.scorer",
     "run": "qbench.runner.matrix",
     "table": "qbench.report.render",

@@ -188,7 +188,7 @@ class TestCode:
             "kernels/softpick/triton_forward.py",
             "qbench/attention/register.py",
             "qbench/checkpoint/load.py",
-            "qbench/quantizers/hqq.py",
+            "qbench/quantizers/hqq/layer.py",
             "qbench/evaluate/scorer.py",
             "qbench/runner/cell.py",
         ],

@@ -34,7 +34,7 @@ from qbench.checkpoint.layout import (
     weight_files,
 )
 from qbench.errors import one_line
-from qbench.quantizers.options import QuantizeError
+from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.saving import place_packed
 
 # By safetensors' names: what weights may be stored as, and loaded as.

@@ -1,6 +1,7 @@
 """Saving: a model's config, weights and tokenizer in the Llama layout."""
 
 import copy
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from qbench.attention.register import attention_kind, set_attention
 from qbench.checkpoint.layout import CONFIG, GENERATION_CONFIG, CheckpointError
 from qbench.checkpoint.load import WEIGHT_DTYPES, empty_model
 from qbench.files import write_atomically
-from qbench.quantizers.quantize import quantized
+from qbench.quantizers.packed import packed_form
+from qbench.quantizers.saving import packed_tensors
+from qbench.quantizers.saving import quantization_config as config_of
 
 SHARD_SIZE = "5GB"
 
@@ -25,6 +28,21 @@ def save_checkpoint(
     """Write a dense model in the Llama layout: softmax for everyone, other attentions so that only qbench runs them."""
     _check_dense(model)
     write_checkpoint(model, folder, model.state_dict(), tokenizer)
+
+
+def save_quantized(
+    model: LlamaForCausalLM, folder: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
+    """Write the packed form of a quantized model, however it is executed; `load_checkpoint` reads it back.
+
+    transformers reads softmax models of bnb, and of GPTQ if optimum is installed; it refuses all others.
+    """
+    tensors, form = packed_tensors(model), packed_form(model)
+    assert form is not None  # packed_tensors has an error for that
+    config = config_of(form.quantization, model.dtype)
+    write_checkpoint(model, folder, tensors, tokenizer, quantization_config=config)
+    if beside := form.quantization.quantizer.config_file:
+        write_atomically(Path(folder, beside), json.dumps(config, indent=2) + "\n")
 
 
 def write_checkpoint(
@@ -59,7 +77,7 @@ def write_checkpoint(
 def _check_dense(model: LlamaForCausalLM) -> None:
     if not isinstance(model, LlamaForCausalLM):
         raise CheckpointError(f"model is a {type(model).__name__}; save_checkpoint writes LlamaForCausalLM.")
-    if form := quantized(model):  # dense or packed: without its label it would pass for an unquantized baseline
+    if form := packed_form(model):  # dense or packed: without its label it would pass for an unquantized baseline
         raise CheckpointError(
             f"The model is quantized, as {form.quantization.label}; save_checkpoint writes unquantized models: "
             "use save_quantized."

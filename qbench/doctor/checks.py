@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qbench.attention.kinds import ATTENTIONS, Attention
 from qbench.errors import one_line
-from qbench.quantizers.options import OFFERED
+from qbench.quantizers.options import quantizer
 
 # A name, and a function that raises if the case fails and otherwise says what was measured.
 Case = tuple[str, Callable[[], str]]
@@ -124,7 +124,7 @@ def _attention(
 
 def quantizer_cases(method: str, device: str) -> Iterator[Case]:
     """A tiny model quantized to each width that the method has."""
-    for bits in OFFERED[method]:
+    for bits in quantizer(method).widths:
         yield f"{method} {bits} bits", partial(check_quantizer, method, bits, device)
 
 

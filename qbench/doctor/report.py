@@ -19,10 +19,8 @@ from packaging.requirements import Requirement
 from qbench.attention.kinds import ATTENTIONS
 from qbench.identity import PACKAGES
 from qbench.machine import gpus, has_cuda, machine, torch_build
-from qbench.quantizers.options import OFFERED
+from qbench.quantizers.options import quantizers
 
-LIBRARIES = {"bnb": "bitsandbytes", "gptq": "gptqmodel", "hqq": "hqq"}
-GROUPS = ("attention", *LIBRARIES)
 CHECK_TIMEOUT = 600  # seconds for a group: the first Triton compilation takes a minute
 
 
@@ -164,10 +162,9 @@ def _version(name: str) -> str | None:
 def methods() -> list[Support]:
     """Each method with its widths; it runs if its library is installed."""
     found = []
-    for method, widths in OFFERED.items():
-        library = LIBRARIES.get(method)
-        here = library is None or find_spec(library) is not None
-        found.append(Support(method, tuple(widths), here, "" if here else f"needs {library}: pip install {library}"))
+    for name, method in quantizers().items():
+        note = "" if method.is_installed else f"needs {method.library}: pip install {method.library}"
+        found.append(Support(name, tuple(method.widths), method.is_installed, note))
     return found
 
 
@@ -184,12 +181,11 @@ def backends() -> list[Support]:
     ]
 
 
-def run_checks(device: str, groups: tuple[str, ...] = GROUPS) -> Iterator[CheckResult]:
+def run_checks(device: str, groups: tuple[str, ...] | None = None) -> Iterator[CheckResult]:
     """The cases of each group, in one process per group: a crash does not end the report."""
-    here = {method.name for method in methods() if method.runs}
-    for group in groups:
-        if group in here or group not in LIBRARIES:
-            yield from _run_group(group, device)
+    here = [method.name for method in methods() if method.runs and method.name != "none"]
+    for group in ("attention", *here) if groups is None else groups:
+        yield from _run_group(group, device)
 
 
 def _run_group(group: str, device: str) -> list[CheckResult]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qbench.quantizers.options import QuantizeError
+from qbench.quantizers.declaration import QuantizeError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -89,7 +89,7 @@ def int8_outputs(layers: dict[str, PackedLinear]) -> Iterator[dict[str, tuple[fl
 
 
 def _int8_rows(x: Tensor, threshold: float) -> Tensor:
-    """x [tokens, in] as LLM.int8 sees it: int8 with a scale a row, but for columns with any |x| ≥ threshold > 0."""
+    """x [tokens, in] as LLM.int8 sees it: int8 with a scale per row, but for columns with any |x| ≥ threshold > 0."""
     half = x.half().double()  # which bitsandbytes quantizes
     outliers = half.abs() >= threshold if threshold else torch.zeros_like(x, dtype=torch.bool)
     scale = half.masked_fill(outliers, 0).abs().amax(1, keepdim=True) / 127
@@ -97,7 +97,7 @@ def _int8_rows(x: Tensor, threshold: float) -> Tensor:
 
 
 @torch.no_grad()
-def measure_layer(name: str, source: Tensor, layer: PackedLinear) -> LayerAudit:
+def measure_layer(name: str, source: Tensor, layer: PackedLinear, other_options: tuple[str, ...] = ()) -> LayerAudit:
     """All that the audit wants to know of one packed layer, given the weight that it was made from."""
     codes, weight = layer.codes(), layer.dequantize().float()
     source = source.to(weight.device, torch.float32)
@@ -129,6 +129,7 @@ def measure_layer(name: str, source: Tensor, layer: PackedLinear) -> LayerAudit:
         narrow=grid.narrow if grid else math.nan,
         codes_possible=grid.codes_possible if grid else 0,
         packed_bytes=layer.packed_bytes(),
+        other_options=other_options,
     )
 
 

@@ -1,16 +1,23 @@
-"""What can be asked for: methods, bits, typed options and labels. No torch here: `plan` and `table` read it too."""
+"""What can be asked for: the quantizers there are, and a `Quantization`, typed and checked. No torch here."""
 
+import hashlib
+import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from functools import cache, cached_property
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from qbench.errors import InputError, did_you_mean
+import qbench.quantizers
+from qbench.errors import did_you_mean, one_line
+from qbench.quantizers.declaration import Options, QuantizeError, Quantizer
+from qbench.records.audit import UNQUANTIZED
 
-
-class QuantizeError(InputError):
-    """A wrong call: a method, bits, option, model or calibration that cannot be quantized with."""
+ENTRY_POINTS = "qbench.quantizers"  # the group in which other packages declare theirs
 
 
 class NotOfferedError(QuantizeError):
@@ -33,114 +40,91 @@ class NotOffered:
         return f"not offered by {self.method}"
 
 
-class Options(BaseModel):
-    """Options of a method; the defaults here are the only ones."""
+@dataclass(frozen=True)
+class Part:
+    """An axis beside the weights, such as the KV cache: its piece of the label, and its options. None exists yet."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    # How each option shows in a label. `always` shows the value as it is; the rest show only where they differ.
-    always: ClassVar[dict[str, str]] = {}
-    differing: ClassVar[dict[str, str]] = {}
-
-    def label_parts(self) -> list[str]:
-        """The parts of the label that these options add, such as g64."""
-        shown = [form.format(getattr(self, name)) for name, form in self.always.items()]
-        fields = type(self).model_fields
-        return shown + [
-            form.format(getattr(self, name))
-            for name, form in self.differing.items()
-            if getattr(self, name) != fields[name].default
-        ]
-
-
-class NoOptions(Options):
-    """The unquantized baseline has nothing to set."""
-
-
-class LinearOptions(Options):
-    """What every quantizing method can be told."""
-
-    include_lm_head: bool = False
-
-
-class Bnb4Options(LinearOptions):
-    """bitsandbytes 4-bit: blocks of 64 weights, each with a scale, on the nf4 or the fp4 grid."""
-
-    quant_type: Literal["nf4", "fp4"] = "nf4"
-    double_quant: bool = False  # the scales are quantized too
-
-    always = {"quant_type": "{}"}
-    differing = {"double_quant": "dq", "include_lm_head": "head"}
-
-
-class Bnb8Options(LinearOptions):
-    """LLM.int8(): int8 weights and activations; input columns with an outlier above the threshold stay in 16 bits."""
-
-    threshold: float = Field(default=6.0, ge=0, allow_inf_nan=False)
-
-    differing = {"threshold": "t{:g}", "include_lm_head": "head"}
-
-
-class GptqOptions(LinearOptions):
-    """GPTQ; the defaults are auto-gptq's at the time of the paper."""
-
-    group_size: int = Field(default=128, ge=-1)  # -1: one group a row
-    sym: bool = True
-    act_order: bool = False
-    damp: float = Field(default=0.1, gt=0, lt=1)
-
-    always = {"group_size": "g{}"}
-    differing = {"sym": "asym", "act_order": "actorder", "damp": "damp{:g}", "include_lm_head": "head"}
-
-
-class HqqOptions(LinearOptions):
-    """HQQ; axis 1 groups weights along a row, axis 0 across rows."""
-
-    group_size: int = Field(default=64, ge=8, multiple_of=8)
-    axis: Literal[0, 1] = 1
-
-    always = {"group_size": "g{}"}
-    differing = {"axis": "axis{}", "include_lm_head": "head"}
-
-
-OFFERED: dict[str, dict[int, type[Options]]] = {
-    "none": {16: NoOptions},
-    "bnb": {4: Bnb4Options, 8: Bnb8Options},
-    "gptq": dict.fromkeys((2, 3, 4, 8), GptqOptions),
-    "hqq": dict.fromkeys((1, 2, 3, 4, 8), HqqOptions),
-}
+    label: str
+    options: Options
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """A method, its bits and its resolved options. Make one with `quantization`, which validates."""
+    """A method for the weights, its bits and its resolved options, and further parts beside it.
+
+    Make one with `quantization`, which validates.
+    """
 
     method: str
     bits: int
     options: Options
+    parts: tuple[Part, ...] = ()
 
     @cached_property
     def label(self) -> str:
         """The name in tables: `hqq-3-g64`, `bnb-4-nf4`, `none-16`. Two different settings never share one."""
-        return "-".join([self.method, str(self.bits), *self.options.label_parts()])
+        weights = "-".join([self.method, str(self.bits), *self.options.label_parts()])
+        return "+".join([weights, *(part.label for part in self.parts)])
+
+    @property
+    def is_unquantized(self) -> bool:
+        """Whether this is the baseline: weights as they are, and nothing beside them."""
+        return self.label == UNQUANTIZED
+
+    @property
+    def quantizer(self) -> Quantizer:
+        """The declaration of the method."""
+        return quantizer(self.method)
+
+    def identity(self) -> dict[str, Any]:
+        """Its part of a cell's identity; without further parts, the fields are those of older records."""
+        weights = {"method": self.method, "bits": self.bits, "options": self.options.model_dump()}
+        return weights | ({"parts": {p.label: p.options.model_dump() for p in self.parts}} if self.parts else {})
+
+    def packages(self) -> dict[str, str]:
+        """The versions of the method's library and, if it is declared in another package, of that one with its code."""
+        library = self.quantizer.library
+        found = {library: _version(library)} if library else {}
+        for point in _outside():
+            if point.dist and _load(point).name == self.method:
+                found[point.dist.name] = f"{point.dist.version} ({_code_hash(point.module)})"
+        return found
 
 
-def offered(method: str, bits: int) -> NotOffered | None:
-    """None when the method has that width, else the value that says it has not; an unknown method is an error."""
-    if not isinstance(method, str) or method not in OFFERED:
-        raise QuantizeError(
-            f"method is {method!r}; it must be one of {', '.join(OFFERED)}.{did_you_mean(method, OFFERED)}"
-        )
+@cache
+def quantizers() -> dict[str, Quantizer]:
+    """Every quantizer by its name: the baseline, ours in alphabetical order, then those of other packages."""
+    found = {own.name: own for own in sorted(_ours(), key=lambda own: (own.name != "none", own.name))}
+    for point in _outside():
+        declared = _load(point)
+        if declared.name in found:
+            raise QuantizeError(f"Two quantizers are called {declared.name}; rename the one in {point.value}.")
+        found[declared.name] = declared
+    return found
+
+
+def quantizer(method: str) -> Quantizer:
+    """The quantizer of that name; the error names those that there are."""
+    known = quantizers()
+    if not isinstance(method, str) or method not in known:
+        raise QuantizeError(f"method is {method!r}; it must be one of {', '.join(known)}.{did_you_mean(method, known)}")
+    return known[method]
+
+
+def offers(method: str, bits: int) -> bool:
+    """Whether the method has that width; an unknown method is an error."""
+    widths = quantizer(method).widths
     if isinstance(bits, bool) or not isinstance(bits, int):
-        raise QuantizeError(f"bits is {bits!r}; it must be a whole number: {_widths(method)} for {method}.")
-    return None if bits in OFFERED[method] else NotOffered(method, bits)
+        raise QuantizeError(f"bits is {bits!r}; it must be a whole number: {_listed(widths)} for {method}.")
+    return bits in widths
 
 
 def quantization(method: str, bits: int, **options: Any) -> Quantization:
     """A Quantization with every option resolved and checked; the error names the option and what is allowed."""
-    if missing := offered(method, bits):
-        raise NotOfferedError(f"{bits} bits are {missing}; it has {_widths(method)}.")
-    kind = OFFERED[method][bits]
+    if not offers(method, bits):
+        widths = _listed(quantizer(method).widths)
+        raise NotOfferedError(f"{bits} bits are {NotOffered(method, bits)}; it has {widths}.")
+    kind = quantizer(method).widths[bits]
     for name in options:
         if name not in kind.model_fields:
             raise QuantizeError(_unknown_option(method, bits, name))
@@ -151,15 +135,62 @@ def quantization(method: str, bits: int, **options: Any) -> Quantization:
         raise QuantizeError(f"{method}'s option {first['loc'][0]} is {first['input']!r}: {first['msg']}.") from None
 
 
+def _ours() -> list[Quantizer]:
+    """The declarations in this package: each of its folders has one."""
+    folders = [found.name for found in pkgutil.iter_modules(qbench.quantizers.__path__) if found.ispkg]
+    return [import_module(f"qbench.quantizers.{name}").QUANTIZER for name in folders]
+
+
+@cache
+def _outside() -> list[metadata.EntryPoint]:
+    """The declarations of other packages."""
+    return sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda point: point.name)
+
+
+def _load(point: metadata.EntryPoint) -> Quantizer:
+    try:
+        declared = point.load()
+    except Exception as error:  # whatever another package's import raises
+        raise QuantizeError(
+            f"The quantizer {point.name} ({point.value}) cannot be imported: {one_line(error)}. Repair or uninstall "
+            "the package that declares it."
+        ) from error
+    if not isinstance(declared, Quantizer):
+        raise QuantizeError(
+            f"The quantizer {point.name} ({point.value}) is a {type(declared).__name__}; it must be a Quantizer."
+        )
+    return declared
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@cache
+def _code_hash(module: str) -> str:
+    """A hash of the Python files of the package that a module is in."""
+    spec = find_spec(module.split(".")[0])
+    assert spec is not None
+    assert spec.origin is not None
+    origin = Path(spec.origin)
+    files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+    contents = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
+    return hashlib.sha256(contents).hexdigest()[:12]
+
+
 def _unknown_option(method: str, bits: int, name: str) -> str:
-    known = OFFERED[method][bits].model_fields
-    elsewhere = [str(b) for b, kind in OFFERED[method].items() if name in kind.model_fields]
+    widths = quantizer(method).widths
+    known = widths[bits].model_fields
+    elsewhere = [str(b) for b, kind in widths.items() if name in kind.model_fields]
     if elsewhere:
         return f"{name} is an option of {method} at {' and '.join(elsewhere)} bits, not at {bits}."
     allowed = f"it has {', '.join(known)}" if known else "it has none"
     return f"{name} is not an option of {method} at {bits} bits; {allowed}.{did_you_mean(name, known)}"
 
 
-def _widths(method: str) -> str:
-    *head, last = map(str, OFFERED[method])
+def _listed(widths: Mapping[int, object]) -> str:
+    *head, last = map(str, widths)
     return f"{', '.join(head)} and {last}" if head else last

@@ -1,20 +1,16 @@
 """PackedLinear: a linear layer whose weight is stored as codes, whatever the method that made them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qbench.progress import Bar
-from qbench.quantizers.options import Options
+from qbench.quantizers.options import Quantization
 
-# A method's module has a quantize_model(model, bits, options, *, targets, calibration, progress, device) that replaces
-# each target nn.Linear by a PackedLinear, in place. All checks of shapes and calibration come before the first one.
-# The source weights are the audit's evidence: a method may drop them, never write into them. progress shows a bar on a
-# terminal. The model stays where it is; one layer at a time visits `device`, by default the same.
+_ATTRIBUTE = "qbench_packed_form"
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class PackedLinear(nn.Module):
     """
 
     CODE_TENSORS: ClassVar[frozenset[str]]  # the names in state_dict that hold codes; the rest but `bias` is metadata
-    # Does each weight get the level nearest to it? GPTQ moves weights on purpose; who says True is held to it.
+    # Whether each weight gets the level nearest to it; the audit checks that. GPTQ moves weights on purpose.
     NEAREST: ClassVar[bool] = False
     ACTIVATION_BITS: ClassVar[int | None] = None  # None: activations stay in the model's dtype
 
@@ -42,7 +38,7 @@ class PackedLinear(nn.Module):
     out_features: int
     bias: Tensor | None
     bits: int
-    group_size: int  # how many weights share a scale; in_features when one group a row
+    group_size: int  # how many weights share a scale; in_features if there is one group per row
 
     def codes(self) -> Tensor:
         """The integer codes, [out_features, in_features], each in 0 .. 2**bits - 1."""
@@ -53,11 +49,29 @@ class PackedLinear(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def from_tensors(
-        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
-    ) -> Self:
-        """The layer that a saved state_dict holds; shape is [out_features, in_features], dtype the compute dtype."""
+    def check_linear(cls, name: str, linear: nn.Linear, bits: int, options: Any) -> None:
+        """A QuantizeError if a linear layer of this shape cannot be packed; by default all can."""
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, bits: int, options: Any) -> Self:
+        """Quantize one linear layer on its own device."""
         raise NotImplementedError
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: dict[str, Tensor], options: Any, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Self:
+        """The layer that a saved state_dict holds; shape is [out_features, in_features], dtype the compute dtype.
+
+        By default the class itself takes these arguments.
+        """
+        return cls(tensors, options, bits=bits, shape=shape, dtype=dtype)
+
+    @classmethod
+    def marker(cls) -> str:
+        """The tensor by which a stored layer shows that it is one of these: by default its codes."""
+        (codes,) = cls.CODE_TENSORS
+        return codes
 
     def groups(self, weight: Tensor) -> Tensor:
         """Any [out_features, in_features] tensor as [groups, group_size]: what shares a scale in one row.
@@ -100,14 +114,42 @@ class PackedLinear(nn.Module):
 def replace_linears(
     model: nn.Module,
     targets: list[str],
-    pack: Callable[[nn.Linear], PackedLinear],
+    kind: type[PackedLinear],
+    bits: int,
+    options: Any,
     *,
     progress: bool,
     device: torch.device | str | None,
 ) -> None:
     """Put the packed form of each target in its place, for methods that need only the weight, one after the other."""
+    for name in targets:
+        kind.check_linear(name, _linear(model, name), bits, options)
     for name in Bar(targets, unit="linear", shown=progress):
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
+        linear = _linear(model, name)
         home = linear.weight.device
-        model.set_submodule(name, pack(linear.to(device or home)).to(home).eval())
+        packed = kind.from_linear(linear.to(device or home), bits, options)
+        model.set_submodule(name, packed.to(home).eval())
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    linear = model.get_submodule(name)
+    assert isinstance(linear, nn.Linear)
+    return linear
+
+
+@dataclass(frozen=True)
+class PackedForm:
+    """A quantized model's packed layers: those that it runs, or those that its dense weights came from, on the CPU."""
+
+    quantization: Quantization
+    layers: dict[str, PackedLinear]
+
+
+def packed_form(model: nn.Module) -> PackedForm | None:
+    """The packed form of a quantized model; None for one that is not quantized."""
+    return getattr(model, _ATTRIBUTE, None)
+
+
+def attach_packed_form(model: nn.Module, form: PackedForm) -> None:
+    """Attach the packed form to its model beside its modules, so that it stays out of parameters and state_dict."""
+    object.__setattr__(model, _ATTRIBUTE, form)

@@ -2,17 +2,17 @@
 
 import copy as copying
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from qbench.errors import is_out_of_memory
+from qbench.errors import is_out_of_memory, one_line
+from qbench.quantizers.declaration import LinearOptions, Options, QuantizeError
 from qbench.quantizers.measure import (
     compare_logits,
     default_probe,
@@ -22,29 +22,75 @@ from qbench.quantizers.measure import (
     measure_layer,
     relative_gap,
 )
-from qbench.quantizers.options import LinearOptions, Options, Quantization, QuantizeError, quantization
-from qbench.quantizers.packed import PackedLinear
-from qbench.records.audit import Audit, AuditError, failures
-
-_ATTRIBUTE = "qbench_quantized"
+from qbench.quantizers.options import Quantization, quantization
+from qbench.quantizers.packed import PackedForm, PackedLinear, attach_packed_form, packed_form
+from qbench.records.audit import Audit, AuditError, LayerAudit, failures
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """A model's packed form: the modules that it runs, or those that its dense weights came from, then on the CPU."""
+class _Evidence:
+    """What can be said of a quantized model without a forward pass, by the names of the audit's fields."""
+
+    layers: tuple[LayerAudit, ...] = ()
+    untouched: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    on_meta: tuple[str, ...] = ()
+    in_train_mode: tuple[str, ...] = ()
+    not_finite: tuple[str, ...] = ()
+    activation_bits: int | None = None
+
+
+@dataclass(frozen=True)
+class _LogitsEvidence:
+    """What the logits on the probe say, by the names of the audit's fields; and of LLM.int8 layers, by their names."""
+
+    execution: str = "none"
+    kl: float | None = None
+    top1_agreement: float | None = None
+    packed_dense_gap: float | None = None
+    int8_outputs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What an audit is of, as it was before anything was quantized."""
 
     quantization: Quantization
-    layers: dict[str, PackedLinear]
+    targets: tuple[str, ...]  # the linear layers to quantize
+    dtype: str
+    linear_weights: int
+    target_weights: int
+    probe_tokens: int
 
-
-def quantized(model: nn.Module) -> Quantized | None:
-    """The packed form of a quantized model; None for one that is not."""
-    return getattr(model, _ATTRIBUTE, None)
-
-
-def mark_quantized(model: nn.Module, form: Quantized) -> None:
-    """Attach the packed form to its model beside its modules, so that it stays out of parameters and state_dict."""
-    object.__setattr__(model, _ATTRIBUTE, form)
+    def audit(self, weights: _Evidence, logits: _LogitsEvidence) -> Audit:
+        """The audit, validated; the only place that makes one."""
+        return Audit(
+            label=self.quantization.label,
+            method=self.quantization.method,
+            bits=self.quantization.bits,
+            activation_bits=weights.activation_bits,
+            execution=logits.execution,
+            dtype=self.dtype,
+            linear_weights=self.linear_weights,
+            target_weights=self.target_weights,
+            probe_tokens=self.probe_tokens,
+            layers=tuple(_with_int8(layer, logits.int8_outputs.get(layer.name)) for layer in weights.layers),
+            untouched=weights.untouched,
+            unasked=weights.unasked,
+            changed=weights.changed,
+            on_meta=weights.on_meta,
+            in_train_mode=weights.in_train_mode,
+            not_finite=weights.not_finite,
+            kl=logits.kl,
+            top1_agreement=logits.top1_agreement,
+            packed_dense_gap=logits.packed_dense_gap,
+            weights=sum(layer.weights for layer in weights.layers),
+            code_bytes=sum(layer.code_bytes for layer in weights.layers),
+            metadata_bytes=sum(layer.metadata_bytes for layer in weights.layers),
+            source_energy=sum(layer.source_energy for layer in weights.layers),
+            error_energy=sum(layer.error_energy for layer in weights.layers),
+        )
 
 
 def quantize(
@@ -61,55 +107,39 @@ def quantize(
 ) -> tuple[LlamaForCausalLM, Audit]:
     """Quantize a Llama-style model, in place or on a copy, and prove it; the model comes back in eval mode.
 
-    calibration is read by gptq alone. probe: token ids [batch, length] for the audit's logits, by default a fixed
-    pseudo-random batch. device: where each layer is quantized, by default where it is.
+    calibration is read by the methods that need it (gptq). probe: token ids [batch, length] for the audit's logits, by
+    default a fixed pseudo-random batch. device: where each layer is quantized, by default where it is.
     Memory beyond the model's own: the packed form, which is kept; the source weights on the CPU until each layer is
     audited (of a model on the CPU, the very tensors that were there); with copy=True, the copy.
     """
     wanted = quantization(method, bits, **options)
-    if execution not in ("dense", "packed"):
-        raise QuantizeError(f"execution is {execution!r}; it must be 'dense' or 'packed'.")
-    _check_model(model)
-    _check_device(device)
+    _check_call(model, wanted, execution, device)
     probe = _checked_probe(model, probe)
-    untouched = "The model passed in is as it was."
-    with _out_of_memory_as_sentence(wanted.label, untouched):
+    as_it_was = "The model passed in is as it was."
+    with _out_of_memory_as_sentence(wanted.label, as_it_was):
         model = copying.deepcopy(model) if copy else model
         reference = logits_on(model.eval(), probe)
     if not reference.isfinite().all():
         raise QuantizeError("The model's logits on the probe are NaN or infinite before it is quantized.")
-    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    audit = _blank_audit(model, wanted, linears, probe)
-    if method == "none":
-        return model, audit.model_copy(update={"kl": 0.0, "top1_agreement": 1.0})
+    subject = _subject(model, wanted, probe)
+    if wanted.is_unquantized:
+        return model, subject.audit(_Evidence(), _LogitsEvidence(execution="none", kl=0.0, top1_agreement=1.0))
 
-    targets = _targets(model, linears, wanted)
-    what_now = untouched if copy else "Load the model again."
+    what_now = as_it_was if copy else "Load the model again."
     with _out_of_memory_as_sentence(wanted.label, what_now):
-        sources = {name: linears[name].weight.detach().cpu() for name in targets}
-        audit = audit.model_copy(update={"target_weights": sum(w.numel() for w in sources.values())})
-        rest = {name: h for name, h in hashes(model).items() if name.removesuffix(".weight") not in targets}
-        linears.clear()  # so that a GPU's memory is given back layer by layer
-        with _midway_as_sentence(model, targets, wanted.label, what_now):
-            import_module(f"qbench.quantizers.{method}").quantize_model(
-                model,
-                bits,
-                wanted.options,
-                targets=targets,
-                calibration=calibration,
-                progress=progress,
-                device=device,
-            )
-        audit = _pass(_with_weights(audit, model, sources, rest, wanted.options), what_now)
+        weights = _quantize_weights(model, subject, what_now, calibration=calibration, progress=progress, device=device)
+        _check_audit(subject.audit(weights, _LogitsEvidence()), what_now)  # it may not be fit for a forward pass
         layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
-        mark_quantized(model, Quantized(wanted, layers))
-        audit = _pass(_with_logits(audit, model, probe, reference, dense=execution == "dense"), what_now)
+        attach_packed_form(model, PackedForm(wanted, layers))
+        dense = execution == "dense" and weights.activation_bits is None
+        audit = subject.audit(weights, _logits_evidence(model, probe, reference, dense))
+        _check_audit(audit, what_now)
     return model, audit
 
 
 def make_dense(model: nn.Module) -> None:
     """Dequantize each packed layer once into a plain nn.Linear; the packed form moves to the CPU, for saving."""
-    form = quantized(model)
+    form = packed_form(model)
     if form is None:
         raise QuantizeError("The model is not quantized, so there is nothing to dequantize.")
     for name, layer in form.layers.items():
@@ -126,10 +156,33 @@ def make_dense(model: nn.Module) -> None:
         layer.cpu()
 
 
-def _with_weights(
-    audit: Audit, model: nn.Module, sources: dict[str, Tensor], rest: dict[str, str], options: Options
-) -> Audit:
-    """The audit with all that can be said without a forward pass; each source weight is let go when it is measured.
+def _subject(model: nn.Module, wanted: Quantization, probe: Tensor) -> _Subject:
+    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    targets = () if wanted.is_unquantized else _targets(model, linears, wanted.options)
+    return _Subject(
+        quantization=wanted,
+        targets=targets,
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        linear_weights=sum(linear.weight.numel() for linear in linears.values()),
+        target_weights=sum(linears[name].weight.numel() for name in targets),
+        probe_tokens=probe.numel(),
+    )
+
+
+def _quantize_weights(model: nn.Module, subject: _Subject, what_now: str, **settings: Any) -> _Evidence:
+    """Quantize the targets in place, and compare them with the weights that were there."""
+    wanted, targets = subject.quantization, list(subject.targets)
+    sources = {name: model.get_parameter(f"{name}.weight").detach().cpu() for name in targets}
+    rest = {name: h for name, h in hashes(model).items() if name.removesuffix(".weight") not in targets}
+    with _midway_as_sentence(model, targets, wanted.label, what_now):
+        wanted.quantizer.quantize_linears(model, wanted.bits, wanted.options, targets=targets, **settings)
+    return _weights_evidence(model, sources, rest, wanted.options)
+
+
+def _weights_evidence(
+    model: nn.Module, sources: dict[str, Tensor], rest: dict[str, str], options: Options
+) -> _Evidence:
+    """All that can be said without a forward pass; each source weight is let go when it is measured.
 
     rest: the hashes before quantization of all that is to stay as it was.
     """
@@ -141,33 +194,25 @@ def _with_weights(
     ]
     # state_dict has what packed layers keep outside of buffers, named_buffers what is not saved.
     tensors = {**model.state_dict(), **dict(model.named_buffers())}
-    on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
     layers, untouched, in_train_mode, activation_bits = [], [], [], None
     for name in list(sources):
         source, layer = sources.pop(name), model.get_submodule(name)
         if not isinstance(layer, PackedLinear):
             untouched.append(name)
         elif not any(tensor.is_meta for tensor in layer.state_dict().values()):
-            other = _other_options(layer, options)
-            layers.append(measure_layer(name, source, layer).model_copy(update={"other_options": other}))
+            layers.append(measure_layer(name, source, layer, _other_options(layer, options)))
             activation_bits = layer.ACTIVATION_BITS
             if layer.training and layer.ACTIVATION_BITS:
                 in_train_mode.append(name)
-    return audit.model_copy(
-        update={
-            "layers": tuple(layers),
-            "untouched": tuple(untouched),
-            "unasked": tuple(unasked),
-            "changed": tuple(changed),
-            "on_meta": tuple(on_meta),
-            "in_train_mode": tuple(in_train_mode),
-            "not_finite": tuple(n for n, t in tensors.items() if not t.is_meta and not t.isfinite().all()),
-            "activation_bits": activation_bits,
-            **{
-                name: sum(getattr(layer, name) for layer in layers)
-                for name in ("weights", "code_bytes", "metadata_bytes", "source_energy", "error_energy")
-            },
-        }
+    return _Evidence(
+        layers=tuple(layers),
+        untouched=tuple(untouched),
+        unasked=tuple(unasked),
+        changed=tuple(changed),
+        on_meta=tuple(name for name, tensor in tensors.items() if tensor.is_meta),
+        in_train_mode=tuple(in_train_mode),
+        not_finite=tuple(n for n, t in tensors.items() if not t.is_meta and not t.isfinite().all()),
+        activation_bits=activation_bits,
     )
 
 
@@ -182,57 +227,52 @@ def _other_options(layer: PackedLinear, options: Options) -> tuple[str, ...]:
     return tuple(other)
 
 
-def _with_logits(audit: Audit, model: nn.Module, probe: Tensor, reference: Tensor, dense: bool) -> Audit:
-    """The audit with the logits of the packed model; if it is to run dense, it does so from here on."""
+def _logits_evidence(model: nn.Module, probe: Tensor, reference: Tensor, dense: bool) -> _LogitsEvidence:
+    """What the logits of the packed model say; if it is to run dense, it does so from here on."""
     modules = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
-    with int8_outputs(modules) as gaps:
-        logits, gap, execution = logits_on(model, probe), None, "packed"
-    layers = tuple(
-        layer.model_copy(update=dict(zip(("int8_gap", "int8_spared"), gaps.get(layer.name, ()), strict=False)))
-        for layer in audit.layers
-    )
-    if dense and audit.activation_bits is None:
+    with int8_outputs(modules) as outputs:
+        logits, gap = logits_on(model, probe), None
+    if dense:
         make_dense(model)
-        packed, logits, execution = logits, logits_on(model, probe), "dense"
+        packed, logits = logits, logits_on(model, probe)
         gap = relative_gap(packed, logits)
     kl, top1 = compare_logits(reference, logits)
-    logits_update = {"kl": kl, "top1_agreement": top1, "packed_dense_gap": gap, "execution": execution}
-    return audit.model_copy(update={"layers": layers, **logits_update})
+    return _LogitsEvidence("dense" if dense else "packed", kl, top1, gap, outputs)
 
 
-def _blank_audit(model: nn.Module, wanted: Quantization, linears: dict[str, nn.Linear], probe: Tensor) -> Audit:
-    return Audit(
-        label=wanted.label,
-        method=wanted.method,
-        bits=wanted.bits,
-        activation_bits=None,
-        execution="none",
-        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-        linear_weights=sum(linear.weight.numel() for linear in linears.values()),
-        target_weights=0,
-        probe_tokens=probe.numel(),
-        weights=0,
-        code_bytes=0,
-        metadata_bytes=0,
-        source_energy=0.0,
-        error_energy=0.0,
-    )
+def _with_int8(layer: LayerAudit, outputs: tuple[float, float] | None) -> LayerAudit:
+    """The layer with how its output on the probe compares with LLM.int8's, if it is one of those."""
+    if outputs is None:
+        return layer
+    gap, spared = outputs
+    return LayerAudit.model_validate(layer.model_dump() | {"int8_gap": gap, "int8_spared": spared})
 
 
-def _pass(audit: Audit, what_now: str) -> Audit:
+def _check_audit(audit: Audit, what_now: str) -> None:
     if reasons := failures(audit):
         raise AuditError(audit.label, reasons, what_now)
-    return audit
 
 
-def _targets(model: Any, linears: dict[str, nn.Linear], wanted: Quantization) -> list[str]:
-    assert isinstance(wanted.options, LinearOptions)
-    if wanted.options.include_lm_head and getattr(model.config, "tie_word_embeddings", False):
+def _targets(model: Any, linears: dict[str, nn.Linear], options: Options) -> tuple[str, ...]:
+    assert isinstance(options, LinearOptions)
+    if options.include_lm_head and getattr(model.config, "tie_word_embeddings", False):
         raise QuantizeError("include_lm_head: lm_head shares its weight with the embeddings, which stay as they are.")
-    names = [name for name in linears if wanted.options.include_lm_head or name.split(".")[-1] != "lm_head"]
+    names = tuple(name for name in linears if options.include_lm_head or name.split(".")[-1] != "lm_head")
     if not names:
         raise QuantizeError("The model has no linear layers to quantize.")
     return names
+
+
+def _check_call(model: Any, wanted: Quantization, execution: str, device: Any) -> None:
+    library = wanted.quantizer.library
+    if not wanted.quantizer.is_installed:
+        raise QuantizeError(
+            f"{wanted.method} needs the package {library}, which is not installed: pip install {library}."
+        )
+    if execution not in ("dense", "packed"):
+        raise QuantizeError(f"execution is {execution!r}; it must be 'dense' or 'packed'.")
+    _check_model(model)
+    _check_device(device)
 
 
 def _check_model(model: Any) -> None:
@@ -240,7 +280,7 @@ def _check_model(model: Any) -> None:
         raise QuantizeError(
             f"model is a {type(model).__name__}; it must be a LlamaForCausalLM, as load_checkpoint gives."
         )
-    if form := quantized(model):
+    if form := packed_form(model):
         raise QuantizeError(f"The model is already quantized, as {form.quantization.label}; load the unquantized one.")
     foreign = any(isinstance(m, nn.Linear) and not m.weight.is_floating_point() for m in model.modules())
     if foreign or getattr(model.config, "quantization_config", None):
@@ -253,8 +293,9 @@ def _check_device(device: Any) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:  # no such kind, or none here
-        first = str(error).split("\n")[0]
-        raise QuantizeError(f"device is {device!r}, which this machine or torch does not have: {first}") from None
+        raise QuantizeError(
+            f"device is {device!r}, which this machine or torch does not have: {one_line(error)}"
+        ) from None
     if torch.device(device).type == "meta":
         raise QuantizeError("device is 'meta', which holds no weights; it must be one that computes.")
 

@@ -13,15 +13,12 @@ from pydantic import ValidationError
 from qbench import identity as fingerprints
 from qbench.errors import InputError
 from qbench.identity import NotFetchedError
-from qbench.quantizers.options import NotOffered, Quantization, offered, quantization
+from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
 from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
 from qbench.recipe.schema import CheckpointSource, Recipe, fields_at
 from qbench.recipe.yaml import RecipeError, RecipeFile, is_task_path, read_recipe_file
 from qbench.records.schema import CellRef, Identity
-
-# LLM.int8's scores depend on what else is in a batch, so its budget is fixed: the recipe's, or this one.
-INT8_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -47,22 +44,29 @@ class Cell:
     @property
     def batch_tokens(self) -> int | None:
         """The token budget of a batch; None: by free memory."""
-        pools = (self.ref.method, self.ref.bits) == ("bnb", 8)
-        return self.recipe.batch_tokens or (INT8_BATCH_TOKENS if pools else None)
+        return self.recipe.batch_tokens or self._fixed_batch_tokens
+
+    @property
+    def _fixed_batch_tokens(self) -> int | None:
+        """The budget of a quantization whose scores depend on what else is in a batch; None if they do not."""
+        return self.quantization.options.fixed_batch_tokens if isinstance(self.quantization, Quantization) else None
+
+    def packages(self) -> dict[str, str]:
+        """The versions of the packages that compute this cell."""
+        own = self.quantization.packages() if isinstance(self.quantization, Quantization) else {}
+        return fingerprints.package_versions() | own
 
     def identity(self) -> Identity:
         """All that can change the numbers; NotFetchedError where a part of it is not on this machine."""
         recipe, quantized = self.recipe, self.quantization
         assert isinstance(quantized, Quantization)
-        calibration = recipe.calibration_source() if self.ref.method == "gptq" else None
+        calibration = recipe.calibration_source() if quantized.quantizer.calibrated else None
         tasks = recipe_tasks(recipe)
         what = {
             "checkpoint": fingerprints.checkpoint_fingerprint(self.location, self.source.revision),
             "tokenizer": fingerprints.tokenizer_fingerprint(self.tokenizer, self.tokenizer_revision),
             "attention": self.ref.attention,
-            "method": quantized.method,
-            "bits": quantized.bits,
-            "options": quantized.options.model_dump(),
+            **quantized.identity(),
             "calibration": calibration and calibration.content_hash(),
             "tasks": {name: [facts["fingerprint"], facts["num_fewshot"]] for name, facts in tasks.items()},
             "dtype": recipe.resolved_dtype,
@@ -70,10 +74,9 @@ class Cell:
             "device": recipe.resolved_device,
             "max_length": recipe.max_length,
             "seed": recipe.seed,
-            # LLM.int8 alone pools outliers over a batch, whose rows are those of all tasks.
-            "batch_tokens": self.batch_tokens if (quantized.method, quantized.bits) == ("bnb", 8) else None,
+            "batch_tokens": self.batch_tokens if self._fixed_batch_tokens else None,
         }
-        return Identity(what=what, code=fingerprints.code_hash(), packages=fingerprints.package_versions())
+        return Identity(what=what, code=fingerprints.code_hash(), packages=self.packages())
 
     @property
     def tokenizer_revision(self) -> str | None:
@@ -145,4 +148,7 @@ def _quantizations(recipe: Recipe) -> Iterator[Quantization | NotOffered]:
     for entry in recipe.quantizations:
         for bits in entry.widths:
             options = entry.options | entry.options_by_bits.get(bits, {})
-            yield offered(entry.method, bits) or quantization(entry.method, bits, **options)
+            if offers(entry.method, bits):
+                yield quantization(entry.method, bits, **options)
+            else:
+                yield NotOffered(entry.method, bits)

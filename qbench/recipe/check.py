@@ -10,7 +10,8 @@ from qbench.attention.kinds import ATTENTIONS
 from qbench.errors import did_you_mean
 from qbench.files import file_name
 from qbench.quantizers.calibration import NAMED
-from qbench.quantizers.options import NotOffered, Quantization, QuantizeError, offered, quantization
+from qbench.quantizers.declaration import QuantizeError
+from qbench.quantizers.options import NotOffered, Quantization, offers, quantization, quantizer
 from qbench.recipe.schema import QuantizationEntry, Recipe
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile, is_task_path
@@ -86,7 +87,7 @@ def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
         where: Where = ("quantizations", index)
         try:
             if not entry.widths:
-                offered(entry.method, 0)  # a method that is not known is the first thing to say
+                quantizer(entry.method)  # a method that is not known is the first thing to say
                 raise file.error(where, f"bits are missing; give {entry.method} a list such as `bits: [4, 8]`.")
         except QuantizeError as error:
             raise file.error((*where, "method"), str(error)) from None
@@ -105,8 +106,8 @@ def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
 def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: RecipeFile) -> Quantization | NotOffered:
     """The quantization of one width; each option is tried alone, so that an error has its line."""
     try:
-        if lacking := offered(entry.method, bits):
-            return lacking
+        if not offers(entry.method, bits):
+            return NotOffered(entry.method, bits)
     except QuantizeError as error:
         raise file.error((*where, "method"), str(error)) from None
     by_bits = {("options_by_bits", bits, name): value for name, value in entry.options_by_bits.get(bits, {}).items()}
@@ -124,9 +125,10 @@ def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     source = recipe.calibration
     if source is None:
         for index, entry in enumerate(recipe.quantizations):
-            if entry.method == "gptq":
+            if quantizer(entry.method).calibrated:
                 raise file.error(
-                    ("quantizations", index), "gptq needs calibration; add `calibration: {source: wikitext2}`."
+                    ("quantizations", index),
+                    f"{entry.method} needs calibration; add `calibration: {{source: wikitext2}}`.",
                 )
     elif source.is_file and not Path(recipe.locate(source.source)).is_file():
         raise file.error(

@@ -82,7 +82,7 @@ class Recipe(_Part):
     data: dict[str, str | dict[str, str]] = {}  # local files in place of a task's dataset
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)  # the first documents of each task alone
-    calibration: Calibration | None = None  # gptq needs it
+    calibration: Calibration | None = None  # for the methods that need it, such as gptq
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_length: int | None = Field(None, ge=2)  # by default what the checkpoint's config says

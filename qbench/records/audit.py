@@ -1,8 +1,11 @@
 """The audit: what is measured on a quantized model, and what of it is no proof. Numbers only; measure.py takes them."""
 
 import math
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import BaseModel, ConfigDict, computed_field, model_validator
+
+UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is quantized
 
 UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is quantized
 
@@ -30,12 +33,18 @@ LOGITS_TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16
 MAX_SPARED = 0.5
 INT8_TOLERANCE = {"float64": 2e-3, "float32": 2e-3, "float16": 4e-3, "bfloat16": 1e-2}
 
+# The figures of the audit that are sums over its layers, and how far they may be off: the order of the summands.
+TOTALS = ("weights", "code_bytes", "metadata_bytes", "source_energy", "error_energy")
+TOTALS_TOLERANCE = 1e-6
+MAX_REASONS = 8  # in the message of an error
+
 
 class AuditError(RuntimeError):
     """A quantized model that is not what was asked for; no number of it may reach a table."""
 
     def __init__(self, label: str, reasons: list[str], what_now: str) -> None:
-        shown = reasons[:8] + ([f"and {len(reasons) - 8} more"] if len(reasons) > 8 else [])
+        more = len(reasons) - MAX_REASONS
+        shown = reasons[:MAX_REASONS] + ([f"and {more} more"] if more > 0 else [])
         super().__init__(f"The audit of {label} failed. {what_now}\n- " + "\n- ".join(shown))
         self.reasons = reasons
 
@@ -43,7 +52,7 @@ class AuditError(RuntimeError):
 class _Stored(BaseModel):
     """Bytes and energies, and the figures that follow from them."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     weights: int
     code_bytes: int
@@ -51,24 +60,32 @@ class _Stored(BaseModel):
     source_energy: float  # Σ w²
     error_energy: float  # Σ (ŵ - w)²
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_computed_fields(cls, fields: Any) -> Any:
+        """Records hold the figures that follow from others: they are computed again, not read."""
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if name not in cls.model_computed_fields}
+
     @computed_field
     def code_bits(self) -> float | None:
-        """Storage bits a weight, codes alone: HQQ's 3 bits take 3.2. None where nothing is quantized."""
+        """Storage bits per weight, codes alone: HQQ's 3 bits take 3.2. None if nothing is quantized."""
         return 8 * self.code_bytes / self.weights if self.weights else None
 
     @computed_field
     def storage_bits(self) -> float | None:
-        """Storage bits a weight with scales, zeros and the rest; None where nothing is quantized."""
+        """Storage bits per weight with scales, zeros and the rest; None if nothing is quantized."""
         return 8 * (self.code_bytes + self.metadata_bytes) / self.weights if self.weights else None
 
     @computed_field
     def relative_error(self) -> float | None:
-        """‖ŵ - w‖ / ‖w‖ (Frobenius); None where there are no weights but zeros."""
+        """‖ŵ - w‖ / ‖w‖ (Frobenius); None if all weights are zero."""
         return math.sqrt(self.error_energy / self.source_energy) if self.source_energy else None
 
     @computed_field
     def snr_db(self) -> float | None:
-        """Signal to noise in decibels; None where there is no noise."""
+        """Signal to noise in decibels; None if there is no noise."""
         if not self.error_energy or not self.source_energy:
             return None
         return 10 * math.log10(self.source_energy / self.error_energy)
@@ -99,6 +116,15 @@ class LayerAudit(_Stored):
     int8_spared: float | None = None  # 0: the output is that of int8 activations; 1: that of activations as they are
 
 
+class PartAudit(BaseModel):
+    """Proof of one part beside the weights, such as the KV cache: its piece of the label, and why it is no proof."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label: str
+    reasons: tuple[str, ...] = ()
+
+
 class Audit(_Stored):
     """Proof of what was done to a model, layer by layer and in total."""
 
@@ -120,7 +146,9 @@ class Audit(_Stored):
     probe_tokens: int = 0
     kl: float | None = None  # mean KL(unquantized ‖ quantized) of the next token, in nats, on the probe
     top1_agreement: float | None = None
-    packed_dense_gap: float | None = None  # ‖packed - dense‖ / ‖dense‖ of the logits; None where only one of them runs
+    packed_dense_gap: float | None = None  # ‖packed - dense‖ / ‖dense‖ of the logits; None if only one of them runs
+
+    parts: tuple[PartAudit, ...] = ()  # what is quantized beside the weights, in the order of the label
 
     @computed_field
     def quantized_share(self) -> float:
@@ -134,7 +162,7 @@ class Audit(_Stored):
 
 
 def failures(audit: Audit) -> list[str]:
-    """Why an audit does not prove what its label says, a sentence a reason; empty when it does."""
+    """Why an audit does not prove what its label says, one sentence per reason; empty if it does."""
     reasons = [f"{name} was left on the meta device: it has no values." for name in audit.on_meta]
     reasons += [f"{name} was not quantized." for name in audit.untouched]
     reasons += [f"{name} was quantized, which was not asked for." for name in audit.unasked]
@@ -146,9 +174,37 @@ def failures(audit: Audit) -> list[str]:
     ]
     for layer in audit.layers:
         reasons += [f"{layer.name}: {reason}" for reason in _layer_failures(layer, audit.bits)]
-    if not reasons and audit.weights != audit.target_weights:
+    reasons += [f"{part.label}: {reason}" for part in audit.parts for reason in part.reasons]
+    reasons += _label_failures(audit)
+    # What follows from a reason above is not said again.
+    return (reasons or _total_failures(audit)) + _logits_failures(audit)
+
+
+def _label_failures(audit: Audit) -> list[str]:
+    """Why the label is not that of the method, the bits and the parts that the audit is of."""
+    weights, *parts = audit.label.split("+")
+    method_and_bits = f"{audit.method}-{audit.bits}"
+    if weights != method_and_bits and not weights.startswith(f"{method_and_bits}-"):
+        return [f"The label is {audit.label}, but the audit is of {audit.method} at {audit.bits} bits."]
+    if parts != (audited := [part.label for part in audit.parts]):
+        return [f"The label is {audit.label}, but the parts audited beside the weights are {audited}."]
+    if weights == UNQUANTIZED and audit.layers:
+        return [f"The label is {audit.label}, but {len(audit.layers)} layers were quantized."]
+    return []
+
+
+def _total_failures(audit: Audit) -> list[str]:
+    """Why the totals are not those of the layers, or the layers not all that were to be quantized."""
+    if not audit.layers and audit.label.split("+")[0] != UNQUANTIZED:
+        return ["No layer was quantized."]
+    reasons = []
+    for name in TOTALS:
+        total, summed = getattr(audit, name), math.fsum(getattr(layer, name) for layer in audit.layers)
+        if not math.isclose(total, summed, rel_tol=TOTALS_TOLERANCE):
+            reasons.append(f"The audit's {name} is {total:,.10g}; its layers have {summed:,.10g} in sum.")
+    if audit.weights != audit.target_weights:
         reasons.append(f"Only {audit.weights:,} of the {audit.target_weights:,} weights to quantize could be measured.")
-    return reasons + _logits_failures(audit)
+    return reasons
 
 
 def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
@@ -169,7 +225,7 @@ def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
     elif layer.nearest and bits > 1 and layer.narrow > MAX_NARROW:
         reasons.append(f"in {layer.narrow:.1%} of its groups the codes span no more than {bits - 1} bits hold.")
     if layer.code_bytes != layer.packed_bytes:
-        reasons.append(f"its codes take {layer.code_bits:.2f} bits a weight in storage; {bits} were asked for.")
+        reasons.append(f"its codes take {layer.code_bits:.2f} bits per weight in storage; {bits} were asked for.")
     if not layer.one_value_a_code:
         reasons.append(
             "one code stands for different weights within a group: codes and weights do not belong together."

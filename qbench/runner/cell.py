@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from qbench import identity as fingerprints
 from qbench.errors import InputError, is_out_of_memory
 from qbench.identity import cache_folder
-from qbench.quantizers.options import Quantization
+from qbench.quantizers.options import Quantization, quantizer
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
-from qbench.records.schema import Cost, Failure, FailureKind, Identity, MetricValue, Provenance, Record
+from qbench.records.schema import Cost, Failure, FailureKind, Identity, MetricValue, Provenance, QuantizerFacts, Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,11 +48,12 @@ class Job:
 
     def record(self, started: str, **result: Any) -> Record:
         """The cell's record with this result."""
-        recipe = self.cell.recipe
+        recipe, method = self.cell.recipe, quantizer(self.cell.ref.method)
         return Record(
             cell=self.cell.ref,
             key=self.identity.key,
             identity=self.identity,
+            quantizer=QuantizerFacts(title=method.title, calibrated=method.calibrated),
             provenance=Provenance(
                 recipe=recipe.file.name,
                 resolved_recipe=recipe.content(),
@@ -176,7 +177,7 @@ def check_unchanged(cell: Cell, planned: Identity) -> None:
     }
     changed = [f"The {part}" for part, found in what.items() if found != planned.what[part]]
     changed += ["qbench's own code"] if fingerprints.code_hash() != planned.code else []
-    changed += ["A package's version"] if fingerprints.package_versions() != planned.packages else []
+    changed += ["A package's version"] if cell.packages() != planned.packages else []
     if changed:
         raise ChangedError(f"{changed[0]} is not what it was when the run was planned; start the run again.")
 
@@ -207,7 +208,7 @@ def quantize_model(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     recipe, wanted = cell.recipe, cell.quantization
     assert isinstance(wanted, Quantization)  # what is not offered has no job
     calibration = None
-    if wanted.method == "gptq" and (source := recipe.calibration_source()):
+    if wanted.quantizer.calibrated and (source := recipe.calibration_source()):
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)
         calibration = calibration_batches(source, tokenizer, longest)
     options = wanted.options.model_dump()

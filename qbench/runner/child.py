@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qbench.machine import has_cuda
+from qbench.quantizers.options import quantizer
 
 PR_SET_PDEATHSIG = 1
 PRELOAD = "QBENCH_PRELOAD"  # the modules that the fork server imports, separated by commas
+PRELOAD_METHODS = "QBENCH_PRELOAD_METHODS"  # the quantizers whose libraries it imports
 PARENT = "QBENCH_PARENT"  # the process that this one must not outlive
 HEAVY = (
     "pyarrow.parquet",
@@ -36,7 +38,6 @@ HEAVY = (
     "qbench.evaluate.tokens",
     "qbench.runner.preflight",
 )
-OF_METHODS = {"hqq": "hqq.core.quantize", "gptq": "qbench.quantizers.gptq", "bnb": "qbench.quantizers.bnb"}
 
 
 class Work(Protocol):
@@ -49,8 +50,8 @@ class Work(Protocol):
 def fork_server(methods: set[str]) -> ForkServerContext:
     """A context whose processes have the packages of these methods imported already."""
     # The quantizers' libraries choose their kernels by the GPU when they are imported, and bitsandbytes starts CUDA.
-    own = [] if has_cuda() else [OF_METHODS[method] for method in sorted(methods) if method in OF_METHODS]
-    os.environ[PRELOAD] = ",".join([*HEAVY, *own])
+    os.environ[PRELOAD_METHODS] = "" if has_cuda() else ",".join(sorted(methods))
+    os.environ[PRELOAD] = ",".join(HEAVY)
     os.environ[PARENT] = str(os.getpid())
     # Else torch.cuda.is_available(), which many packages ask when they are imported, starts the driver.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -158,8 +159,9 @@ def preload() -> None:
     with _quiet(), _hidden_gpus():
         for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
             importlib.import_module(name)
-        if "qbench.quantizers.gptq" in sys.modules:
-            sys.modules["qbench.quantizers.gptq"].solver()
+        for method in filter(None, os.environ.get(PRELOAD_METHODS, "").split(",")):
+            if (found := quantizer(method)).is_installed:  # if not, its cells say so
+                found.preload()
         import torch
         from torch.utils._triton import has_triton
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from qbench.checkpoint import layout
 from qbench.checkpoint.layout import CheckpointError
+from qbench.quantizers.options import quantizer
 from qbench.recipe.cells import Cell
+from qbench.records.audit import UNQUANTIZED
 from qbench.runner.plan import Plan
 
 CHARACTERS_A_TOKEN = 4  # about what a 32k vocabulary makes of English
@@ -29,10 +31,10 @@ def estimate(cell: Cell, plan: Plan) -> Estimate | None:
         return None
     tokens = sum(facts["characters"] for facts in plan.tasks.values()) / CHARACTERS_A_TOKEN
     memory = parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
-    if cell.ref.method != "none":
+    if cell.ref.label != UNQUANTIZED:
         memory += memory  # the source weights, which the audit compares with, beside the quantized ones
     calibration = cell.recipe.calibration
-    if cell.ref.method == "gptq" and calibration:
+    if calibration and quantizer(cell.ref.method).calibrated:
         tokens += 5 * calibration.samples * calibration.length  # four stages of each layer, and its output
     return Estimate(parameters, memory + OVERHEAD, 2.0 * parameters * tokens)
 

@@ -15,7 +15,8 @@ from qbench.cli import main
 from qbench.doctor import checks as self_check
 from qbench.doctor import report as doctor
 from qbench.doctor.report import CheckResult, Package, run_checks
-from qbench.quantizers.options import OFFERED
+from qbench.quantizers import declaration
+from qbench.quantizers.options import quantizer, quantizers
 from qbench.records.audit import AuditError
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,9 @@ class TestReport:
         assert found["device"] == "cpu"
         assert found["machine"]["cores"] >= 1
         assert {p["name"] for p in found["packages"]} >= {"torch", "transformers", "lm-eval", "matplotlib"}
-        assert {m["name"]: m["widths"] for m in found["methods"]} == {m: list(w) for m, w in OFFERED.items()}
+        assert {m["name"]: m["widths"] for m in found["methods"]} == {
+            m: list(own.widths) for m, own in quantizers().items()
+        }
         assert [a["name"] for a in found["attention"] if a["runs"]] == ["cpu", "reference"]
         assert found["checks"] is None  # off CUDA only when asked for
 
@@ -87,7 +90,7 @@ class TestReport:
     def test_a_method_without_its_library_says_what_to_install(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
+        monkeypatch.setattr(declaration, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
         (bnb,) = [m for m in report(capsys)["methods"] if not m["runs"]]
         assert (bnb["name"], bnb["note"]) == ("bnb", "needs bitsandbytes: pip install bitsandbytes")
         monkeypatch.setattr(doctor, "_run_group", lambda group, device: [CheckResult(group, True, "")])
@@ -126,15 +129,14 @@ def test_a_quantizer_passes(method: str, bits: int) -> None:
 
 @pytest.mark.parametrize("sabotage", ["nothing", "other bits"])
 def test_a_broken_quantizer_is_caught(sabotage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qbench.quantizers import hqq
-
-    real = hqq.quantize_model
+    hqq = quantizer("hqq")
+    real = hqq.quantize_linears
 
     def broken(model: object, bits: int, *arguments: object, **options: object) -> None:
         if sabotage == "other bits":
             real(model, bits + 1, *arguments, **options)
 
-    monkeypatch.setattr(hqq, "quantize_model", broken)
+    monkeypatch.setattr(hqq, "quantize_linears", broken)
     with pytest.raises(AuditError):
         self_check.check_quantizer("hqq", 3, "cpu")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qbench.records.audit import Audit, LayerAudit
+from qbench.records.audit import TOTALS, Audit, LayerAudit
 from qbench.records.schema import CellRef, PlannedCell, RunPlan
 from qbench.records.store import cell_folder, write_plan, write_record
 
@@ -103,11 +103,8 @@ def layer_audit(name: str, **changes: Any) -> LayerAudit:
 def make_audit(layers: int = 28, **changes: Any) -> Audit:
     """An audit of so many layers; changes are to all of them."""
     own = tuple(layer_audit(f"model.layers.{i // 7}.part{i % 7}", **changes) for i in range(layers))
-    totals = {"weights": 4096 * 16 * layers, "code_bytes": 4096 * 6 * layers, "metadata_bytes": 4096 * layers}
     return Audit(
-        **totals,
-        source_energy=26.1,
-        error_energy=1.1,
+        **{name: sum(getattr(layer, name) for layer in own) for name in TOTALS},
         label="hqq-3-g64",
         method="hqq",
         bits=3,

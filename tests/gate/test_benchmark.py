@@ -45,8 +45,10 @@ def test_a_loss_is_found_and_chance_is_not(folders: tuple[Path, Path]) -> None:
 
 def test_cells_of_other_labels_are_paired_by_renaming(folders: tuple[Path, Path], tmp_path: Path) -> None:
     base, _ = folders
-    renamed = {cell.model_copy(update={"label": "another"}): Population(80).samples(0.05) for cell in make_cells(2)}
+    renamed = {
+        cell.model_copy(update={"label": "hqq-3-another"}): Population(80).samples(0.05) for cell in make_cells(2)
+    }
     other = write_cells(tmp_path / "other", renamed)
     assert "have no cell and task in common" in benchmark("null", base, other).stderr
-    done = benchmark("null", base, other, "--rename", "another=hqq-3-g0", "--tables", 2)
+    done = benchmark("null", base, other, "--rename", "hqq-3-another=hqq-3-g0", "--tables", 2)
     assert done.stdout.startswith("24 hypotheses")

@@ -86,7 +86,7 @@ def test_the_table_is_explained_by_a_row_that_sees_something() -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     population = Population(50)
-    whole, quantized = cell_ref(method="none", bits=16, label="none"), cell_ref()
+    whole, quantized = cell_ref(method="none", bits=16, label="none-16"), cell_ref()
     folder = write_cells(tmp_path / "run", {whole: population.samples(), quantized: population.samples(0.05)})
     assert main(["power", str(folder), "--format", "markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -6,34 +6,31 @@ import pytest
 import torch
 from torch import nn
 
-import qbench.quantizers.bnb
-import qbench.quantizers.gptq
-import qbench.quantizers.hqq
+from qbench.quantizers.hqq import HqqOptions
+from qbench.quantizers.hqq.layer import HqqLinear
 from qbench.quantizers.measure import compare_logits, default_probe, measure_layer
-from qbench.quantizers.options import HqqOptions, quantization
+from qbench.quantizers.options import quantization, quantizer
 from qbench.quantizers.quantize import quantize
 from qbench.records.audit import AuditError, LayerAudit
 
 from .conftest import logits
 
-METHODS = {"bnb": qbench.quantizers.bnb, "gptq": qbench.quantizers.gptq, "hqq": qbench.quantizers.hqq}
-
 
 @pytest.fixture
 def sabotage(monkeypatch, untrained, calibration):
-    """Quantize with a method whose quantize_model is replaced; gives the reasons of the audit's refusal."""
+    """Quantize with a method whose quantize_linears is replaced; gives the reasons of the audit's refusal."""
 
-    def run(method, bits, quantizer, **options):
-        real = METHODS[method].quantize_model
+    def run(method, bits, replacement, **options):
+        real = quantizer(method).quantize_linears
 
         def replaced(model, bits, options, **settings):
-            quantizer(
+            replacement(
                 lambda **changes: real(model, **({"bits": bits, "options": options} | settings | changes)),
                 model,
                 settings,
             )
 
-        monkeypatch.setattr(METHODS[method], "quantize_model", replaced)
+        monkeypatch.setattr(quantizer(method), "quantize_linears", replaced)
         with pytest.raises(AuditError) as caught:
             quantize(untrained, method, bits, calibration=calibration[:4], **options)
         assert "Load the model again" in str(caught.value)
@@ -149,7 +146,7 @@ def test_three_bits_in_nibbles(sabotage, method):
 
     reasons = sabotage(method, 3, quantizer)
     assert len(reasons) == 14
-    assert all("codes take 4.00 bits a weight in storage; 3 were" in reason for reason in reasons)
+    assert all("codes take 4.00 bits per weight in storage; 3 were" in reason for reason in reasons)
 
 
 def test_codes_kept_in_bytes_are_not_three_bits(sabotage):
@@ -159,7 +156,9 @@ def test_codes_kept_in_bytes_are_not_three_bits(sabotage):
             size = SimpleNamespace(code_bytes=layer.codes().numel(), metadata_bytes=0)
             layer.storage = lambda size=size: size
 
-    assert all("codes take 8.00 bits a weight in storage; 3 were" in reason for reason in sabotage("hqq", 3, quantizer))
+    assert all(
+        "codes take 8.00 bits per weight in storage; 3 were" in reason for reason in sabotage("hqq", 3, quantizer)
+    )
 
 
 @pytest.mark.parametrize(("method", "bits"), [("hqq", 3), ("bnb", 4), ("bnb", 8)])
@@ -380,7 +379,7 @@ def test_a_kernel_that_does_not_run_the_packed_weights(sabotage):
 
 def test_a_failed_audit_of_a_copy_says_that_the_model_is_as_it_was(untrained, monkeypatch, probe):
     before = logits(untrained, probe)
-    monkeypatch.setattr(qbench.quantizers.hqq, "quantize_model", lambda *_, **__: None)
+    monkeypatch.setattr(quantizer("hqq"), "quantize_linears", lambda *_, **__: None)
     with pytest.raises(AuditError, match="The model passed in is as it was"):
         quantize(untrained, "hqq", 3, copy=True)
     assert torch.equal(logits(untrained, probe), before)
@@ -389,7 +388,7 @@ def test_a_failed_audit_of_a_copy_says_that_the_model_is_as_it_was(untrained, mo
 def test_the_measures_of_a_layer_are_those_of_the_definition():
     torch.manual_seed(0)
     linear = nn.Linear(128, 64)
-    layer = qbench.quantizers.hqq.HqqLinear.from_linear(linear, 2, HqqOptions())
+    layer = HqqLinear.from_linear(linear, 2, HqqOptions())
     audit: LayerAudit = measure_layer("x", linear.weight, layer)
     source, weight = linear.weight.detach().double(), layer.dequantize().double()
     assert audit.relative_error == pytest.approx(((weight - source).norm() / source.norm()).item())

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from qbench.quantizers.bnb import Bnb4Linear, Bnb8Linear
-from qbench.quantizers.options import Bnb4Options, Bnb8Options
+from qbench.quantizers.bnb import Bnb4Options, Bnb8Options
+from qbench.quantizers.bnb.layers import Bnb4Linear, Bnb8Linear
 from qbench.quantizers.quantize import quantize
 
 FOUR_BITS = [(kind, double) for kind in ("nf4", "fp4") for double in (False, True)]
@@ -42,7 +42,7 @@ def library_8bit(linear: nn.Linear, threshold: float) -> bnb.nn.Linear8bitLt:
 
 @pytest.mark.parametrize(("kind", "double"), FOUR_BITS)
 def test_four_bits_are_the_librarys(linear, x, kind, double):
-    ours = Bnb4Linear.from_linear(linear, Bnb4Options(quant_type=kind, double_quant=double))
+    ours = Bnb4Linear.from_linear(linear, 4, Bnb4Options(quant_type=kind, double_quant=double))
     theirs = library_4bit(linear, kind, double)
     weight = bnb.functional.dequantize_4bit(theirs.weight.data, theirs.weight.quant_state)
     assert torch.equal(ours.dequantize(), weight)
@@ -58,7 +58,7 @@ def test_a_block_that_runs_over_the_end_of_a_row_keeps_its_scale(shape, kind):
     torch.manual_seed(0)
     rows, columns = shape
     linear = nn.Linear(columns, rows).requires_grad_(False)
-    layer = Bnb4Linear.from_linear(linear, Bnb4Options(quant_type=kind))
+    layer = Bnb4Linear.from_linear(linear, 4, Bnb4Options(quant_type=kind))
     packed = layer.weight.flatten().long()
     levels = layer.quant_state.code[torch.stack([packed >> 4, packed & 15], 1).flatten()[: rows * columns]]
     scales = layer.quant_state.absmax.repeat_interleave(64)[: rows * columns]
@@ -71,7 +71,7 @@ def test_a_block_that_runs_over_the_end_of_a_row_keeps_its_scale(shape, kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("kind", "double"), FOUR_BITS)
 def test_the_librarys_four_bit_kernel_leaves_the_packed_weight_alone(linear, x, kind, double, dtype, monkeypatch):
-    layer = Bnb4Linear.from_linear(linear.to(dtype), Bnb4Options(quant_type=kind, double_quant=double))
+    layer = Bnb4Linear.from_linear(linear.to(dtype), 4, Bnb4Options(quant_type=kind, double_quant=double))
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     monkeypatch.setattr(layer, "dequantize", None)  # the kernel has a way of its own
     out = layer(x.to(dtype))
@@ -82,7 +82,7 @@ def test_the_librarys_four_bit_kernel_leaves_the_packed_weight_alone(linear, x, 
 
 @pytest.mark.parametrize("threshold", [6.0, 0.0, 2.0])
 def test_eight_bits_are_the_librarys(linear, x, threshold):
-    ours = Bnb8Linear.from_linear(linear, Bnb8Options(threshold=threshold))
+    ours = Bnb8Linear.from_linear(linear, 8, Bnb8Options(threshold=threshold))
     theirs = library_8bit(linear, threshold)
     assert torch.equal(ours(x), theirs(x))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
@@ -90,12 +90,12 @@ def test_eight_bits_are_the_librarys(linear, x, threshold):
 
 def test_outliers_are_kept_out_of_int8(linear, x):
     exact = linear(x)
-    with_threshold, without = (Bnb8Linear.from_linear(linear, Bnb8Options(threshold=t))(x) for t in (6.0, 0.0))
+    with_threshold, without = (Bnb8Linear.from_linear(linear, 8, Bnb8Options(threshold=t))(x) for t in (6.0, 0.0))
     assert (with_threshold - exact)[0, 3].norm() < (without - exact)[0, 3].norm() / 2
 
 
 def test_eight_bits_quantize_activations_too(linear, x):
-    layer = Bnb8Linear.from_linear(linear, Bnb8Options())
+    layer = Bnb8Linear.from_linear(linear, 8, Bnb8Options())
     weight_only = nn.functional.linear(x, layer.dequantize(), layer.bias)
     assert not torch.allclose(layer(x), weight_only, atol=1e-4)
 
@@ -105,19 +105,19 @@ def test_train_mode_is_refused_where_the_library_silently_changes_its_numbers(li
     in_eval_mode = theirs(x)
     assert not torch.equal(theirs.train()(x), in_eval_mode)
     with pytest.raises(RuntimeError, match=r"call model.eval\(\) first"):
-        Bnb8Linear.from_linear(linear, Bnb8Options()).train()(x)
+        Bnb8Linear.from_linear(linear, 8, Bnb8Options()).train()(x)
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_codes_rise_with_their_levels(linear, kind):
-    layer = Bnb4Linear.from_linear(linear, Bnb4Options(quant_type=kind))
+    layer = Bnb4Linear.from_linear(linear, 4, Bnb4Options(quant_type=kind))
     for codes, values in zip(layer.groups(layer.codes()), layer.groups(layer.dequantize()), strict=True):
         assert torch.equal(values[codes.argsort()], values.sort().values)
 
 
 def test_blocks_run_on_over_the_ends_of_rows():
     linear = nn.Linear(40, 24, bias=False)
-    layer = Bnb4Linear.from_linear(linear, Bnb4Options())
+    layer = Bnb4Linear.from_linear(linear, 4, Bnb4Options())
     assert layer.groups(layer.dequantize()).shape == (15, 64)
     assert (layer.groups(linear.weight - layer.dequantize()).abs() < 0.2 * linear.weight.abs().max()).all()
 
@@ -136,7 +136,7 @@ def test_copies_stand_on_their_own(untrained, probe, bits, options):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("kind", "double"), FOUR_BITS)
 def test_layers_move_between_devices(linear, x, kind, double):
-    layer = Bnb4Linear.from_linear(linear, Bnb4Options(quant_type=kind, double_quant=double))
+    layer = Bnb4Linear.from_linear(linear, 4, Bnb4Options(quant_type=kind, double_quant=double))
     here = layer(x)
     torch.testing.assert_close(layer.cuda()(x.cuda()).cpu(), here, rtol=1e-3, atol=1e-3)
     assert torch.equal(layer.cpu()(x), here)

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from qbench.quantizers import gptq
-from qbench.quantizers.gptq import GPTQLinear, pack, quantize_model, unpack
-from qbench.quantizers.options import OFFERED, GptqOptions, QuantizeError
+import qbench.quantizers.gptq.layer as gptq
+from qbench.quantizers.declaration import QuantizeError
+from qbench.quantizers.gptq import GptqOptions
+from qbench.quantizers.gptq.layer import GPTQLinear, pack, quantize_linears, unpack
+from qbench.quantizers.options import quantizers
 
 from . import tiny
 
@@ -33,7 +35,7 @@ def quantized(
 ) -> LlamaForCausalLM:
     """The trained model after GPTQ."""
     model = tiny.trained_model()
-    quantize_model(model, bits, options, targets=targets, calibration=tiny.calibration_ids(), **kwargs)
+    quantize_linears(model, bits, options, targets=targets, calibration=tiny.calibration_ids(), **kwargs)
     return model
 
 
@@ -68,7 +70,7 @@ def slow_pack(values: np.ndarray, bits: int) -> np.ndarray:
     return words.view(np.int32)
 
 
-@pytest.mark.parametrize("bits", OFFERED["gptq"])
+@pytest.mark.parametrize("bits", quantizers()["gptq"].widths)
 @settings(max_examples=10, deadline=None)
 @given(blocks=st.integers(1, 3), columns=st.integers(1, 5), seed=st.integers(0, 2**16))
 def test_packing_is_auto_gptqs_and_unpacking_its_inverse(bits: int, blocks: int, columns: int, seed: int) -> None:
@@ -90,7 +92,7 @@ def random_layer(bits: int, out: int, groups: int, seed: int = 0, dtype: torch.d
     return layer, codes, scales, zeros, g_idx
 
 
-@pytest.mark.parametrize("bits", OFFERED["gptq"])
+@pytest.mark.parametrize("bits", quantizers()["gptq"].widths)
 def test_the_tensors_are_those_of_the_v1_format(bits: int) -> None:
     layer, codes, scales, zeros, g_idx = random_layer(bits, out=64, groups=3)
     assert {name: (tuple(t.shape), t.dtype) for name, t in layer.state_dict().items()} == {
@@ -132,7 +134,7 @@ def test_a_half_precision_layer_has_the_formats_half_scales(dtype: torch.dtype) 
     assert torch.equal(layer.dequantize(), exact.to(dtype))
 
 
-@pytest.mark.parametrize("bits", OFFERED["gptq"])
+@pytest.mark.parametrize("bits", quantizers()["gptq"].widths)
 def test_gptqmodels_own_layer_packs_and_reads_the_same(bits: int) -> None:
     _, QuantizeConfig = gptq.solver()
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
@@ -211,7 +213,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("bits", OFFERED["gptq"])
+@pytest.mark.parametrize("bits", quantizers()["gptq"].widths)
 def test_the_codes_are_those_of_the_papers_algorithm(bits: int, options: GptqOptions) -> None:
     # float32 against float64: a weight halfway between two levels may fall to either side, and its error is passed on
     # to the later columns of its row. So whole rows agree, but for a few that part at such a tie.
@@ -236,7 +238,7 @@ def test_linears_solved_together_come_out_as_alone() -> None:
         assert (alone.codes() != together[name].codes()).float().mean() < 0.001
 
 
-@pytest.mark.parametrize("bits", OFFERED["gptq"])
+@pytest.mark.parametrize("bits", quantizers()["gptq"].widths)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_packed_weights_equal_the_solvers_bit_for_bit(
     bits: int, options: GptqOptions, monkeypatch: pytest.MonkeyPatch
@@ -334,7 +336,7 @@ def test_each_stage_is_calibrated_on_what_the_quantized_modules_before_it_put_ou
     # The truth, without any cleverness: after each stage put it in place, and run the whole model up to the next.
     ids = tiny.calibration_ids(8)
     source, model, slow, shortcut = (tiny.trained_model() for _ in range(4))
-    quantize_model(model, 3, G64, targets=TARGETS, calibration=ids)
+    quantize_linears(model, 3, G64, targets=TARGETS, calibration=ids)
     for names, x in stages_with_inputs(slow, ids):
         for name, packed in gptq.solve({n: slow.get_submodule(n) for n in names}, [x], 3, G64).items():
             slow.set_submodule(name, packed)
@@ -383,7 +385,7 @@ def test_the_models_own_attention_runs_in_the_loop() -> None:
     usual = quantized(3, targets=names)
     other = tiny.trained_model()
     other.set_attn_implementation("uniform")
-    quantize_model(other, 3, G64, targets=names, calibration=tiny.calibration_ids())
+    quantize_linears(other, 3, G64, targets=names, calibration=tiny.calibration_ids())
     same = {n[-6]: torch.equal(usual.get_submodule(n).codes(), other.get_submodule(n).codes()) for n in names}
     assert same == {"q": True, "k": True, "v": True, "o": False}
 
@@ -395,13 +397,13 @@ def test_samples_of_several_lengths_are_all_used() -> None:
     one = torch.cat(tiny.calibration_ids(64))
     assert [tuple(b.shape) for b in gptq._batches(list(one.split(1)), torch.device("cpu"))] == [(16, 64)] * 4
     model = tiny.trained_model()
-    quantize_model(model, 4, G64, targets=TARGETS, calibration=mixed)
+    quantize_linears(model, 4, G64, targets=TARGETS, calibration=mixed)
     assert tiny.perplexity(model, tiny.held_out_ids()) < 4
 
 
 def test_half_precision_models_quantize() -> None:
     model = tiny.trained_model().bfloat16()
-    quantize_model(model, 8, G64, targets=TARGETS[:7], calibration=tiny.calibration_ids(4))
+    quantize_linears(model, 8, G64, targets=TARGETS[:7], calibration=tiny.calibration_ids(4))
     packed = model.get_submodule(TARGETS[0])
     source = tiny.trained_model().get_submodule(TARGETS[0]).weight
     assert (packed.scales.dtype, packed.dequantize().dtype) == (torch.float16, torch.bfloat16)
@@ -412,7 +414,7 @@ def test_a_pass_writes_into_no_source_weight() -> None:
     model = tiny.trained_model()
     weights = {name: model.get_submodule(name).weight for name in TARGETS}
     before = copy.deepcopy(weights)
-    quantize_model(model, 2, G64, targets=TARGETS, calibration=tiny.calibration_ids(4))
+    quantize_linears(model, 2, G64, targets=TARGETS, calibration=tiny.calibration_ids(4))
     assert all(torch.equal(weights[name], before[name]) for name in TARGETS)
 
 
@@ -432,7 +434,7 @@ def refuse(match: str, options: GptqOptions = G64, calibration: object = None, *
     before = copy.deepcopy(model.state_dict())
     ids = tiny.calibration_ids(2) if calibration is None else calibration
     with pytest.raises(QuantizeError, match=match):
-        quantize_model(model, 4, options, targets=TARGETS, calibration=ids)
+        quantize_linears(model, 4, options, targets=TARGETS, calibration=ids)
     after = model.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -454,13 +456,13 @@ def test_bad_input_is_a_sentence_and_changes_nothing() -> None:
 def test_a_module_that_the_loop_does_not_reach_is_named() -> None:
     model = tiny.trained_model()
     with pytest.raises(QuantizeError, match=r"cannot calibrate model\.embed_tokens"):
-        quantize_model(model, 4, G64, targets=["model.embed_tokens"], calibration=tiny.calibration_ids(1))
+        quantize_linears(model, 4, G64, targets=["model.embed_tokens"], calibration=tiny.calibration_ids(1))
 
 
 def test_quantizing_twice_is_refused() -> None:
     model = quantized(4, targets=TARGETS[:1])
     with pytest.raises(QuantizeError, match=r"is a GPTQLinear, not a linear layer: is it quantized already"):
-        quantize_model(model, 4, G64, targets=TARGETS, calibration=tiny.calibration_ids(1))
+        quantize_linears(model, 4, G64, targets=TARGETS, calibration=tiny.calibration_ids(1))
 
 
 # --- beside gptqmodel's own pipeline, and on CUDA --------------------------------------------------------------------
@@ -508,7 +510,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.mark.parametrize("home", ["cpu", "cuda"])
 def test_a_model_quantizes_on_cuda_one_layer_at_a_time(home: str) -> None:
     model = tiny.trained_model().to(home)
-    quantize_model(model, 4, G64, targets=[*TARGETS, "lm_head"], calibration=tiny.calibration_ids(), device="cuda")
+    quantize_linears(model, 4, G64, targets=[*TARGETS, "lm_head"], calibration=tiny.calibration_ids(), device="cuda")
     assert {t.device.type for t in model.state_dict().values()} == {home}
     reference = quantized(4, targets=[*TARGETS, "lm_head"])
     ids = tiny.held_out_ids()
@@ -523,6 +525,6 @@ def test_no_more_than_a_layer_is_on_the_gpu() -> None:
     targets = [f"model.layers.{i}.{name}" for i in range(12) for name in LINEARS]
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    quantize_model(model, 4, G64, targets=targets, calibration=tiny.calibration_ids(), device="cuda")
+    quantize_linears(model, 4, G64, targets=targets, calibration=tiny.calibration_ids(), device="cuda")
     assert torch.cuda.max_memory_allocated() - before < 6 * layer_bytes  # of twelve
     assert torch.cuda.memory_allocated() - before < layer_bytes

@@ -5,8 +5,9 @@ import torch
 from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
 from torch import nn
 
-from qbench.quantizers.hqq import HqqLinear, quantize_model
-from qbench.quantizers.options import HqqOptions, QuantizeError
+from qbench.quantizers.declaration import QuantizeError
+from qbench.quantizers.hqq import QUANTIZER, HqqOptions
+from qbench.quantizers.hqq.layer import HqqLinear
 
 WIDTHS = (1, 2, 3, 4, 8)
 
@@ -89,5 +90,5 @@ def test_zero_points_of_bfloat16_models_are_not_rounded_to_a_step(linear):
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_changed(shape, bits, options, says):
     model = nn.Sequential(nn.Linear(*shape))
     with pytest.raises(QuantizeError, match=says):
-        quantize_model(model, bits, HqqOptions(**options), targets=["0"])
+        QUANTIZER.quantize_linears(model, bits, HqqOptions(**options), targets=["0"])
     assert type(model[0]) is nn.Linear

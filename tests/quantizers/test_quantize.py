@@ -4,23 +4,25 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-import qbench.quantizers.hqq
-from qbench.quantizers.options import OFFERED, NotOffered, NotOfferedError, QuantizeError, offered, quantization
-from qbench.quantizers.packed import PackedLinear
+from qbench.quantizers.declaration import LinearOptions, Options, QuantizeError
+from qbench.quantizers.hqq.layer import HqqLinear
+from qbench.quantizers.options import NotOffered, NotOfferedError, Part, offers, quantization, quantizer, quantizers
+from qbench.quantizers.packed import PackedLinear, packed_form
 from qbench.quantizers.quantize import make_dense, quantize
-from qbench.quantizers.quantize import quantized as packed_form
 from qbench.records.audit import Audit
 
 from . import tiny
 from .conftest import logits
 
-WIDTHS = [(method, bits) for method, widths in OFFERED.items() if method != "none" for bits in widths]
+WIDTHS = [(method, bits) for method, own in quantizers().items() if method != "none" for bits in own.widths]
 TARGETS = 4 * 7  # layers × (q, k, v, o, gate, up, down)
 
 
@@ -43,16 +45,32 @@ def test_a_label_names_what_was_asked_for(method, bits, options, label):
     assert quantization(method, bits, **options).label == label
 
 
-def test_every_option_shows_in_the_label():
-    for method, widths in OFFERED.items():
-        for bits, kind in widths.items():
-            assert set(kind.model_fields) == set(kind.always) | set(kind.differing), (method, bits)
+def test_an_option_that_no_label_shows_cannot_be_declared():
+    with pytest.raises(TypeError, match=r"Hidden.* rounds"):
+
+        class Hidden(LinearOptions):
+            rounds: int = 1
+
+
+def test_parts_beside_the_weights_show_in_the_label_and_the_identity():
+    class CacheOptions(Options):
+        bits: int = 4
+        label_always: ClassVar = {"bits": "kv{}"}
+
+    weights = quantization("none", 16)
+    both = replace(weights, parts=(Part("kv4", CacheOptions()),))
+    assert weights.is_unquantized
+    assert weights.identity() == {"method": "none", "bits": 16, "options": {}}
+    assert both.label == "none-16+kv4"
+    assert not both.is_unquantized
+    assert both.identity() == weights.identity() | {"parts": {"kv4": {"bits": 4}}}
 
 
 def test_widths_that_bnb_lacks_are_a_value_not_an_error():
-    assert offered("bnb", 4) is None
-    assert offered("bnb", 3) == NotOffered("bnb", 3)
-    assert str(offered("bnb", 2)) == "not offered by bnb"
+    assert offers("bnb", 4)
+    assert not offers("bnb", 3)
+    assert NotOffered("bnb", 2).label == "bnb-2"
+    assert str(NotOffered("bnb", 2)) == "not offered by bnb"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +142,7 @@ def test_honest_layers_are_far_from_the_limits_of_the_audit(quantized, method, b
 
 @pytest.mark.parametrize("method", ["bnb", "gptq", "hqq"])
 def test_the_damage_grows_as_bits_fall(quantized, method):
-    audits = [quantized(method, bits)[1] for bits in sorted(OFFERED[method], reverse=True)]
+    audits = [quantized(method, bits)[1] for bits in sorted(quantizer(method).widths, reverse=True)]
     kl, error = [audit.kl for audit in audits], [audit.relative_error for audit in audits]
     assert kl[0] > 0
     assert kl == sorted(kl)
@@ -205,14 +223,14 @@ def test_biases_are_kept(calibration):
 
 @pytest.mark.parametrize(("copied", "says"), [(False, "Load the model again"), (True, "passed in is as it was")])
 def test_an_error_midway_says_what_the_model_is_good_for(untrained, monkeypatch, copied, says):
-    real = qbench.quantizers.hqq.HqqLinear.from_linear
+    real = HqqLinear.from_linear
     left = [1, 2, 3]
 
-    def breaks(linear, **settings):
+    def breaks(*arguments):
         left.pop()  # an IndexError, at the fourth layer
-        return real(linear, **settings)
+        return real(*arguments)
 
-    monkeypatch.setattr(qbench.quantizers.hqq.HqqLinear, "from_linear", breaks)
+    monkeypatch.setattr(HqqLinear, "from_linear", breaks)
     with pytest.raises(RuntimeError, match=f"hqq-3-g64 stopped midway. .*{says}"):
         quantize(untrained, "hqq", 3, copy=copied)
     assert copied == (type(untrained.model.layers[0].self_attn.q_proj) is nn.Linear)
@@ -225,7 +243,7 @@ def test_no_memory_left_is_a_sentence(untrained, monkeypatch, error):
     def raises(*_, **__):
         raise error
 
-    monkeypatch.setattr(qbench.quantizers.hqq.HqqLinear, "from_linear", raises)
+    monkeypatch.setattr(HqqLinear, "from_linear", raises)
     with pytest.raises(QuantizeError, match=r"No memory left to quantize as hqq-3-g64. Load the model again"):
         quantize(untrained, "hqq", 3)
 
@@ -265,8 +283,8 @@ def test_labels_options_and_audits_need_no_torch():
 import sys
 import qbench, qbench.quantizers
 from qbench.records.audit import Audit
-from qbench.quantizers.options import offered, quantization
-assert quantization("gptq", 3).label == "gptq-3-g128" and offered("bnb", 2)
+from qbench.quantizers.options import offers, quantization
+assert quantization("gptq", 3).label == "gptq-3-g128" and not offers("bnb", 2)
 heavy = {"torch", "transformers", "bitsandbytes", "hqq", "gptqmodel"} & set(sys.modules)
 assert not heavy, heavy
 from qbench import quantize

@@ -15,17 +15,18 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from qbench import load_checkpoint, save_checkpoint
+from qbench import load_checkpoint, save_checkpoint, save_quantized
 from qbench.checkpoint.load import CheckpointError
-from qbench.quantizers.options import OFFERED, QuantizeError
+from qbench.quantizers.declaration import QuantizeError
+from qbench.quantizers.options import quantizer, quantizers
+from qbench.quantizers.packed import packed_form
 from qbench.quantizers.quantize import quantize
-from qbench.quantizers.quantize import quantized as packed_form
-from qbench.quantizers.saving import quantization_config, quantization_of, save_quantized
+from qbench.quantizers.saving import quantization_config, quantization_of
 
 from . import tiny
 from .conftest import logits
 
-WIDTHS = [(method, bits, {}) for method, widths in OFFERED.items() if method != "none" for bits in widths]
+WIDTHS = [(method, bits, {}) for method, own in quantizers().items() if method != "none" for bits in own.widths]
 OPTIONS = [
     ("bnb", 4, {"quant_type": "fp4", "double_quant": True}),
     ("bnb", 8, {"threshold": 3.0}),
@@ -200,7 +201,7 @@ def test_with_optimum_plain_transformers_reads_gptq_folders_and_refuses_softpick
         assert re.match("ValueError: .*softpick", error)
 
 
-@pytest.mark.parametrize("bits", OFFERED["hqq"])
+@pytest.mark.parametrize("bits", quantizer("hqq").widths)
 def test_hqq_folders_of_older_versions_are_read(quantized, saved, probe, tmp_path, bits):
     """They said `quant_method: hqq`, which transformers takes for its own."""
     source = saved("hqq", bits)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qbench.runner.child import HEAVY, OF_METHODS, PARENT, PRELOAD, how_it_died
+from qbench.runner.child import HEAVY, PARENT, PRELOAD, PRELOAD_METHODS, how_it_died
 
 from .driver import events_of, results, run
 
@@ -35,8 +35,8 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[s
 
 def test_preloading_leaves_a_gpu_alone_and_visible() -> None:
     end = "import qbench.runner.preload; print(os.environ['CUDA_VISIBLE_DEVICES'], torch.cuda.device_count())"
-    preloaded = ",".join([*HEAVY, OF_METHODS["hqq"]])
-    done = in_a_process(PRETEND + end, **{PRELOAD: preloaded, "CUDA_VISIBLE_DEVICES": "3"})
+    preloaded = {PRELOAD: ",".join(HEAVY), PRELOAD_METHODS: "hqq"}
+    done = in_a_process(PRETEND + end, **preloaded | {"CUDA_VISIBLE_DEVICES": "3"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3", "1"]
 

@@ -1,4 +1,4 @@
-"""GPTQ (https://arxiv.org/abs/2210.17323) by gptqmodel's solver, in a layer-by-layer loop and auto-gptq's format."""
+"""GPTQ's layer, and the loop over decoder layers around gptqmodel's solver."""
 
 import contextlib
 import functools
@@ -16,7 +16,8 @@ from transformers import LlamaForCausalLM
 
 from qbench.progress import Bar
 from qbench.quantizers.calibration import token_ids
-from qbench.quantizers.options import GptqOptions, Options, QuantizeError
+from qbench.quantizers.declaration import QuantizeError
+from qbench.quantizers.gptq import GptqOptions
 from qbench.quantizers.packed import PackedLinear
 
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)  # what the solver and the kernels that read the format know
@@ -100,7 +101,7 @@ class GPTQLinear(PackedLinear):
 
     @classmethod
     def from_tensors(
-        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
+        cls, tensors: dict[str, Tensor], options: GptqOptions, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
     ) -> Self:
         """The layer that a saved state_dict holds; the tensors tell the shape and the groups."""
         return cls(**tensors, bits=bits, dtype=dtype)
@@ -160,7 +161,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
 
 @torch.no_grad()
-def quantize_model(
+def quantize_linears(
     model: LlamaForCausalLM,
     bits: int,
     options: GptqOptions,

@@ -1,9 +1,7 @@
-"""bitsandbytes: LLM.int8() at 8 bits (https://arxiv.org/abs/2208.07339), nf4 and fp4 at 4 (https://arxiv.org/abs/2305.14314)."""
+"""bitsandbytes' layers: nf4 and fp4 at 4 bits, LLM.int8() at 8."""
 
 import copy
 import logging
-from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, Self
 
 import bitsandbytes as bnb
@@ -11,8 +9,8 @@ import torch
 from bitsandbytes.functional import QuantState
 from torch import Tensor, nn
 
-from qbench.quantizers.options import Bnb4Options, Bnb8Options, Options
-from qbench.quantizers.packed import PackedLinear, replace_linears
+from qbench.quantizers.bnb import Bnb4Options, Bnb8Options
+from qbench.quantizers.packed import PackedLinear
 
 BLOCK = 64  # weights that share a scale at 4 bits; the library's default
 # It warns at each multiplication that LLM.int8 casts its inputs to float16, which is what LLM.int8 does.
@@ -37,7 +35,7 @@ class Bnb4Linear(PackedLinear):
         self.register_buffer("bias", bias)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, options: Bnb4Options) -> Self:
+    def from_linear(cls, linear: nn.Linear, bits: int, options: Bnb4Options) -> Self:
         """Quantize one linear layer on its own device."""
         weight, state = bnb.functional.quantize_4bit(
             linear.weight.detach().contiguous(),
@@ -49,13 +47,18 @@ class Bnb4Linear(PackedLinear):
 
     @classmethod
     def from_tensors(
-        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
+        cls, tensors: dict[str, Tensor], options: Bnb4Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
     ) -> Self:
         """The layer that a saved state_dict holds."""
         rest = {name: tensor for name, tensor in tensors.items() if name not in ("weight", "bias")}
         state = QuantState.from_dict(rest, device=tensors["weight"].device)
         state.dtype = dtype
         return cls(tensors["weight"], state, tensors.get("bias"))
+
+    @classmethod
+    def marker(cls) -> str:
+        """Its scales: the codes have the name of a plain layer's weight."""
+        return "weight.absmax"
 
     def codes(self) -> Tensor:
         """The index of each weight's level, counted from the lowest: fp4's own codes are sign and magnitude."""
@@ -104,7 +107,7 @@ class Bnb4Linear(PackedLinear):
 
 
 class Bnb8Linear(PackedLinear):
-    """LLM.int8(): int8 weights with a scale a row, multiplied by activations that are int8 but for outlier columns."""
+    """LLM.int8(): int8 weights with a scale per row, by activations that are int8 but for outlier columns."""
 
     CODE_TENSORS: ClassVar = frozenset({"weight"})
     NEAREST: ClassVar = True
@@ -128,7 +131,7 @@ class Bnb8Linear(PackedLinear):
         self.eval()
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, options: Bnb8Options) -> Self:
+    def from_linear(cls, linear: nn.Linear, bits: int, options: Bnb8Options) -> Self:
         """Quantize one linear layer on its own device."""
         weight = linear.weight.detach()
         codes, scales, _ = bnb.functional.int8_vectorwise_quant(weight.to(torch.float16))
@@ -137,11 +140,15 @@ class Bnb8Linear(PackedLinear):
 
     @classmethod
     def from_tensors(
-        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
+        cls, tensors: dict[str, Tensor], options: Bnb8Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
     ) -> Self:
         """The layer that a saved state_dict holds."""
-        assert isinstance(options, Bnb8Options)
         return cls(tensors["weight"], tensors["SCB"].float(), tensors.get("bias"), options.threshold, dtype)
+
+    @classmethod
+    def marker(cls) -> str:
+        """Its scales: the codes have the name of a plain layer's weight."""
+        return "SCB"
 
     def codes(self) -> Tensor:
         """The int8 codes, counted from 0."""
@@ -163,22 +170,3 @@ class Bnb8Linear(PackedLinear):
         state.CB, state.SCB, state.threshold = self.weight, self.SCB.float(), self.threshold
         state.has_fp16_weights, state.is_training = False, False
         return bnb.matmul(x, self.weight, bias=self.bias, state=state)
-
-
-def quantize_model(
-    model: nn.Module,
-    bits: int,
-    options: Bnb4Options | Bnb8Options,
-    *,
-    targets: list[str],
-    calibration: object = None,
-    progress: bool = False,
-    device: torch.device | str | None = None,
-) -> None:
-    """Replace each target linear by bitsandbytes' 4-bit or 8-bit one, in place; calibration is not needed."""
-    pack: Callable[[nn.Linear], PackedLinear]
-    if isinstance(options, Bnb8Options):
-        pack = partial(Bnb8Linear.from_linear, options=options)
-    else:
-        pack = partial(Bnb4Linear.from_linear, options=options)
-    replace_linears(model, targets, pack, progress=progress, device=device)

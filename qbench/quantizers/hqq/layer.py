@@ -1,14 +1,14 @@
-"""HQQ: half-quadratic quantization, which fits each group's zero point without data. https://mobiusml.github.io/hqq_blog"""
+"""HQQ's layer."""
 
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qbench.quantizers.options import HqqOptions, Options, QuantizeError
-from qbench.quantizers.packed import PackedLinear, replace_linears
+from qbench.quantizers.declaration import QuantizeError
+from qbench.quantizers.hqq import HqqOptions
+from qbench.quantizers.packed import PackedLinear
 
 # How many rows of codes the library packs into one: it drops or misplaces what does not fill up. 3 bits are padded.
 _ROWS_PACKED = {8: 1, 4: 2, 3: 1, 2: 4, 1: 8}
@@ -42,6 +42,22 @@ class HqqLinear(PackedLinear):
         self.register_buffer("bias", tensors.get("bias"))
 
     @classmethod
+    def check_linear(cls, name: str, linear: nn.Linear, bits: int, options: HqqOptions) -> None:
+        """Groups must divide the weight, and fill what the library packs together."""
+        size, axis = options.group_size, options.axis
+        divided, what = (linear.in_features, "in_features") if axis == 1 else (linear.out_features, "out_features")
+        if divided % size:
+            raise QuantizeError(
+                f"group_size {size} does not divide {name}'s {what}, {divided}; axis {axis} groups those."
+            )
+        rows = linear.weight.numel() // size if axis == 1 else size
+        if rows % _ROWS_PACKED[bits]:
+            raise QuantizeError(
+                f"{name} has {rows} groups of {size}; HQQ packs {bits}-bit codes of {_ROWS_PACKED[bits]} groups "
+                f"together, so their number must be a multiple of that: choose another group_size."
+            )
+
+    @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: HqqOptions) -> Self:
         """Quantize one linear layer on its own device."""
         from hqq.core.quantize import Quantizer
@@ -57,14 +73,6 @@ class HqqLinear(PackedLinear):
         if linear.bias is not None:
             tensors["bias"] = linear.bias.detach()
         return cls(tensors, options, bits=bits, shape=(linear.out_features, linear.in_features), dtype=weight.dtype)
-
-    @classmethod
-    def from_tensors(
-        cls, tensors: dict[str, Tensor], options: Options, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
-    ) -> Self:
-        """The layer that a saved state_dict holds."""
-        assert isinstance(options, HqqOptions)
-        return cls(tensors, options, bits=bits, shape=shape, dtype=dtype)
 
     def codes(self) -> Tensor:
         """The integer codes, [out_features, in_features]."""
@@ -132,39 +140,8 @@ class HqqLinear(PackedLinear):
         destination.update({prefix + name: encode_safetensor_type(value) for name, value in meta.items()})
 
 
-def quantize_model(
-    model: nn.Module,
-    bits: int,
-    options: HqqOptions,
-    *,
-    targets: list[str],
-    calibration: object = None,
-    progress: bool = False,
-    device: torch.device | str | None = None,
-) -> None:
-    """Replace each target linear by an HqqLinear, in place; calibration is not needed."""
-    for name in targets:
-        _check_shape(name, model.get_submodule(name), bits, options)
-    pack = partial(HqqLinear.from_linear, bits=bits, options=options)
-    replace_linears(model, targets, pack, progress=progress, device=device)
-
-
 def _weight_params(bits: int, options: HqqOptions) -> dict:
     from hqq.core.quantize import BaseQuantizeConfig
 
     config = BaseQuantizeConfig(nbits=bits, group_size=options.group_size, axis=options.axis)
     return config["weight_quant_params"]
-
-
-def _check_shape(name: str, linear: nn.Module, bits: int, options: HqqOptions) -> None:
-    assert isinstance(linear, nn.Linear)
-    size, axis = options.group_size, options.axis
-    divided, what = (linear.in_features, "in_features") if axis == 1 else (linear.out_features, "out_features")
-    if divided % size:
-        raise QuantizeError(f"group_size {size} does not divide {name}'s {what}, {divided}; axis {axis} groups those.")
-    rows = linear.weight.numel() // size if axis == 1 else size
-    if rows % _ROWS_PACKED[bits]:
-        raise QuantizeError(
-            f"{name} has {rows} groups of {size}; HQQ packs {bits}-bit codes of {_ROWS_PACKED[bits]} groups together, "
-            f"so their number must be a multiple of that: choose another group_size."
-        )

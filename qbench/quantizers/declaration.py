@@ -1,0 +1,135 @@
+"""What a quantizer declares of itself: its options and a `Quantizer`. No torch here: plans read declarations too.
+
+Adding one: a folder `qbench/quantizers/<name>/` whose `__init__.py` imports no torch and has a `QUANTIZER`, or the same
+in a package of your own with an entry point in the group "qbench.quantizers". Nothing else names a method.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from qbench.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from qbench.quantizers.packed import PackedLinear
+
+# The field of a quantization_config that has the method if transformers cannot load what we write. Without
+# "quant_method" it raises an error; with a method that it does not know, or "hqq", it would only warn and draw the
+# weights at random.
+OUR_METHOD = "qbench_quant_method"
+
+
+class QuantizeError(InputError):
+    """A wrong call: a method, bits, option, model or calibration that cannot be quantized with."""
+
+
+class Options(BaseModel):
+    """Options of a method; the defaults here are the only ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    # How each option shows in a label: always, or only if it is not the default. Those of a base class come last.
+    label_always: ClassVar[Mapping[str, str]] = {}
+    label_if_changed: ClassVar[Mapping[str, str]] = {}
+    # If scores depend on what else is in a batch, its token budget is fixed: the recipe's, or this one.
+    fixed_batch_tokens: ClassVar[int | None] = None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        shown = cls._forms("label_always") | cls._forms("label_if_changed")
+        if unseen := cls.model_fields.keys() - shown.keys():
+            raise TypeError(f"{cls.__name__} has options that no label shows: {', '.join(sorted(unseen))}.")
+
+    @classmethod
+    def _forms(cls, name: str) -> dict[str, str]:
+        """The forms of this class, and then of its bases."""
+        found: dict[str, str] = {}
+        for kind in cls.__mro__:
+            found = found | {field: form for field, form in vars(kind).get(name, {}).items() if field not in found}
+        return found
+
+    def label_parts(self) -> list[str]:
+        """The parts of the label that these options add, such as g64."""
+        fields = type(self).model_fields
+        if_changed = self._forms("label_if_changed").items()
+        changed = {name: form for name, form in if_changed if getattr(self, name) != fields[name].default}
+        forms = self._forms("label_always") | changed
+        return [form.format(getattr(self, name)) for name, form in forms.items()]
+
+
+class LinearOptions(Options):
+    """The options of every method that quantizes linear layers."""
+
+    include_lm_head: bool = False
+
+    label_if_changed: ClassVar = {"include_lm_head": "head"}
+
+
+class Quantizer:
+    """A method: what it offers, and how its layers are made, saved and read back."""
+
+    name: ClassVar[str]  # in recipes and labels
+    title: ClassVar[str]  # in tables, as papers write it
+    widths: ClassVar[Mapping[int, type[Options]]]  # by bits: the options at that width
+    library: ClassVar[str | None] = None  # the package that it needs, by the name under which it is imported
+    calibrated: ClassVar[bool] = False  # its weights depend on calibration text
+    quant_method: ClassVar[str | None] = None  # its name in quantization_configs; None: `name`
+    config_file: ClassVar[str | None] = None  # a file beside config.json that has the quantization_config too
+
+    def layer_class(self, bits: int) -> "type[PackedLinear]":
+        """The class of its layers. Import it in here, so that a plan does not wait for torch."""
+        raise NotImplementedError(f"{self.name} has no layers.")
+
+    def quantize_linears(
+        self,
+        model: "nn.Module",
+        bits: int,
+        options: Any,
+        *,
+        targets: list[str],
+        calibration: Any = None,
+        progress: bool = False,
+        device: "torch.device | str | None" = None,
+    ) -> None:
+        """Replace each target nn.Linear by a PackedLinear, in place.
+
+        All checks of shapes and calibration come before the first one is replaced. The source weights are the audit's
+        evidence: a method may drop them, never write into them. progress: a bar on a terminal. The model stays where
+        it is; one layer at a time visits `device`, by default the same.
+        """
+        from qbench.quantizers.packed import replace_linears
+
+        replace_linears(model, targets, self.layer_class(bits), bits, options, progress=progress, device=device)
+
+    def write_config(self, bits: int, options: Any, dtype: str) -> dict[str, Any]:
+        """The quantization_config of config.json, in the words of the library that reads it."""
+        return {OUR_METHOD: self.quant_method or self.name, "bits": bits, "options": options.model_dump()}
+
+    def read_config(self, settings: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Bits and options of a quantization_config; the inverse of `write_config`."""
+        return settings["bits"], settings["options"]
+
+    def preload(self) -> None:
+        """Import what its cells need, before they are forked."""
+        for bits in self.widths:
+            self.layer_class(bits)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its library is here."""
+        return self.library is None or find_spec(self.library) is not None
+
+
+def skipped_modules(options: LinearOptions) -> list[str]:
+    """The modules that stay unquantized, as the configs of bitsandbytes and HQQ list them."""
+    return [] if options.include_lm_head else ["lm_head"]
+
+
+def is_head_included(skipped: list[str] | None) -> bool:
+    """The inverse of `skipped_modules`."""
+    return skipped is not None and "lm_head" not in skipped

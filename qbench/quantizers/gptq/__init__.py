@@ -1,0 +1,84 @@
+"""GPTQ (https://arxiv.org/abs/2210.17323) by gptqmodel's solver, saved in auto-gptq's format."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from qbench.quantizers.declaration import LinearOptions, QuantizeError, Quantizer
+
+if TYPE_CHECKING:
+    from qbench.quantizers.packed import PackedLinear
+
+
+class GptqOptions(LinearOptions):
+    """The defaults are auto-gptq's at the time of the paper."""
+
+    group_size: int = Field(default=128, ge=-1)  # -1: one group per row
+    sym: bool = True
+    act_order: bool = False
+    damp: float = Field(default=0.1, gt=0, lt=1)
+
+    label_always: ClassVar = {"group_size": "g{}"}
+    label_if_changed: ClassVar = {"sym": "asym", "act_order": "actorder", "damp": "damp{:g}"}
+
+
+class Gptq(Quantizer):
+    """Layer by layer, so that each one is fitted to what the quantized ones before it compute."""
+
+    name = "gptq"
+    title = "GPTQ"
+    widths: ClassVar = dict.fromkeys((2, 3, 4, 8), GptqOptions)
+    library = "gptqmodel"
+    calibrated = True
+    config_file = "quantize_config.json"  # auto-gptq's, which older readers want beside config.json
+
+    def layer_class(self, bits: int) -> "type[PackedLinear]":
+        """One class for all widths."""
+        from qbench.quantizers.gptq.layer import GPTQLinear
+
+        return GPTQLinear
+
+    def quantize_linears(self, model: Any, bits: int, options: GptqOptions, **settings: Any) -> None:
+        """Calibrate and replace the linears of one decoder layer after the other."""
+        from qbench.quantizers.gptq.layer import quantize_linears
+
+        quantize_linears(model, bits, options, **settings)
+
+    def write_config(self, bits: int, options: GptqOptions, dtype: str) -> dict[str, Any]:
+        """In auto-gptq's words."""
+        settings = {
+            "quant_method": "gptq",
+            "checkpoint_format": "gptq",  # v1: zeros stored minus one
+            "bits": bits,
+            "group_size": options.group_size,
+            "sym": options.sym,
+            "desc_act": options.act_order,
+            "damp_percent": options.damp,
+            "static_groups": False,
+            "true_sequential": True,
+            "lm_head": options.include_lm_head,
+        }
+        # For optimum, which otherwise leaves lm_head out: it reads the layers whose names start like this.
+        return settings | ({"block_name_to_quantize": ""} if options.include_lm_head else {})
+
+    def read_config(self, settings: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The inverse of `write_config`; other writers leave some fields out."""
+        if (found := settings.get("checkpoint_format", "gptq")) != "gptq":
+            raise QuantizeError(f"checkpoint_format is {found!r}; it must be 'gptq' (v1).")
+        return settings["bits"], {
+            "group_size": settings["group_size"],
+            "sym": settings["sym"],
+            "act_order": settings["desc_act"],
+            "damp": settings.get("damp_percent", GptqOptions().damp),
+            "include_lm_head": settings.get("lm_head", False),
+        }
+
+    def preload(self) -> None:
+        """The solver, which takes seconds to import."""
+        from qbench.quantizers.gptq.layer import solver
+
+        solver()
+
+
+QUANTIZER = Gptq()

@@ -1,0 +1,57 @@
+"""HQQ: half-quadratic quantization, which fits each group's zero point without data. https://mobiusml.github.io/hqq_blog"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from qbench.quantizers.declaration import OUR_METHOD, LinearOptions, Quantizer, is_head_included, skipped_modules
+
+if TYPE_CHECKING:
+    from qbench.quantizers.packed import PackedLinear
+
+
+class HqqOptions(LinearOptions):
+    """Axis 1 groups weights along a row, axis 0 across rows."""
+
+    group_size: int = Field(default=64, ge=8, multiple_of=8)
+    axis: Literal[0, 1] = 1
+
+    label_always: ClassVar = {"group_size": "g{}"}
+    label_if_changed: ClassVar = {"axis": "axis{}"}
+
+
+class Hqq(Quantizer):
+    """HQQ by the library hqq."""
+
+    name = "hqq"
+    title = "HQQ"
+    widths: ClassVar = dict.fromkeys((1, 2, 3, 4, 8), HqqOptions)
+    library = "hqq"
+
+    def layer_class(self, bits: int) -> "type[PackedLinear]":
+        """One class for all widths."""
+        from qbench.quantizers.hqq.layer import HqqLinear
+
+        return HqqLinear
+
+    def write_config(self, bits: int, options: HqqOptions, dtype: str) -> dict[str, Any]:
+        """In the library's words; transformers cannot load it."""
+        from hqq.core.quantize import BaseQuantizeConfig
+
+        settings = BaseQuantizeConfig(nbits=bits, group_size=options.group_size, axis=options.axis)
+        return {OUR_METHOD: "hqq", "quant_config": settings, "skip_modules": skipped_modules(options)}
+
+    def read_config(self, settings: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The inverse of `write_config`."""
+        params = settings["quant_config"]["weight_quant_params"]
+        head = is_head_included(settings["skip_modules"])
+        return params["nbits"], {"group_size": params["group_size"], "axis": params["axis"], "include_lm_head": head}
+
+    def preload(self) -> None:
+        """The layer imports its library on first use."""
+        super().preload()
+        import hqq.core.quantize  # noqa: F401
+
+
+QUANTIZER = Hqq()
