@@ -10,15 +10,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from qbench import identity as fingerprints
+from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, tokenizer_fingerprint
 from qbench.errors import InputError
-from qbench.identity import NotFetchedError
+from qbench.evaluate.facts import TaskFacts, is_task_path, task_facts
+from qbench.identity import Identity, What, code_hash, package_versions
 from qbench.quantizers.options import NotOffered, Quantization, offered, quantization
 from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
 from qbench.recipe.schema import CheckpointSource, Recipe, fields_at
-from qbench.recipe.yaml import RecipeError, RecipeFile, is_task_path, read_recipe_file
-from qbench.records.schema import CellRef, Identity
+from qbench.recipe.yaml import RecipeError, RecipeFile, read_recipe_file
+from qbench.records.schema import CellRef
 
 # LLM.int8's scores depend on what else is in a batch, so its budget is fixed: the recipe's, or this one.
 INT8_BATCH_TOKENS = 4096
@@ -51,29 +52,28 @@ class Cell:
         return self.recipe.batch_tokens or (INT8_BATCH_TOKENS if pools else None)
 
     def identity(self) -> Identity:
-        """All that can change the numbers; NotFetchedError where a part of it is not on this machine."""
+        """Everything that can change the numbers; NotFetchedError if a part of it is not on this machine."""
         recipe, quantized = self.recipe, self.quantization
         assert isinstance(quantized, Quantization)
         calibration = recipe.calibration_source() if self.ref.method == "gptq" else None
-        tasks = recipe_tasks(recipe)
-        what = {
-            "checkpoint": fingerprints.checkpoint_fingerprint(self.location, self.source.revision),
-            "tokenizer": fingerprints.tokenizer_fingerprint(self.tokenizer, self.tokenizer_revision),
-            "attention": self.ref.attention,
-            "method": quantized.method,
-            "bits": quantized.bits,
-            "options": quantized.options.model_dump(),
-            "calibration": calibration and calibration.content_hash(),
-            "tasks": {name: [facts["fingerprint"], facts["num_fewshot"]] for name, facts in tasks.items()},
-            "dtype": recipe.resolved_dtype,
-            "execution": recipe.execution,
-            "device": recipe.resolved_device,
-            "max_length": recipe.max_length,
-            "seed": recipe.seed,
+        what = What(
+            checkpoint=checkpoint_fingerprint(self.location, self.source.revision),
+            tokenizer=tokenizer_fingerprint(self.tokenizer, self.tokenizer_revision),
+            attention=self.ref.attention,
+            method=quantized.method,
+            bits=quantized.bits,
+            options=quantized.options.model_dump(),
+            calibration=calibration.content_hash() if calibration else None,
+            tasks={name: facts.identity for name, facts in recipe_tasks(recipe).items()},
+            dtype=recipe.resolved_dtype,
+            execution=recipe.execution,
+            device=recipe.resolved_device,
+            max_length=recipe.max_length,
+            seed=recipe.seed,
             # LLM.int8 alone pools outliers over a batch, whose rows are those of all tasks.
-            "batch_tokens": self.batch_tokens if (quantized.method, quantized.bits) == ("bnb", 8) else None,
-        }
-        return Identity(what=what, code=fingerprints.code_hash(), packages=fingerprints.package_versions())
+            batch_tokens=self.batch_tokens if (quantized.method, quantized.bits) == ("bnb", 8) else None,
+        )
+        return Identity(what=what, code=code_hash(), packages=package_versions())
 
     @property
     def tokenizer_revision(self) -> str | None:
@@ -124,10 +124,10 @@ def cells(recipe: Recipe) -> list[Cell]:
     return found
 
 
-def recipe_tasks(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Facts of the recipe's tasks: fingerprints and sizes; NotFetchedError where a dataset is not on this machine."""
+def recipe_tasks(recipe: Recipe) -> dict[str, TaskFacts]:
+    """Facts of the recipe's tasks: fingerprints and sizes; NotFetchedError if a dataset is not on this machine."""
     try:
-        return fingerprints.task_facts(
+        return task_facts(
             recipe.task_names(),
             data=recipe.task_data(),
             folders=[recipe.locate(folder) for folder in recipe.task_folders],

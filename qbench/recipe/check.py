@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import did_you_mean
+from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name
 from qbench.quantizers.calibration import NAMED
 from qbench.quantizers.options import NotOffered, Quantization, QuantizeError, offered, quantization
 from qbench.recipe.schema import ATTENTION, QuantizationEntry, Recipe
 from qbench.recipe.yaml import Field as Where
-from qbench.recipe.yaml import RecipeFile, is_task_path
+from qbench.recipe.yaml import RecipeFile
 
 HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub takes them
 

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from qbench.evaluate.facts import is_task_path
 from qbench.gate.settings import GateSettings
 from qbench.machine import has_cuda
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.recipe.messages import must
 from qbench.recipe.yaml import Field as Where
-from qbench.recipe.yaml import RecipeFile, is_task_path
+from qbench.recipe.yaml import RecipeFile
 
 ATTENTION = ("softmax", "softpick")
 

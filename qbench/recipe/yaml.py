@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from qbench.errors import InputError
+from qbench.evaluate.facts import is_task_path
 
 Field = tuple[Hashable, ...]  # the way to a field: ("checkpoints", "340M", "softpick")
 Lines = dict[Field, tuple[Path, int]]  # where each field is written
@@ -96,11 +97,6 @@ def move_paths(read: RecipeFile, folder: Path) -> RecipeFile:
 
     lines = {in_lines(field): place for field, place in read.lines.items()}
     return RecipeFile(read.file, _map_texts(read.content, (), moved), lines)
-
-
-def is_task_path(text: str) -> bool:
-    """Whether a task is named by its file or folder; a bare word is a name, whatever lies beside the recipe."""
-    return "/" in text or text.endswith(".yaml")
 
 
 def _matches(field: Field, patterns: tuple[Field, ...]) -> bool:

@@ -21,8 +21,8 @@ def altered(stored: StoredRecord) -> list[str]:
     if record.key != record.identity.key:
         found.append(f"{RECORD}: the key is not the hash of the identity beside it.")
     for field in ("attention", "method", "bits"):
-        own, hashed = getattr(record.cell, field), record.identity.what.get(field)
-        if hashed is not None and own != hashed:
+        own, hashed = getattr(record.cell, field), getattr(record.identity.what, field)
+        if own != hashed:
             found.append(f"{RECORD}: the cell's {field} is {own}, but its identity says {hashed}.")
     if stored.has_samples:
         found += _other_values(record, stored.samples_content())

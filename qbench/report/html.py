@@ -103,7 +103,7 @@ def _setting(report: Report) -> list[str]:
     done = [outcome for outcome in report.outcomes.cells if outcome.scores]
     counts = sorted({score.documents for outcome in done for score in outcome.scores.values() if score.documents})
     records = [record for _, record in _stored(done)]
-    where = [sorted({str(r.identity.what[name]) for r in records if name in r.identity.what}) for name in MEASURED_ON]
+    where = [sorted({str(getattr(r.identity.what, name)) for r in records}) for name in MEASURED_ON]
     days = sorted({record.provenance.finished[:10] for record in records})
     return [
         *[f"{_span([f'{count:,}' for count in counts])} documents a task"] * bool(counts),

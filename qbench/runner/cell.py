@@ -4,20 +4,20 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qbench import identity as fingerprints
+from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
-from qbench.identity import cache_folder
+from qbench.identity import Identity, TaskIdentity, cache_folder, code_hash, package_versions
 from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
-from qbench.records.schema import Cost, Failure, FailureKind, Identity, MetricValue, Provenance, Record
+from qbench.records.schema import Cost, Failure, FailureKind, MetricValue, Provenance, Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +150,7 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
         model, audit = quantize_model(cell, model, tokenizer)
     check_unchanged(cell, job.identity)  # now that all of it is read: its record must not say otherwise
     with phases.phase("evaluate"):
-        evaluation = evaluate_model(cell, model, tokenizer, job.identity.what["tasks"])
+        evaluation = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
     metrics = [asdict(metric) for metric in evaluation.metrics]
     for metric in metrics:
         metric["metric"] = metric.pop("name")
@@ -167,16 +167,19 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
 
 
 def check_unchanged(cell: Cell, planned: Identity) -> None:
-    """An error where a file, our own code or a package is not what the plan found, hours ago or on another node."""
-    source = cell.recipe.calibration_source() if planned.what["calibration"] else None
-    what = {
-        "checkpoint": fingerprints.checkpoint_fingerprint(cell.location, _commit(planned, "checkpoint")),
-        "tokenizer": fingerprints.tokenizer_fingerprint(cell.tokenizer, _commit(planned, "tokenizer")),
-        "calibration": source and source.content_hash(),
+    """An error if a file, our own code or a package is not what the plan found, hours ago or on another node."""
+    what = planned.what
+    source = cell.recipe.calibration_source() if what.calibration else None
+    found = {
+        "checkpoint": checkpoint_fingerprint(cell.location, commit_of(what.checkpoint)),
+        "tokenizer": tokenizer_fingerprint(cell.tokenizer, commit_of(what.tokenizer)),
+        "calibration": source.content_hash() if source else None,
     }
-    changed = [f"The {part}" for part, found in what.items() if found != planned.what[part]]
-    changed += ["qbench's own code"] if fingerprints.code_hash() != planned.code else []
-    changed += ["A package's version"] if fingerprints.package_versions() != planned.packages else []
+    changed = [f"The {part}" for part, value in found.items() if value != getattr(what, part)]
+    if code_hash() != planned.code:
+        changed.append("qbench's own code")
+    if package_versions() != planned.packages:
+        changed.append("A package's version")
     if changed:
         raise ChangedError(f"{changed[0]} is not what it was when the run was planned; start the run again.")
 
@@ -187,7 +190,7 @@ def load_model(cell: Cell, identity: Identity) -> Any:
 
     from qbench.checkpoint.load import load_checkpoint, local_folder
 
-    folder = local_folder(cell.location, _commit(identity, "checkpoint"))
+    folder = local_folder(cell.location, commit_of(identity.what.checkpoint))
     dtype = getattr(torch, cell.recipe.resolved_dtype)
     return load_checkpoint(folder, cell.ref.attention, cell.recipe.resolved_device, dtype)
 
@@ -196,7 +199,7 @@ def load_tokenizer(cell: Cell, identity: Identity) -> Any:
     """The cell's tokenizer."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(cell.tokenizer, revision=_commit(identity, "tokenizer"))
+    return AutoTokenizer.from_pretrained(cell.tokenizer, revision=commit_of(identity.what.tokenizer))
 
 
 def quantize_model(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -216,7 +219,9 @@ def quantize_model(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     )
 
 
-def evaluate_model(cell: Cell, model: Any, tokenizer: Any, planned: dict[str, Any], limit: int | None = None) -> Any:
+def evaluate_model(
+    cell: Cell, model: Any, tokenizer: Any, planned: Mapping[str, TaskIdentity], limit: int | None = None
+) -> Any:
     """Score the model on the recipe's tasks, which must be those that were planned; limit: documents of each."""
     from qbench.evaluate.evaluation import evaluate
     from qbench.evaluate.scorer import Scorer
@@ -227,7 +232,7 @@ def evaluate_model(cell: Cell, model: Any, tokenizer: Any, planned: dict[str, An
     tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots())
     limits = recipe.limits(tasks)
     for name, task in tasks.items():
-        if task_fingerprint(task, limits.get(name)) != planned[name][0]:
+        if task_fingerprint(task, limits.get(name)) != planned[name].fingerprint:
             raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
     lm = Scorer(
         model,
@@ -238,11 +243,6 @@ def evaluate_model(cell: Cell, model: Any, tokenizer: Any, planned: dict[str, An
     )
     few = {name: min(own or limit, limit) for name, own in limits.items()} if limit else limits
     return evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
-
-
-def _commit(identity: Identity, part: str) -> str | None:
-    """The commit that the plan found in the cache, so that the hub's newer one is not taken; None for a folder."""
-    return identity.what[part].partition("@")[2] or None
 
 
 def weight_bytes(model: Any, audit: Any) -> int:

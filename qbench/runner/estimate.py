@@ -27,7 +27,7 @@ def estimate(cell: Cell, plan: Plan) -> Estimate | None:
     parameters = parameter_count(cell)
     if parameters is None:
         return None
-    tokens = sum(facts["characters"] for facts in plan.tasks.values()) / CHARACTERS_A_TOKEN
+    tokens = sum(facts.characters for facts in plan.tasks.values()) / CHARACTERS_A_TOKEN
     memory = parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
     if cell.ref.method != "none":
         memory += memory  # the source weights, which the audit compares with, beside the quantized ones

@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
-from qbench.identity import NotFetchedError, checkpoint_files, tokenizer_files
+from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_files, tokenizer_files
 from qbench.quantizers.calibration import Calibration
 from qbench.recipe.cells import Recipe, cells
 

@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from qbench.identity import NotCachedError, NotFetchedError
+from qbench.checkpoint.fingerprint import NotCachedError, NotFetchedError
+from qbench.evaluate.facts import TaskFacts
+from qbench.identity import Identity, TaskIdentity
 from qbench.quantizers.options import NotOffered
 from qbench.recipe.cells import Cell, cells, recipe_tasks
 from qbench.recipe.check import did_you_mean_folder
 from qbench.recipe.schema import Recipe
 from qbench.recipe.yaml import RecipeError
 from qbench.records.integrity import altered
-from qbench.records.schema import Identity, PlannedCell, Record, RunPlan
+from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, read_record
 
 
@@ -45,7 +47,7 @@ class Plan:
     out: Path
     entries: tuple[PlanEntry, ...]
     superseded: tuple[StoredRecord, ...]
-    tasks: dict[str, dict[str, Any]]  # of each task: documents, requests, characters; empty where not fetched
+    tasks: dict[str, TaskFacts]  # empty if one is not fetched
 
     def run_plan(self) -> RunPlan:
         """What run.json says."""
@@ -110,15 +112,15 @@ def _why_ignored(record: Record, identities: Mapping[str, Identity | None]) -> s
     now = identities[record.cell.name]
     if now is None:
         return "of cells that are not fetched or not offered"
-    then, parts = record.identity.what, sorted(record.identity.what.keys() | now.what.keys())
-    other = [part for part in parts if then.get(part) != now.what.get(part)]
+    then = record.identity.what
+    other = [part for part in sorted(type(then).model_fields) if getattr(then, part) != getattr(now.what, part)]
     if not other:
         return "of other code or packages"
-    named = [f"tasks{_other_tasks(then['tasks'], now.what['tasks'])}" if part == "tasks" else part for part in other]
+    named = [f"tasks{_other_tasks(then.tasks, now.what.tasks)}" if part == "tasks" else part for part in other]
     return f"of another state of {', '.join(named)} than the recipe's"
 
 
-def _other_tasks(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _other_tasks(then: Mapping[str, TaskIdentity], now: Mapping[str, TaskIdentity]) -> str:
     """Which tasks are not the same, unless none is."""
     names = sorted(then.keys() | now.keys())
     other = [name for name in names if then.get(name) != now.get(name)]
@@ -181,7 +183,7 @@ def render_plan(planned: Plan) -> str:
         state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
         rows.append([entry.cell.ref.name, state, memory, operations])
     table = tabulate(rows, headers=["cell", "state", "memory", "work"], colalign=("left", "left", "right", "right"))
-    documents = ", ".join(f"{name} {facts['documents']:,}" for name, facts in planned.tasks.items()) or "not fetched"
+    documents = ", ".join(f"{name} {facts.documents:,}" for name, facts in planned.tasks.items()) or "not fetched"
     states = [entry.state for entry in planned.entries]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from qbench.files import file_name
 from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantize_model
@@ -35,7 +34,7 @@ class PreflightWork:
         first = self.jobs[0]
         try:
             model, tokenizer = load_model(first.cell, first.identity), load_tokenizer(first.cell, first.identity)
-            evaluate_model(first.cell, model, tokenizer, first.identity.what["tasks"], limit=DOCUMENTS)
+            evaluate_model(first.cell, model, tokenizer, first.identity.what.tasks, limit=DOCUMENTS)
         except Exception as error:
             send(_sentence(first.cell.ref.checkpoint, error))
             return
@@ -101,9 +100,9 @@ def _one_of_each_kind(jobs: Sequence[Job]) -> list[Job]:
     """A job for each method and set of options: widths alone fail alike."""
     kinds: dict[str, Job] = {}
     for job in jobs:
-        what: dict[str, Any] = job.identity.what
-        if what["method"] != "none":
-            kinds.setdefault(json.dumps([what["method"], what["options"]], sort_keys=True), job)
+        what = job.identity.what
+        if what.method != "none":
+            kinds.setdefault(json.dumps([what.method, what.options], sort_keys=True), job)
     return list(kinds.values())
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from lm_eval.tasks import TaskManager
 
-from qbench import identity as fingerprints
 from qbench.attention.register import KINDS
+from qbench.identity import code_hash, package_versions
 from qbench.recipe.cells import Recipe, RecipeError, cells, load_recipe
 from qbench.recipe.schema import ATTENTION
 from qbench.runner.plan import plan
@@ -265,8 +265,8 @@ def test_records_hold_nothing_of_where_the_recipe_lies(tmp_path: Path) -> None:
 
 def keys(file: Path, **changes: Any) -> dict[str, str]:
     """The key of each cell that can run."""
-    fingerprints.code_hash.cache_clear()
-    fingerprints.package_versions.cache_clear()
+    code_hash.cache_clear()
+    package_versions.cache_clear()
     found = cells(load_recipe(file, **changes))
     return {cell.ref.name: cell.identity().key for cell in found if cell.ref.label != "bnb-2"}
 
@@ -395,10 +395,10 @@ def test_a_package_or_our_code_changes_the_key_and_not_what_is_computed(
     cell = cells(load_recipe(write_recipe(tmp_path)))[0]
     before = cell.identity()
     with monkeypatch.context() as patch:
-        patch.setattr(fingerprints, "package_versions", lambda: before.packages | {"torch": "0.0.1"})
+        patch.setattr("qbench.recipe.cells.package_versions", lambda: before.packages | {"torch": "0.0.1"})
         newer = cell.identity()
     with monkeypatch.context() as patch:
-        patch.setattr(fingerprints, "code_hash", lambda: "other")
+        patch.setattr("qbench.recipe.cells.code_hash", lambda: "other")
         changed = cell.identity()
     assert len({before.key, newer.key, changed.key}) == 3
     assert before.what_key == newer.what_key == changed.what_key

@@ -13,9 +13,10 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from qbench import save_checkpoint
+from qbench.identity import Identity
 from qbench.recipe.cells import load_recipe
 from qbench.records.audit import AuditError
-from qbench.records.schema import Failure, Identity
+from qbench.records.schema import Failure
 from qbench.records.store import read_results
 from qbench.runner.cell import failure_of, run_cell, with_log_tail
 from qbench.runner.matrix import make_jobs

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from qbench import identity as fingerprints
 from qbench.cli import main
+from qbench.identity import Identity
 from qbench.recipe.cells import Cell, Recipe, RecipeError, cells, load_recipe
-from qbench.records.schema import Identity
 from qbench.records.store import SAMPLES, cell_folder, read_results, write_plan, write_record
 from qbench.runner.matrix import _opening
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, plan
@@ -151,7 +150,7 @@ def test_what_is_not_here_is_not_fetched_and_the_rest_is_planned(tmp_path: Path)
     missing = entry(planned, "softpick-none-16")
     assert (missing.state, missing.key) == ("not fetched", None)
     assert missing.note.startswith(
-        "nobody/has-this is no folder here and not in the Hugging Face cache; `qbench fetch`"
+        "nobody/has-this is not a local folder and not in the Hugging Face cache; `qbench fetch`"
     )
 
 
@@ -189,11 +188,11 @@ def test_a_path_from_the_working_folder_is_not_taken(
 
 def test_a_changed_task_file_is_noticed_though_it_is_remembered(recipe: Recipe, tmp_path: Path) -> None:
     finish(cell(recipe, "softmax-none-16"), tmp_path)
-    assert plan(recipe, tmp_path).tasks["piqa"]["documents"] == 4
+    assert plan(recipe, tmp_path).tasks["piqa"].documents == 4
     data = recipe.file.parent / "piqa.jsonl"
     data.write_text(data.read_text() + data.read_text())
     planned = plan(recipe, tmp_path)
-    assert planned.tasks["piqa"]["documents"] == 8
+    assert planned.tasks["piqa"].documents == 8
     assert entry(planned, "softmax-none-16").state == "to do"
 
 
@@ -262,9 +261,9 @@ def test_facts_of_tasks_are_computed_again_by_other_code(
 ) -> None:
     plan(recipe, tmp_path)
     monkeypatch.setattr("qbench.evaluate.tasks.task_fingerprint", lambda task, limit: "by another rule")
-    assert plan(recipe, tmp_path).tasks["piqa"]["fingerprint"] != "by another rule"  # remembered
-    monkeypatch.setattr(fingerprints, "code_hash", lambda: "other code")
-    assert plan(recipe, tmp_path).tasks["piqa"]["fingerprint"] == "by another rule"
+    assert plan(recipe, tmp_path).tasks["piqa"].fingerprint != "by another rule"  # remembered
+    monkeypatch.setattr("qbench.evaluate.facts.code_hash", lambda: "other code")
+    assert plan(recipe, tmp_path).tasks["piqa"].fingerprint == "by another rule"
 
 
 def test_choose(recipe: Recipe, tmp_path: Path) -> None:
