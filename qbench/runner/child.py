@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -57,13 +57,15 @@ def fork_server(methods: set[str]) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["qbench.runner.preload"])
     # Ctrl-C reaches every process of a terminal, and only the driver shall act on it. The resource tracker comes
-    # first: starting it lifts the block.
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # first: starting it lifts the block. Without the working folder on their path: a folder called softpick or torch
+    # there would hide the package.
+    with _environment(PYTHONSAFEPATH="1"):
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return context
 
 
@@ -118,6 +120,7 @@ def how_it_died(code: int | None) -> str:
 
 def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu: str | None) -> None:
     die_with_parent()
+    sys.path[:] = without_working_folder(sys.path)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which ends its children
     redirect(Path(log))
     if gpu is not None:
@@ -129,6 +132,15 @@ def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu
     if threads:
         torch.set_num_threads(threads)
     work(connection.send)
+
+
+def without_working_folder(places: Iterable[str]) -> list[str]:
+    """A sys.path without the working folder, unless PYTHONPATH names it.
+
+    A child has the driver's path, which begins with the working folder in notebooks and with `python -m`.
+    """
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [place for place in places if (place and place in named) or os.path.abspath(place) != os.getcwd()]
 
 
 def die_with_parent() -> None:
@@ -170,18 +182,26 @@ def preload() -> None:
 
 @contextlib.contextmanager
 def _hidden_gpus() -> Iterator[None]:
-    """No GPU to be seen meanwhile: transformers imports torchao, whose import starts CUDA where there is one.
+    """No GPU is visible meanwhile: transformers imports torchao, whose import starts CUDA if there is one.
 
     torch counts devices anew until CUDA is started, so a child sees those that it is given.
     """
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with _environment(CUDA_VISIBLE_DEVICES=""):
+        yield
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """These environment variables for a while, then those of before."""
+    before = {name: os.environ.pop(name, None) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.pop("CUDA_VISIBLE_DEVICES")
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

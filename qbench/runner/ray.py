@@ -106,7 +106,8 @@ def _cluster() -> Iterator[Any]:
     ours = not ray.is_initialized()
     if ours:
         try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+            with contextlib.chdir("/"):  # Ray puts the working folder on its workers' path
+                ray.init(log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise RunError(f"The Ray cluster cannot be reached: {error}") from None
     try:
