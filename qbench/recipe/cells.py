@@ -1,7 +1,4 @@
-"""Recipe: checkpoints × quantizations × tasks, and how to run them; Cell: one checkpoint × one quantization; plan().
-
-Imports no torch: a plan takes a second.
-"""
+"""Cells: one checkpoint × one quantization each, from a recipe. Imports no torch: a plan takes a second."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,12 +33,12 @@ class Cell:
 
     @property
     def location(self) -> str:
-        """The checkpoint's folder, or its id on the hub."""
+        """The checkpoint's folder, or its id on the Hub."""
         return self.recipe.locate(self.source.path)
 
     @property
     def tokenizer(self) -> str:
-        """The folder or hub id of the tokenizer: the checkpoint's own, unless the recipe names another."""
+        """The folder or Hub id of the tokenizer: the checkpoint's own, unless the recipe names another."""
         own = self.source.tokenizer or self.recipe.tokenizer
         return self.recipe.locate(own) if own else self.location
 
@@ -77,7 +74,7 @@ class Cell:
 
     @property
     def tokenizer_revision(self) -> str | None:
-        """The revision that belongs to the tokenizer: the checkpoint's, where it is the checkpoint's own."""
+        """The revision that belongs to the tokenizer: the checkpoint's, if it is the checkpoint's own."""
         return self.source.revision if self.tokenizer == self.location else None
 
 
@@ -99,7 +96,7 @@ def load_recipe(file: Path | str, **changes: Any) -> Recipe:
 
 
 def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
-    """The data, without what an extended recipe has for tasks that this one leaves out."""
+    """The data, without that of an extended recipe for tasks that this one leaves out."""
     if any(map(is_task_path, recipe.tasks)):  # which tasks these are is not known yet
         return recipe.data
     own = {name for name in recipe.data if read.lines[("data", name)][0] == read.file}

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
 
-# phase, and how much of it is done, from 0 to 1
-Report = Callable[[str, float], None]
+# Called with the phase, and how much of it is done, from 0 to 1.
+OnProgress = Callable[[str, float], None]
 
 
 class ChangedError(InputError):
@@ -73,8 +73,8 @@ class Job:
 class Phases:
     """Which phase runs, how far it is, and how long each one took."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, on_progress: OnProgress) -> None:
+        self.on_progress = on_progress
         self.current: str | None = None
         self.seconds: dict[str, float] = {}
         self.tokens = 0
@@ -85,7 +85,7 @@ class Phases:
         from qbench.progress import listening
 
         self.current = name
-        self.report(name, 0.0)
+        self.on_progress(name, 0.0)
         start = time.perf_counter()
         with listening(self._heard):
             yield
@@ -95,12 +95,12 @@ class Phases:
         if unit == "token":
             self.tokens += steps
         assert self.current is not None
-        self.report(self.current, done / total if total else 0.0)
+        self.on_progress(self.current, done / total if total else 0.0)
 
 
-def run_cell(job: Job, report: Report = lambda phase, share: None) -> "tuple[Record, pd.DataFrame | None]":
+def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, pd.DataFrame | None]":
     """Run a cell: a finished record with its samples, or a failed one with the reason; raises nothing of the cell's."""
-    started, phases = now(), Phases(report)
+    started, phases = now(), Phases(on_progress)
     try:
         return _run(job, started, phases)
     except Exception as error:
@@ -147,7 +147,7 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
     with phases.phase("load"):
         model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
     with phases.phase("quantize"):
-        model, audit = quantize_model(cell, model, tokenizer)
+        model, audit = quantized_for_cell(cell, model, tokenizer)
     check_unchanged(cell, job.identity)  # now that all of it is read: its record must not say otherwise
     with phases.phase("evaluate"):
         evaluation = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
@@ -202,7 +202,7 @@ def load_tokenizer(cell: Cell, identity: Identity) -> Any:
     return AutoTokenizer.from_pretrained(cell.tokenizer, revision=commit_of(identity.what.tokenizer))
 
 
-def quantize_model(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """The model as the cell wants it, and its audit."""
     from qbench.quantizers.calibration import calibration_batches
     from qbench.quantizers.quantize import quantize

@@ -1,14 +1,15 @@
 """What a cell will take, before anything is loaded: from config.json and the size of the tasks."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qbench.evaluate.facts import TaskFacts
 from qbench.recipe.cells import Cell
-from qbench.runner.plan import Plan
 
-CHARACTERS_A_TOKEN = 4  # about what a 32k vocabulary makes of English
+CHARACTERS_PER_TOKEN = 4  # about what a 32k vocabulary makes of English
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 OVERHEAD = 2**30  # interpreter, packages, one batch
 
@@ -22,12 +23,12 @@ class Estimate:
     work: float  # operations
 
 
-def estimate(cell: Cell, plan: Plan) -> Estimate | None:
+def estimate(cell: Cell, tasks: Mapping[str, TaskFacts]) -> Estimate | None:
     """A rough figure; None where the checkpoint is not on this machine."""
     parameters = parameter_count(cell)
     if parameters is None:
         return None
-    tokens = sum(facts.characters for facts in plan.tasks.values()) / CHARACTERS_A_TOKEN
+    tokens = sum(facts.characters for facts in tasks.values()) / CHARACTERS_PER_TOKEN
     memory = parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
     if cell.ref.method != "none":
         memory += memory  # the source weights, which the audit compares with, beside the quantized ones

@@ -52,7 +52,7 @@ class CellWork:
         """Run the cell; a record that cannot be written is a message of its own, for it ends the run."""
         last = 0.0
 
-        def report(phase: str, share: float) -> None:
+        def send_progress(phase: str, share: float) -> None:
             nonlocal last
             if share == 0 or share >= 1 or time.monotonic() - last > TICK:
                 last = time.monotonic()
@@ -61,7 +61,7 @@ class CellWork:
                 except OSError:
                     os._exit(1)  # nobody listens: the driver is gone, and the next run does this cell
 
-        record, samples = run_cell(self.job, report)
+        record, samples = run_cell(self.job, send_progress)
         try:
             write_record(self.folder, with_log_tail(record, self.folder / LOG), samples)
         except StoreError as error:

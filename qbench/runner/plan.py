@@ -19,6 +19,7 @@ from qbench.recipe.yaml import RecipeError
 from qbench.records.integrity import altered
 from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, read_record
+from qbench.runner.estimate import estimate
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Plan:
     superseded: tuple[StoredRecord, ...]
     tasks: dict[str, TaskFacts]  # empty if one is not fetched
 
-    def run_plan(self) -> RunPlan:
+    def to_run_plan(self) -> RunPlan:
         """What run.json says."""
         cells = [
             PlannedCell(
@@ -62,7 +63,7 @@ class Plan:
         return RunPlan(recipe=self.recipe.file.name, resolved_recipe=self.recipe.content(), cells=tuple(cells))
 
 
-def plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
+def make_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
     """The state of every cell in the folder; reuse_stale: records of older code or packages count as done."""
     out = out or recipe.out()
     stored = stored_records(out)
@@ -99,10 +100,10 @@ def stored_records(out: Path) -> list[StoredRecord]:
     return found
 
 
-def ignored(planned: Plan) -> str:
+def ignored(plan: Plan) -> str:
     """How many records in the folder do not count, and why, on one line; empty where all of them do."""
-    identities = {entry.cell.ref.name: entry.identity for entry in planned.entries}
-    reasons = Counter(_why_ignored(stored.record, identities) for stored in planned.superseded)
+    identities = {entry.cell.ref.name: entry.identity for entry in plan.entries}
+    reasons = Counter(_why_ignored(stored.record, identities) for stored in plan.superseded)
     return f"ignored records: {', '.join(f'{n} {why}' for why, n in reasons.most_common())}" if reasons else ""
 
 
@@ -166,16 +167,14 @@ def _what_changed(old: Identity, new: Identity) -> str:
     return "computed with " + ", ".join((["other code of qbench"] if old.code != new.code else []) + moved)
 
 
-def render_plan(planned: Plan) -> str:
+def render_plan(plan: Plan) -> str:
     """The plan as a table, what is to be said of its cells, each once, and the total."""
     from tabulate import tabulate
 
-    from qbench.runner.estimate import estimate
-
-    notes = list(dict.fromkeys(entry.note for entry in planned.entries if entry.note))
+    notes = list(dict.fromkeys(entry.note for entry in plan.entries if entry.note))
     rows, work = [], 0.0
-    for entry in planned.entries:
-        found = estimate(entry.cell, planned) if entry.identity else None
+    for entry in plan.entries:
+        found = estimate(entry.cell, plan.tasks) if entry.identity else None
         todo = entry.state in ("to do", "failed", "stale")
         work += found.work if found and todo else 0.0
         memory = f"{found.memory / 2**30:.1f} GiB" if found else ""
@@ -183,10 +182,10 @@ def render_plan(planned: Plan) -> str:
         state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
         rows.append([entry.cell.ref.name, state, memory, operations])
     table = tabulate(rows, headers=["cell", "state", "memory", "work"], colalign=("left", "left", "right", "right"))
-    documents = ", ".join(f"{name} {facts.documents:,}" for name, facts in planned.tasks.items()) or "not fetched"
-    states = [entry.state for entry in planned.entries]
+    documents = ", ".join(f"{name} {facts.documents:,}" for name, facts in plan.tasks.items()) or "not fetched"
+    states = [entry.state for entry in plan.entries]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
     lines += [f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do", f"documents: {documents}"]
-    lines += [f"records: {planned.out}", *filter(None, [ignored(planned)])]
+    lines += [f"records: {plan.out}", *filter(None, [ignored(plan)])]
     return "\n".join(lines)

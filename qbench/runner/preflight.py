@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from qbench.files import file_name
-from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantize_model
+from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantized_for_cell
 from qbench.runner.child import Child, fork_server, how_it_died
 from qbench.runner.estimate import estimate
 from qbench.runner.local import Slot
@@ -42,7 +42,7 @@ class PreflightWork:
         model.config.num_hidden_layers = 1
         for job in _one_of_each_kind(self.jobs):
             try:
-                quantize_model(job.cell, copy.deepcopy(model), tokenizer)
+                quantized_for_cell(job.cell, copy.deepcopy(model), tokenizer)
             except Exception as error:
                 send(_sentence(f"{job.cell.ref.checkpoint}, one layer by {job.cell.ref.label}", error))
 
@@ -60,9 +60,9 @@ def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> Non
         raise failed_preflight(problems)
 
 
-def is_short(planned: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
+def is_short(plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
     """Whether all of it takes a few minutes, so that a preflight is not worth it; unknown checkpoints make it long."""
-    work = [found.work if (found := estimate(job.cell, planned)) else float("inf") for job in jobs]
+    work = [found.work if (found := estimate(job.cell, plan.tasks)) else float("inf") for job in jobs]
     rate = GPU_RATE if slots[0].gpu is not None else CPU_RATE * (slots[0].threads or 1)
     return sum(work) / (rate * len(slots)) < SHORT_RUN
 

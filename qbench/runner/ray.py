@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 RETRIES = 2  # of a cell whose node died
 
 
-def run_ray(jobs: Sequence[Job], planned: Plan, view: PlainView, timeout: float, wanted: bool | None) -> None:
+def run_ray(jobs: Sequence[Job], plan: Plan, view: PlainView, timeout: float, wanted: bool | None) -> None:
     """Run all jobs on the cluster; each leaves a record, finished or failed.
 
     timeout: seconds a cell may take. wanted: whether there is a preflight; None: unless the run is short.
     """
     with _cluster() as ray:
-        demand = _demand(ray, jobs, planned)
+        demand = _demand(ray, jobs, plan)
         view.slots = _slots(ray, demand)
         threads = int(demand["num_cpus"]) if "num_gpus" not in demand else None
         options = ray.remote(max_retries=RETRIES, **demand)
         place = Slot(threads=threads) if threads else Slot(gpu="the task's")
-        if wanted or (wanted is None and not is_short(planned, jobs, [place] * view.slots)):
+        if wanted or (wanted is None and not is_short(plan, jobs, [place] * view.slots)):
             view.say(PREFLIGHT)
             tried = options(try_remotely)
             groups = by_checkpoint(jobs).values()
@@ -57,7 +57,7 @@ def run_ray(jobs: Sequence[Job], planned: Plan, view: PlainView, timeout: float,
             while cells:
                 ready, _ = ray.wait(list(cells), num_returns=1)
                 job, submitted = cells.pop(ready[0])
-                view.finished(job.name, _keep(ray, ready[0], job, submitted, planned.out))
+                view.finished(job.name, _keep(ray, ready[0], job, submitted, plan.out))
 
 
 def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> "Result":
@@ -117,14 +117,14 @@ def _cluster() -> Iterator[Any]:
             ray.shutdown()  # ends the tasks that still run
 
 
-def _demand(ray: Any, jobs: Sequence[Job], planned: Plan) -> dict[str, float]:
+def _demand(ray: Any, jobs: Sequence[Job], plan: Plan) -> dict[str, float]:
     """What a cell needs of a node: a GPU, or cores and the memory that it is estimated to take."""
-    if planned.recipe.resolved_device == "cuda":
+    if plan.recipe.resolved_device == "cuda":
         return {"num_gpus": 1, "num_cpus": 1}
-    most = max((found.memory for job in jobs if (found := estimate(job.cell, planned))), default=0)
+    most = max((found.memory for job in jobs if (found := estimate(job.cell, plan.tasks))), default=0)
     largest = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
     # More than the largest node has would wait for ever; there it is tried all the same.
-    return {"num_cpus": planned.recipe.threads or 1, "memory": min(most, int(largest))}
+    return {"num_cpus": plan.recipe.threads or 1, "memory": min(most, int(largest))}
 
 
 def _slots(ray: Any, demand: dict[str, float]) -> int:
