@@ -1,4 +1,4 @@
-"""The worker: load ▸ quantize ▸ audit ▸ evaluate. It knows one cell, and nothing of the matrix."""
+"""The worker: load ▸ quantize ▸ audit ▸ evaluate. It knows one cell, and nothing about the matrix."""
 
 import logging
 import resource
@@ -34,7 +34,7 @@ class ChangedError(InputError):
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run: what it is, its identity, and what is known of the run it is part of."""
+    """A cell to run: what it is, its identity, and the facts of the run it is part of."""
 
     cell: Cell
     identity: Identity
@@ -99,7 +99,7 @@ class Phases:
 
 
 def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, pd.DataFrame | None]":
-    """Run a cell: a finished record with its samples, or a failed one with the reason; raises nothing of the cell's."""
+    """Run a cell: a finished record with its samples, or a failed one with the reason; does not raise."""
     started, phases = now(), Phases(on_progress)
     try:
         return _run(job, started, phases)
@@ -127,7 +127,7 @@ def with_log_tail(record: Record, log: Path) -> Record:
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - 8 * LOG_TAIL))  # bars may have filled it
         text = stream.read().decode(errors="replace")
-    lines = [line.rpartition("\r")[2] for line in text.split("\n")]  # of a bar, what one would see
+    lines = [line.rpartition("\r")[2] for line in text.split("\n")]  # of a progress bar, its last state
     failure = record.failure.model_copy(update={"log_tail": "\n".join(lines)[-LOG_TAIL:]})
     return record.model_copy(update={"failure": failure})
 
@@ -148,7 +148,7 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
         model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
     with phases.phase("quantize"):
         model, audit = quantized_for_cell(cell, model, tokenizer)
-    check_unchanged(cell, job.identity)  # now that all of it is read: its record must not say otherwise
+    check_unchanged(cell, job.identity)  # now that all of it is read: the record must describe what was read
     with phases.phase("evaluate"):
         evaluation = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
     metrics = [asdict(metric) for metric in evaluation.metrics]

@@ -40,7 +40,7 @@ OF_METHODS = {"hqq": "hqq.core.quantize", "gptq": "qbench.quantizers.gptq", "bnb
 
 
 class Work(Protocol):
-    """What a child does; it is pickled to get there."""
+    """What a child does; it is pickled on its way there."""
 
     def __call__(self, send: Callable[[Any], None]) -> None:
         """Do it; send messages to the driver on the way."""
@@ -104,7 +104,7 @@ class Child:
             self.process.join()
 
     def end(self) -> None:
-        """Kill it if it still runs, and let go of it."""
+        """Kill it if it still runs, and release what it holds."""
         self.kill()
         self.process.close()
         self.connection.close()
@@ -164,7 +164,7 @@ def redirect(log: Path) -> None:
 
 
 def preload() -> None:
-    """In the fork server: import what QBENCH_PRELOAD names, and make sure that the GPU was left alone."""
+    """In the fork server: import what QBENCH_PRELOAD names, and make sure that the GPU was not touched."""
     die_with_parent()
     os.environ[PARENT] = str(os.getpid())  # for the children
     with _quiet(), _hidden_gpus():
@@ -206,7 +206,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep banners and warnings of imports to ourselves, unless one fails: then all that was printed is shown."""
+    """Hide what imports print, unless one fails: then all of it is shown."""
     with tempfile.TemporaryFile() as printed:
         kept = os.dup(2), os.dup(1)
         os.dup2(printed.fileno(), 1)

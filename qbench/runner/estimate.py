@@ -9,7 +9,7 @@ from typing import Any
 from qbench.evaluate.facts import TaskFacts
 from qbench.recipe.cells import Cell
 
-CHARACTERS_PER_TOKEN = 4  # about what a 32k vocabulary makes of English
+CHARACTERS_PER_TOKEN = 4  # about what a vocabulary of 32k gives for English
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 OVERHEAD = 2**30  # interpreter, packages, one batch
 
@@ -24,7 +24,7 @@ class Estimate:
 
 
 def estimate(cell: Cell, tasks: Mapping[str, TaskFacts]) -> Estimate | None:
-    """A rough figure; None where the checkpoint is not on this machine."""
+    """A rough estimate; None if the checkpoint is not on this machine."""
     parameters = parameter_count(cell)
     if parameters is None:
         return None
@@ -39,7 +39,7 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskFacts]) -> Estimate | None:
 
 
 def parameter_count(cell: Cell) -> int | None:
-    """The parameters of a Llama with the checkpoint's config, in either layout; None where it is not here."""
+    """The parameters of a Llama with the checkpoint's config, in either layout; None if it is not here."""
     file = Path(cell.location, "config.json")
     if not file.is_file():
         from huggingface_hub import try_to_load_from_cache

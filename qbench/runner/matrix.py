@@ -1,4 +1,4 @@
-"""A whole run: plan, fetch, preflight, execute what is missing, and say how it went."""
+"""A whole run: plan, fetch, preflight, execute what is missing, and print how it went."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def run(
     device: str | None = None,
     **how: Any,
 ) -> Results:
-    """Run every cell of a recipe that has no finished record; gives the folder of records. how: as RunOptions."""
+    """Run every cell of a recipe that has no finished record; returns its records. how: as RunOptions."""
     loaded = load_recipe(recipe, limit=limit, device=device)
     folder = Path(out) if out else loaded.out()
     run_matrix(loaded, folder, RunOptions(**how))
@@ -104,7 +104,7 @@ def _count_gpus() -> int:
     if count := visible_gpus():
         return count
     raise RunError(
-        "device is cuda, and there is no GPU here; `qbench doctor` tells what there is, and --device cpu runs the "
+        "device is cuda, and there is no GPU here; `qbench doctor` shows what there is, and --device cpu runs the "
         "recipe on the CPU, slowly."
     )
 
@@ -130,22 +130,22 @@ def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
 
     if options.executor == "local" and recipe.resolved_device == "cuda":
         _count_gpus()  # before gigabytes are fetched for nothing
-    with contextlib.redirect_stdout(sys.stderr):  # what it tells is no event
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the run's own lines and events
         missing = [line for here, line in fetch(recipe) if not here]
     if missing:
         paths = dict.fromkeys(cell.source.path for cell in cells(recipe))
         missing += [f"{path}:{near}" for path in paths if (near := did_you_mean_folder(path, recipe))]
-        raise RunError("Not all that the recipe needs is on this machine:\n- " + "\n- ".join(missing))
+        raise RunError("Some of what the recipe needs is not on this machine:\n- " + "\n- ".join(missing))
     plan = make_plan(recipe, out, reuse_stale=options.reuse_stale)
     if missing := [entry.note for entry in plan.entries if entry.state == "not fetched"]:
-        raise RunError(f"Not all that the recipe needs is on this machine: {missing[0]}")
+        raise RunError(f"Some of what the recipe needs is not on this machine: {missing[0]}")
     return plan
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM, which is how schedulers and service managers stop a run, stop it as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread only
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

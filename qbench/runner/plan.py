@@ -27,7 +27,7 @@ class PlanEntry:
     """A cell, its identity, and the record that it has, if any."""
 
     cell: Cell
-    identity: Identity | None  # None where the method lacks the width, or something is not fetched
+    identity: Identity | None  # None if the method lacks the width, or something is not fetched
     record: Record | None
     state: Literal["done", "stale", "failed", "to do", "not fetched", "not offered"]
     note: str = ""
@@ -42,7 +42,7 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole matrix with the state of each cell, and records that belong to no cell of it."""
+    """The whole matrix with the state of each cell, and records that belong to none of its cells."""
 
     recipe: Recipe
     out: Path
@@ -78,7 +78,7 @@ def make_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = Fa
 
 
 def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
-    """The entries whose names match a pattern such as '*softpick*hqq*'; a plain text may stand anywhere in the name."""
+    """The entries whose names match a pattern such as '*softpick*hqq*'; a plain text may occur anywhere in the name."""
     if only is None:
         return list(entries)
     pattern = only if any(c in only for c in "*?[") else f"*{only}*"
@@ -90,7 +90,7 @@ def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
 
 
 def stored_records(out: Path) -> list[StoredRecord]:
-    """The records in a folder that are whole; what is damaged or altered is as good as not there."""
+    """The records in a folder that are whole; damaged and altered ones are treated as missing."""
     found = []
     for file in sorted(out.glob(f"*/{RECORD}")):
         with contextlib.suppress(StoreError):
@@ -101,7 +101,7 @@ def stored_records(out: Path) -> list[StoredRecord]:
 
 
 def ignored(plan: Plan) -> str:
-    """How many records in the folder do not count, and why, on one line; empty where all of them do."""
+    """How many records in the folder do not count, and why, on one line; empty if all do."""
     identities = {entry.cell.ref.name: entry.identity for entry in plan.entries}
     reasons = Counter(_why_ignored(stored.record, identities) for stored in plan.superseded)
     return f"ignored records: {', '.join(f'{n} {why}' for why, n in reasons.most_common())}" if reasons else ""
@@ -109,20 +109,20 @@ def ignored(plan: Plan) -> str:
 
 def _why_ignored(record: Record, identities: Mapping[str, Identity | None]) -> str:
     if record.cell.name not in identities:
-        return "of cells that the recipe does not have"
+        return "of cells that are not in the recipe"
     now = identities[record.cell.name]
     if now is None:
         return "of cells that are not fetched or not offered"
     then = record.identity.what
     other = [part for part in sorted(type(then).model_fields) if getattr(then, part) != getattr(now.what, part)]
     if not other:
-        return "of other code or packages"
+        return "with other code or packages"
     named = [f"tasks{_other_tasks(then.tasks, now.what.tasks)}" if part == "tasks" else part for part in other]
-    return f"of another state of {', '.join(named)} than the recipe's"
+    return f"with different {', '.join(named)}"
 
 
 def _other_tasks(then: Mapping[str, TaskIdentity], now: Mapping[str, TaskIdentity]) -> str:
-    """Which tasks are not the same, unless none is."""
+    """Which tasks differ, unless all do."""
     names = sorted(then.keys() | now.keys())
     other = [name for name in names if then.get(name) != now.get(name)]
     return f" ({', '.join(other)})" if len(other) < len(names) else ""
@@ -135,7 +135,7 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
         identity = cell.identity()
     except NotFetchedError as error:
         return PlanEntry(cell, None, None, "not fetched", f"{error}{_where_looked(error, cell.recipe)}")
-    # By the name: the checkpoint may be spelt in another way, and two families may have the same one.
+    # By the name: the checkpoint may be spelled differently, and two families may have the same one.
     named = [s.record for s in stored if s.record.cell.name == cell.ref.name]
     own = [record for record in named if record.identity.what_key == identity.what_key]
     exact = next((record for record in own if record.key == identity.key), None)
@@ -154,7 +154,7 @@ def _where_looked(error: NotFetchedError, recipe: Recipe) -> str:
         return ""
     looked = recipe.file.parent / error.name
     near = did_you_mean_folder(error.name, recipe)
-    return f" Paths are relative to the recipe's folder, and there is no folder {looked}.{near}"
+    return f" Paths are relative to the recipe's folder, and {looked} does not exist.{near}"
 
 
 def _what_changed(old: Identity, new: Identity) -> str:
@@ -168,7 +168,7 @@ def _what_changed(old: Identity, new: Identity) -> str:
 
 
 def render_plan(plan: Plan) -> str:
-    """The plan as a table, what is to be said of its cells, each once, and the total."""
+    """The plan as a table, each note on its cells once, and the total."""
     from tabulate import tabulate
 
     notes = list(dict.fromkeys(entry.note for entry in plan.entries if entry.note))

@@ -18,7 +18,7 @@ from qbench.runner.plan import Plan
 
 PREFLIGHT = "preflight: each checkpoint on a few documents, and one layer by each method"
 DOCUMENTS = 8  # of each task
-# Floating-point operations a second, for the one decision that needs a time: whether a run is short.
+# Floating-point operations per second, for the one decision that needs a time: whether a run is short.
 CPU_RATE, GPU_RATE = 3e10, 5e13
 SHORT_RUN = 10 * 60
 
@@ -48,7 +48,7 @@ class PreflightWork:
 
 
 def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> None:
-    """Try each checkpoint in a process of its own; an error tells all that will not work."""
+    """Try each checkpoint in its own process; the error lists everything that will not work."""
     problems = []
     for name, group in by_checkpoint(jobs).items():
         log = out / f"preflight-{file_name(name)}.log"
@@ -76,7 +76,7 @@ def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
 
 
 def try_checkpoint(jobs: Sequence[Job], log: Path, slot: Slot, timeout: float) -> list[str]:
-    """What will not work of one checkpoint's jobs, found out in a process of its own."""
+    """What will not work of one checkpoint's jobs, tried in its own process."""
     server = fork_server({job.cell.ref.method for job in jobs})
     child = Child(server, PreflightWork(jobs), log=log, threads=slot.threads, gpu=slot.gpu)
     name = jobs[0].cell.ref.checkpoint
@@ -93,7 +93,7 @@ def try_checkpoint(jobs: Sequence[Job], log: Path, slot: Slot, timeout: float) -
 def failed_preflight(problems: Sequence[str]) -> RunError:
     """All problems as one error."""
     lines = "\n- ".join(problems)
-    return RunError(f"The preflight found what would fail later (--no-preflight goes on anyway):\n- {lines}")
+    return RunError(f"The preflight found what would fail later (--no-preflight runs anyway):\n- {lines}")
 
 
 def _one_of_each_kind(jobs: Sequence[Job]) -> list[Job]:
@@ -108,4 +108,4 @@ def _one_of_each_kind(jobs: Sequence[Job]) -> list[Job]:
 
 def _sentence(what: str, error: Exception) -> str:
     logging.getLogger(__name__).error("preflight of %s", what, exc_info=error)
-    return f"{what}: {failure_of(error, None).reason[:1000]}"  # what is longer would not fit into the pipe
+    return f"{what}: {failure_of(error, None).reason[:1000]}"  # more would not fit into the pipe

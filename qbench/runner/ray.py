@@ -1,6 +1,6 @@
-"""Cells as tasks of a Ray cluster: on a node each one is run as on one box; records are written by the driver.
+"""Cells as tasks of a Ray cluster: on a node each runs as on a single machine; the driver writes the records.
 
-The cluster is the one that RAY_ADDRESS names or that runs on this machine; where there is none, one is started here.
+The cluster is the one that RAY_ADDRESS names or that runs on this machine; if there is none, one is started here.
 Its nodes need the same installation of qbench, and the recipe's files, checkpoints and caches under the same paths.
 """
 
@@ -61,7 +61,7 @@ def run_ray(jobs: Sequence[Job], plan: Plan, view: PlainView, timeout: float, wa
 
 
 def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> "Result":
-    """On a node: run a cell in a process of its own, as on one box; its record, its samples and its log."""
+    """On a node: run a cell in its own process, as on a single machine; its record, its samples and its log."""
     os.chdir(folder)  # relative paths are the driver's
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary)
@@ -85,7 +85,7 @@ def _slot(threads: int | None) -> Slot:
 
 
 class Unwatched:
-    """Nobody is told how a cell goes until it has ended."""
+    """A watcher that does nothing: the driver learns how a cell went when its task returns."""
 
     def started(self, name: str) -> None:
         """A cell has begun."""
@@ -123,7 +123,7 @@ def _demand(ray: Any, jobs: Sequence[Job], plan: Plan) -> dict[str, float]:
         return {"num_gpus": 1, "num_cpus": 1}
     most = max((found.memory for job in jobs if (found := estimate(job.cell, plan.tasks))), default=0)
     largest = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
-    # More than the largest node has would wait for ever; there it is tried all the same.
+    # A task that asks for more than the largest node has would wait forever; it is tried there.
     return {"num_cpus": plan.recipe.threads or 1, "memory": min(most, int(largest))}
 
 

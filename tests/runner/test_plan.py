@@ -169,7 +169,7 @@ def test_a_path_from_elsewhere_is_told_what_it_should_be(
     (here / "models" / "twins" / "soft").mkdir(parents=True)
     changed = load_recipe(write_recipe(here, checkpoints={"tiny": {"softmax": written}}))
     note = entry(make_plan(changed, tmp_path / "out"), "softmax-none-16").note
-    told = f"Paths are relative to the recipe's folder, and there is no folder {here / written}."
+    told = f"Paths are relative to the recipe's folder, and {here / written} does not exist."
     assert note.endswith(f" {told} Did you mean {meant}?" if meant else told)
     wrong = write_recipe(here, checkpoints={"tiny": {"softmax": f"./{written}"}})
     with pytest.raises(
@@ -226,14 +226,14 @@ def test_what_is_ignored_is_told_on_one_line_with_what_differs(recipe: Recipe, t
     data = recipe.file.parent / "piqa.jsonl"
     data.write_text(data.read_text().replace('"label": 1', '"label": 0', 1))
     planned = make_plan(recipe, tmp_path)
-    assert ignored(planned) == "ignored records: 4 of another state of tasks (piqa) than the recipe's"
+    assert ignored(planned) == "ignored records: 4 with different tasks (piqa)"
     assert _opening(planned, planned.entries, []).endswith(f" into {tmp_path}; {ignored(planned)}")
     (recipe.file.parent / "softpick" / "model.safetensors").write_text("retrained")
     fewer = [{"method": "none"}, {"method": "bnb", "bits": 8}]
     changed = load_recipe(write_recipe(recipe.file.parent, quantizations=fewer, limit=3))
     assert ignored(make_plan(changed, tmp_path)) == (
-        "ignored records: 2 of another state of tasks than the recipe's, 1 of cells that the recipe does not have, "
-        "1 of another state of checkpoint, tasks than the recipe's"
+        "ignored records: 2 with different tasks, 1 of cells that are not in the recipe, "
+        "1 with different checkpoint, tasks"
     )
     (recipe.file.parent / "softmax" / "model.safetensors").unlink()
     assert ignored(make_plan(changed, tmp_path)).startswith(
@@ -292,7 +292,7 @@ def test_the_command_shows_states_estimates_and_the_total(
     assert row[1:4] == ["done", "2.4", "GiB"]  # 374 million parameters in float32, and 1 GiB
     assert any(line.startswith("10 cells: 1 done, 1 stale, 2 not offered, 6 to do; ") for line in lines)
     assert "documents: piqa 4, mine 4" in lines
-    assert lines[-1] == "ignored records: 1 of other code or packages"
+    assert lines[-1] == "ignored records: 1 with other code or packages"
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5"])
