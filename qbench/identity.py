@@ -122,7 +122,7 @@ def code_hash() -> str:
     files = _code_files()
 
     def compute() -> str:
-        return json_hash([[name, source_hash(file.read_bytes())] for name, file in sorted(files.items())])
+        return json_hash([[name, source_hash(file.read_bytes())] for name, file in files.items()])
 
     # Parsing takes 0.2 s. This file stands for the way that it is hashed.
     return str(remembered(f"code in {PACKAGE}", [*files.values(), Path(__file__)], compute))
@@ -135,7 +135,7 @@ def _code_files() -> dict[str, Path]:
     for place in (PACKAGE / name for name in COMPUTES):
         found = place.rglob("*.py") if place.is_dir() else [place]
         files |= {file.relative_to(PACKAGE.parent).as_posix(): file for file in found}
-    return files
+    return dict(sorted(files.items()))
 
 
 def _kernels_folder() -> Path:
@@ -187,9 +187,9 @@ def cache_folder() -> Path:
 def remembered(
     asked: str, files: Iterable[Path], compute: Callable[[], Any], read: Callable[[Any], Iterable[Path]] = lambda _: ()
 ) -> Any:
-    """compute(), or what it gave when these files had the same sizes and times.
+    """compute(), or what it returned when these files had the same sizes and times.
 
-    read: further files, which only the value tells.
+    read: further files, which the value names.
     """
     state = _stamps(files)
     note = cache_folder() / "fingerprints" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
