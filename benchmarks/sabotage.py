@@ -30,7 +30,7 @@ from qbench.records.schema import CellRef
 from qbench.records.store import cell_folder, write_record
 from qbench.runner.cell import run_cell
 from qbench.runner.matrix import make_jobs
-from qbench.runner.plan import PlanEntry, choose, plan
+from qbench.runner.plan import PlanEntry, choose, make_plan
 
 PART = GateSettings(baseline_may_hold_more=True)
 SCALES = {"hqq": "scale", "gptq": "scales"}  # the tensor that holds them
@@ -45,7 +45,7 @@ def main() -> int:
     recipe = load_recipe(options.recipe)
     torch.set_num_threads(recipe.threads or 1)
     with tempfile.TemporaryDirectory() as scratch:
-        entries = choose(plan(recipe, Path(scratch) / "none").entries, options.only)
+        entries = choose(make_plan(recipe, Path(scratch) / "none").entries, options.only)
         baseline = options.baseline or run(entries, Path(scratch) / "baseline")
         rows = []
         for entry in entries:

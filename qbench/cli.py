@@ -135,11 +135,11 @@ def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
 
 def _plan(options: argparse.Namespace) -> int:
     from qbench.runner.hub import OFFLINE
-    from qbench.runner.plan import plan, render_plan
+    from qbench.runner.plan import make_plan, render_plan
 
     os.environ.setdefault(OFFLINE, "1")  # a plan downloads nothing
     recipe, out = _load(options)
-    print(render_plan(plan(recipe, out)))
+    print(render_plan(make_plan(recipe, out)))
     return DONE
 
 

@@ -1,23 +1,25 @@
-"""What a cell's key is made of: content hashes of checkpoints, tasks and our own code, and package versions.
+"""What a cell's key is made of: Identity, typed; and the hashes of files, packages and our own code that go into it.
 
 Imports no torch. What takes long to compute (hashing gigabytes, loading tasks through lm-eval) is remembered with the
 size and time of the files it was computed from, so that a plan takes a second.
 """
 
+import ast
 import functools
-import glob
 import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, JsonValue, SerializerFunctionWrapHandler, model_serializer
 
 from qbench.errors import InputError
 from qbench.files import write_atomically
-from qbench.recipe.yaml import is_task_path
 
 # What computes numbers, apart from Python itself.
 PACKAGES = (
@@ -35,29 +37,72 @@ PACKAGES = (
     "numpy",
 )
 PACKAGE = Path(__file__).parent
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-)
-GENERATION = "generation_config.json"  # decides what generating tasks give
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# Our own code that computes numbers, within qbench; the kernels come first. runner/cell.py decides which model is
+# evaluated. Not records/audit.py and records/suspicious.py: their rules are applied again whenever a record is read.
+COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "runner/cell.py")
 
 
-class NotFetchedError(InputError):
-    """A checkpoint or a dataset that is not on this machine yet."""
+class TaskIdentity(NamedTuple):
+    """What decides a task's numbers; a list of two in JSON."""
+
+    fingerprint: str  # of its config, its code and its documents
+    num_fewshot: int
 
 
-class NotCachedError(NotFetchedError):
-    """A name that is no folder and, taken as one on the hub, not in the Hugging Face cache."""
+class What(BaseModel):
+    """What a cell computes, whichever code and packages compute it.
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is no folder here and not in the Hugging Face cache; `qbench fetch` gets it.")
-        self.name = name
+    A field that is added here needs None as its default and is left out of the JSON while it is None: then cells that
+    do not use it keep their keys.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    checkpoint: str  # a hash of its files, or owner/name@commit on the Hub
+    tokenizer: str  # the same of the tokenizer
+    attention: str
+    method: str
+    bits: int
+    options: dict[str, JsonValue]  # of the method, all of them
+    calibration: str | None  # a hash of its settings and its text; None if the method is not calibrated
+    tasks: dict[str, TaskIdentity]
+    dtype: str
+    execution: str
+    device: str
+    max_length: int | None  # None: what the checkpoint's config says
+    seed: int
+    batch_tokens: int | None  # None unless scores depend on what else is in a batch
+    parts: dict[str, dict[str, JsonValue]] | None = None  # options of what else is quantized, by the part's label
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in dump(self).items() if value is not None or fields[name].is_required()}
+
+
+class Identity(BaseModel):
+    """Everything that can change a cell's numbers. A record whose `code` or `packages` alone differ is stale."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: What
+    code: str  # a hash of our own code that computes
+    packages: dict[str, str]  # versions of the packages that compute
+
+    @property
+    def key(self) -> str:
+        """A hash of everything."""
+        return json_hash(self.model_dump())
+
+    @property
+    def what_key(self) -> str:
+        """A hash of what is computed, whichever code and packages compute it."""
+        return json_hash(self.what.model_dump())
+
+
+def json_hash(value: Any) -> str:
+    """SHA-256 of a value as JSON, whatever the order of its fields."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 @functools.cache
@@ -74,78 +119,54 @@ def package_versions() -> dict[str, str]:
 
 @functools.cache
 def code_hash() -> str:
-    """A hash of our own code that computes: the kernels, attention, loading, quantizers, evaluation and the worker."""
-    import importlib.util
+    """A hash of our own code that computes, by what it means: comments, docstrings and formatting do not enter."""
+    files = _code_files()
 
-    softpick = importlib.util.find_spec("softpick")
-    assert softpick is not None
-    assert softpick.origin is not None
-    kernels = Path(softpick.origin).parent
-    packages = ("attention", "checkpoint", "quantizers", "evaluate")
-    files = [*kernels.rglob("*.py"), *(file for name in packages for file in (PACKAGE / name).rglob("*.py"))]
-    files.append(PACKAGE / "runner" / "cell.py")  # it decides which model is evaluated
-    digest = hashlib.sha256()
-    for name, file in sorted((_module_path(file, kernels), file) for file in files):
-        digest.update(f"{name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
+    def compute() -> str:
+        return json_hash([[name, source_hash(file.read_bytes())] for name, file in files.items()])
+
+    # Parsing takes 0.2 s. This file stands for the way that it is hashed.
+    return str(remembered(f"code in {PACKAGE}", [*files.values(), Path(__file__)], compute))
 
 
-def _module_path(file: Path, kernels: Path) -> str:
-    return str(file.relative_to(kernels.parent if file.is_relative_to(kernels) else PACKAGE.parent))
+def _code_files() -> dict[str, Path]:
+    """The files that compute, by names that do not depend on where they are installed."""
+    kernels = _kernels_folder()
+    files = {file.relative_to(kernels.parent).as_posix(): file for file in kernels.rglob("*.py")}
+    for place in (PACKAGE / name for name in COMPUTES):
+        found = place.rglob("*.py") if place.is_dir() else [place]
+        files |= {file.relative_to(PACKAGE.parent).as_posix(): file for file in found}
+    return dict(sorted(files.items()))
 
 
-def checkpoint_fingerprint(location: str, revision: str | None = None) -> str:
-    """The content of a local checkpoint, or the commit of one on the hub that is in the cache."""
-    if not Path(location).is_dir():
-        folder = hub_folder(location, revision, [CONFIG])
-        checkpoint_files(folder)
-        return f"{location}@{folder.name}"
-    return _files_hash(checkpoint_files(Path(location)))
+def _kernels_folder() -> Path:
+    found = find_spec("softpick")
+    if found is None or found.origin is None:
+        raise InputError(
+            "The package softpick is not found; is a folder of that name in the working directory taken for it? "
+            "Start `qbench` rather than `python -m qbench.cli`, or from another folder."
+        )
+    return Path(found.origin).parent
 
 
-def tokenizer_fingerprint(location: str, revision: str | None = None) -> str:
-    """The content of a tokenizer's files, or the commit of one on the hub that is in the cache."""
-    if not Path(location).is_dir():
-        return f"{location}@{hub_folder(location, revision, TOKENIZER_FILES).name}"
-    return _files_hash(tokenizer_files(Path(location)))
+def source_hash(source: str | bytes) -> str:
+    """A hash of Python code without its comments, docstrings and formatting."""
+    return hashlib.sha256(repr(_meaning(ast.parse(source))).encode()).hexdigest()
 
 
-def checkpoint_files(folder: Path) -> list[Path]:
-    """The files that make a checkpoint: its config and its weights; an error when one is not there."""
-    index = folder / INDEX
-    names = [CONFIG, WEIGHTS]
-    if index.is_file() and not (folder / WEIGHTS).is_file():
-        try:
-            names = [CONFIG, INDEX, *sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise NotFetchedError(f"{index} is no index of weights: it must be JSON with a weight_map.") from None
-    wanted = [folder / name for name in names]
-    if absent := [file for file in wanted if not file.is_file()]:
-        raise NotFetchedError(f"{absent[0].name} is not in {folder}, which must hold a checkpoint in safetensors.")
-    return wanted + [file for file in [folder / GENERATION] if file.is_file()]
+def _meaning(node: Any) -> Any:
+    """A syntax tree as nested tuples; without empty fields, for newer versions of Python have more of them."""
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields)
+        return (type(node).__name__, *((name, _meaning(value)) for name, value in fields if value not in (None, [])))
+    if isinstance(node, list):
+        return [_meaning(item) for item in node if not _is_docstring(item)]
+    return node
 
 
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The files that make a tokenizer; an error when there is none."""
-    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    if not found:
-        raise NotFetchedError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.")
-    return found
-
-
-def hub_folder(repo: str, revision: str | None, files: Iterable[str]) -> Path:
-    """The folder of a repository in the Hugging Face cache, named by its commit, that has one of the files."""
-    from huggingface_hub import try_to_load_from_cache
-
-    for file in files:
-        found = try_to_load_from_cache(repo, file, revision=revision)
-        if isinstance(found, str):
-            return Path(found).parent
-    raise NotCachedError(repo)
-
-
-def _files_hash(files: Iterable[Path]) -> str:
-    return _hash([[file.name, file_hash(file)] for file in files])
+def _is_docstring(node: Any) -> bool:
+    """Whether a statement is a text alone, which does nothing."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def file_hash(file: Path) -> str:
@@ -158,79 +179,6 @@ def file_hash(file: Path) -> str:
     return remembered(f"file {file.resolve()}", [file], compute)
 
 
-def task_facts(
-    names: Sequence[str],
-    *,
-    data: Mapping[str, Any],
-    folders: Sequence[str],
-    num_fewshot: Mapping[str, int] | int | None,
-    limits: Callable[[Iterable[str]], Mapping[str, int | None]],
-    seed: int,
-) -> dict[str, dict[str, Any]]:
-    """Of each task: its fingerprint, and how many documents, requests and characters it has.
-
-    limits: how many documents of each task, by the names of the tasks that were found.
-    """
-    settings = [list(names), data, list(folders), num_fewshot, limits(names), seed]
-    asked = f"tasks {_hash([settings, package_versions(), code_hash(), os.getcwd()])}"
-    given = [file for files in data.values() for file in (files.values() if isinstance(files, Mapping) else [files])]
-    local = [*map(Path, given), *_task_files([*folders, *filter(is_task_path, names)])]
-
-    def compute() -> dict[str, dict[str, Any]]:
-        from qbench.evaluate.requests import build_documents
-        from qbench.evaluate.tasks import MissingDatasetError, load_tasks, task_fingerprint
-
-        try:
-            tasks = load_tasks(names, data, folders, num_fewshot)
-        except MissingDatasetError as error:
-            raise NotFetchedError(str(error)) from None
-        facts, chosen = {}, limits(tasks)
-        for name, task in tasks.items():
-            own = chosen[name]
-            requests = [request for document in build_documents(task, own, seed) for request in document.requests]
-            facts[name] = {
-                "fingerprint": task_fingerprint(task, own),
-                "version": str(task.VERSION),
-                "num_fewshot": task.config.num_fewshot,
-                "limit": own,
-                "documents": len({request.doc_id for request in requests}),
-                "requests": len(requests),
-                "characters": sum(len(text) for request in requests for text in request.args if isinstance(text, str)),
-                "files": [] if name in data else _own_data(task.config.dataset_path, task.config.dataset_kwargs or {}),
-            }
-        return facts
-
-    def read(facts: dict[str, dict[str, Any]]) -> list[Path]:
-        return [Path(file) for own in facts.values() for file in own["files"]]
-
-    return remembered(asked, [*local, *_hub_datasets()], compute, read)
-
-
-def _own_data(dataset: str | None, arguments: Mapping[str, Any]) -> list[str]:
-    """The local files that a task's own file names as its data, in the ways of datasets.load_dataset."""
-    named = arguments.get("data_files") or []
-    by_split = [named] if isinstance(named, str) else named.values() if isinstance(named, Mapping) else named
-    patterns = [file for files in by_split for file in ([files] if isinstance(files, str) else files)]
-    within = arguments.get("data_dir") or ""
-    folders = [folder for folder in (within, dataset) if folder and Path(folder).is_dir()]
-    found = {file for pattern in patterns for file in glob.glob(os.path.join(within, pattern), recursive=True)}
-    found |= {str(file) for folder in folders for file in Path(folder).rglob("*") if file.is_file()}
-    return sorted(found)
-
-
-def _task_files(names: Iterable[str]) -> list[Path]:
-    """What lies in the folders among the names, and beside the files among them: task files and their code."""
-    places = {Path(name) if Path(name).is_dir() else Path(name).parent for name in names}
-    return sorted({file for folder in places for file in folder.rglob("*") if file.suffix in (".yaml", ".py")})
-
-
-def _hub_datasets() -> list[Path]:
-    """The files that say which commits of datasets are in the Hugging Face cache."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return sorted(Path(HF_HUB_CACHE).glob("datasets--*/refs/*"))
-
-
 def cache_folder() -> Path:
     """Where qbench remembers hashes and token ids: $QBENCH_CACHE, or qbench in the user's cache folder."""
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -240,9 +188,9 @@ def cache_folder() -> Path:
 def remembered(
     asked: str, files: Iterable[Path], compute: Callable[[], Any], read: Callable[[Any], Iterable[Path]] = lambda _: ()
 ) -> Any:
-    """compute(), or what it gave when these files had the same sizes and times.
+    """compute(), or what it returned when these files had the same sizes and times.
 
-    read: further files, which only the value tells.
+    read: further files, which the value names.
     """
     state = _stamps(files)
     note = cache_folder() / "fingerprints" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
@@ -265,7 +213,3 @@ def remembered(
 def _stamps(files: Iterable[Path]) -> list[list[Any]]:
     there = [(file, file.stat()) for file in files if file.is_file()]
     return [[str(file.resolve()), found.st_size, found.st_mtime_ns, found.st_ino] for file, found in there]
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from qbench.identity import Identity, TaskIdentity, What
 from qbench.records.audit import Audit, LayerAudit, failures
 from qbench.records.samples import AGGREGATIONS, WEIGHT, to_frame
 from qbench.records.schema import (
     CellRef,
     Cost,
     Failure,
-    Identity,
     MetricValue,
     PlannedCell,
     Provenance,
@@ -154,10 +154,30 @@ def of_model(samples: pd.DataFrame, cell: CellRef) -> pd.DataFrame:
     return samples.assign(loglikelihoods=[factor * np.asarray(row) for row in samples["loglikelihoods"]])
 
 
+def identity_of(cell: CellRef, **changes: Any) -> Identity:
+    """The identity of a cell with its label for options; changes: its code or packages."""
+    what = What(
+        checkpoint=f"content of {cell.checkpoint}",
+        tokenizer="content of a tokenizer",
+        attention=cell.attention,
+        method=cell.method,
+        bits=cell.bits,
+        options={"label": cell.label},
+        calibration=None,
+        tasks={task: TaskIdentity(f"content of {task}", 0) for task in TASKS},
+        dtype="float32",
+        execution="dense",
+        device="cpu",
+        max_length=None,
+        seed=1234,
+        batch_tokens=None,
+    )
+    return Identity(**{"what": what, "code": "c0de", "packages": {"torch": "2.13.0"}} | changes)
+
+
 def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: Any) -> Record:
     """A finished record of these samples, or a failed one where there are none."""
-    made_up = Identity(what={"cell": cell.model_dump()}, code="c0de", packages={"torch": "2.13.0"})
-    identity = changes.get("identity", made_up)
+    identity = changes.get("identity", identity_of(cell))
     fields: dict[str, Any] = {
         "state": "failed" if samples is None else "done",
         "cell": cell,

@@ -41,7 +41,7 @@ def test_a_wrong_call_is_2(arguments: list[str]) -> None:
 QUANTIZED = "quantizations: [{method: none}]\n"
 ONE = QUANTIZED + "checkpoints: {tiny: {softmax: a/b}}\n"
 BAD_RECIPES = [
-    ("", "recipe.yaml: a recipe must have fields"),
+    ("", "recipe.yaml: a recipe must be a mapping"),
     ("checkpoints: [a\ntasks", "recipe.yaml, line 2: not YAML"),
     (ONE + "task: [piqa]", "recipe.yaml, line 3: task: unknown. Did you mean tasks? Allowed are description,"),
     (ONE + "task: [piqa]", "extends."),
@@ -50,10 +50,13 @@ BAD_RECIPES = [
         QUANTIZED + "checkpoints: {340M: {softmax: 3}}\ntasks: [piqa]",
         "line 2: checkpoints.340M.softmax: is 3; it must be",
     ),
-    (QUANTIZED + "checkpoints: [a/b]\ntasks: [piqa]", 'line 2: checkpoints: is ["a/b"]; it must have a field for each'),
-    (ONE + "tasks: [piqa]\ndata: {piqa: 1}", "line 4: data.piqa: is 1; it must be a text or have fields of its own."),
-    (ONE + "tasks: [piqa]\ndata: nothing", 'line 4: data: is "nothing"; it must have fields of its own.'),
-    (ONE + "tasks: [piqa]\ndata: {piqa: none.jsonl}", "line 4: data.piqa: there is no file "),
+    (
+        QUANTIZED + "checkpoints: [a/b]\ntasks: [piqa]",
+        'line 2: checkpoints: is ["a/b"]; it must be a mapping with one field per family',
+    ),
+    (ONE + "tasks: [piqa]\ndata: {piqa: 1}", "line 4: data.piqa: is 1; it must be a string or be a mapping."),
+    (ONE + "tasks: [piqa]\ndata: nothing", 'line 4: data: is "nothing"; it must be a mapping.'),
+    (ONE + "tasks: [piqa]\ndata: {piqa: none.jsonl}", "none.jsonl is not a file"),
 ]
 
 
@@ -160,10 +163,14 @@ def test_without_network_it_says_what_is_missing_and_finds_what_is_cached(tmp_pa
     lines = [line for line in done.stdout.splitlines() if not line.endswith("its dataset")]
     assert lines[0] == "checkpoint whole/tiny: 0.00 GB in the cache"
     assert lines[1].startswith("MISSING checkpoint half/tiny: model-2.safetensors is not in ")
-    assert lines[2].startswith("MISSING checkpoint none/tiny: neither a folder nor to be had from the hub")
-    assert lines[3].startswith("MISSING tokenizer none/words: neither a folder nor to be had from the hub")
+    assert lines[2].startswith(
+        "MISSING checkpoint none/tiny: not a local folder, and could not be downloaded from the Hub"
+    )
+    assert lines[3].startswith(
+        "MISSING tokenizer none/words: not a local folder, and could not be downloaded from the Hub"
+    )
     assert lines[4] == "task sciq: 1 documents"
     assert lines[5].startswith("MISSING task arc_easy: The dataset of the task arc_easy is not in the Hugging Face")
     assert "Run `qbench fetch` where there is network" in lines[5]
-    assert lines[6].startswith("MISSING calibration wikitext2: not in the cache and not to be had (")
+    assert lines[6].startswith("MISSING calibration wikitext2: not in the cache, and could not be downloaded (")
     assert done.stderr.endswith(f"qbench: 5 of what {recipe} needs is not here.\n")

@@ -1,4 +1,4 @@
-"""What keys are made of: content hashes, commits in the Hugging Face cache, and what is remembered of them."""
+"""What keys are made of: a typed identity, hashes of our own code by its meaning, and what is remembered of files."""
 
 import json
 import os
@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from qbench import identity as fingerprints
-from qbench import machine
-from qbench.identity import NotFetchedError, checkpoint_fingerprint, remembered, tokenizer_fingerprint
+from qbench import identity, machine
+from qbench.errors import InputError
+from qbench.identity import Identity, What, code_hash, remembered, source_hash
+from qbench.records.store import RECORD, StoreError, read_record
 
-COMMIT, OLDER = "a" * 40, "b" * 40
-INDEX = json.dumps({"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}})
+from .example_records import cell_ref, identity_of
+
+NUMBERS = ("bits", "max_length", "seed", "batch_tokens")
+MINI = Path(__file__).parents[1] / "results" / "mini"
 
 
 @pytest.fixture(autouse=True)
@@ -24,95 +28,54 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty Hugging Face cache."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
+class TestIdentity:
+    @pytest.mark.parametrize("file", sorted(MINI.glob("*/record.json")), ids=lambda file: file.parent.name)
+    def test_a_committed_record_has_the_key_of_its_identity(self, file: Path) -> None:
+        record = read_record(file)
+        stored = json.loads(file.read_text())["identity"]
+        assert record.identity.key == record.key
+        assert record.identity.model_dump(mode="json") == stored
+        (task, (fingerprint, shots)), *_ = stored["what"]["tasks"].items()
+        assert record.identity.what.tasks[task].fingerprint == fingerprint
+        assert record.identity.what.tasks[task].num_fewshot == shots
 
+    @pytest.mark.parametrize("field", What.model_fields)
+    def test_a_record_whose_identity_lacks_a_field_is_refused(self, field: str, tmp_path: Path) -> None:
+        content = json.loads(next(MINI.glob("*/record.json")).read_text())
+        del content["identity"]["what"][field]
+        (tmp_path / RECORD).write_text(json.dumps(content))
+        with pytest.raises(StoreError, match=rf"record\.json.*identity\.what\.{field}"):
+            read_record(tmp_path / RECORD)
 
-def cached(hub: Path, repo: str, commit: str, files: dict[str, str], ref: str = "main") -> None:
-    """A repository as the hub's library keeps it."""
-    folder = hub / f"models--{repo.replace('/', '--')}"
-    (folder / "refs").mkdir(parents=True, exist_ok=True)
-    (folder / "refs" / ref).write_text(commit)
-    for name, text in files.items():
-        (folder / "snapshots" / commit).mkdir(parents=True, exist_ok=True)
-        (folder / "snapshots" / commit / name).write_text(text)
+    def test_an_unknown_field_is_refused(self) -> None:
+        content = identity_of(cell_ref()).model_dump()
+        content["what"]["colour"] = "red"
+        with pytest.raises(ValidationError, match="colour"):
+            Identity(**content)
 
+    @pytest.mark.parametrize("field", What.model_fields)
+    def test_each_field_is_in_the_key(self, field: str) -> None:
+        made_up = identity_of(cell_ref())
+        other = {"options": {"label": "other"}, "tasks": {}} | dict.fromkeys(NUMBERS, 7)
+        what = What(**made_up.what.model_dump() | {field: other.get(field, "other")})
+        changed = made_up.model_copy(update={"what": what})
+        assert changed.key != made_up.key
+        assert changed.what_key != made_up.what_key
 
-def local(folder: Path, **files: str) -> str:
-    """A checkpoint on disk; names with __ for dots."""
-    folder.mkdir(exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
-    return str(folder)
+    def test_an_axis_that_is_not_used_leaves_keys_as_they_are(self) -> None:
+        class Later(What):
+            kv_cache: str | None = None
 
+        class LaterIdentity(Identity):
+            what: Later
 
-class TestCheckpoints:
-    def test_a_hub_checkpoint_is_its_commit_in_the_cache(self, hub: Path) -> None:
-        cached(hub, "owner/tiny", COMMIT, {"config.json": "{}", "model.safetensors": "w"})
-        cached(hub, "owner/tiny", OLDER, {"config.json": "{}", "model.safetensors": "w"}, ref="v1")
-        assert checkpoint_fingerprint("owner/tiny") == f"owner/tiny@{COMMIT}"
-        assert checkpoint_fingerprint("owner/tiny", "v1") == f"owner/tiny@{OLDER}"
-        assert checkpoint_fingerprint("owner/tiny", OLDER) == f"owner/tiny@{OLDER}"
-        cached(hub, "owner/tiny", OLDER, {})  # the branch moved
-        assert checkpoint_fingerprint("owner/tiny") == f"owner/tiny@{OLDER}"
-
-    def test_what_is_not_in_the_cache_is_not_fetched(self, hub: Path) -> None:
-        with pytest.raises(
-            NotFetchedError, match=r"owner/tiny is no folder here and not in the Hugging Face cache; `q"
-        ):
-            checkpoint_fingerprint("owner/tiny")
-        cached(hub, "owner/tiny", COMMIT, {"config.json": "{}"})
-        with pytest.raises(NotFetchedError, match=r"model\.safetensors is not in "):
-            checkpoint_fingerprint("owner/tiny")
-        with pytest.raises(NotFetchedError):
-            checkpoint_fingerprint("owner/tiny", "v2")
-
-    def test_an_interrupted_download_is_not_fetched(self, hub: Path) -> None:
-        half = {"config.json": "{}", "model.safetensors.index.json": INDEX, "model-1.safetensors": "w"}
-        cached(hub, "owner/tiny", COMMIT, half)
-        with pytest.raises(NotFetchedError, match=r"model-2\.safetensors is not in "):
-            checkpoint_fingerprint("owner/tiny")
-        cached(hub, "owner/tiny", COMMIT, {"model-2.safetensors": "w"})
-        assert checkpoint_fingerprint("owner/tiny") == f"owner/tiny@{COMMIT}"
-
-    def test_a_folder_is_its_content(self, tmp_path: Path) -> None:
-        one = local(tmp_path / "one", config__json="{}", model__safetensors="w")
-        two = local(tmp_path / "two", config__json="{}", model__safetensors="w", README__md="words")
-        assert checkpoint_fingerprint(one) == checkpoint_fingerprint(two)
-        local(tmp_path / "two", model__safetensors="v")
-        assert checkpoint_fingerprint(one) != checkpoint_fingerprint(two)
-
-    def test_each_shard_counts(self, tmp_path: Path) -> None:
-        folder = local(tmp_path / "one", config__json="{}")
-        for name, text in (("model.safetensors.index.json", INDEX), ("model-1.safetensors", "w")):
-            (tmp_path / "one" / name).write_text(text)
-        with pytest.raises(NotFetchedError, match=r"model-2\.safetensors is not in "):
-            checkpoint_fingerprint(folder)
-        (tmp_path / "one" / "model-2.safetensors").write_text("w")
-        before = checkpoint_fingerprint(folder)
-        (tmp_path / "one" / "model-2.safetensors").write_text("v")
-        assert checkpoint_fingerprint(folder) != before
-
-    @pytest.mark.parametrize("index", ["no JSON", "[]", "{}", '{"weight_map": 3}'])
-    def test_an_index_that_is_none(self, index: str, tmp_path: Path) -> None:
-        folder = local(tmp_path / "one", config__json="{}")
-        (tmp_path / "one" / "model.safetensors.index.json").write_text(index)
-        with pytest.raises(NotFetchedError, match="is no index of weights"):
-            checkpoint_fingerprint(folder)
-
-    def test_a_tokenizer_is_its_files(self, tmp_path: Path, hub: Path) -> None:
-        one = local(tmp_path / "one", tokenizer__json="{}", model__safetensors="w")
-        two = local(tmp_path / "two", tokenizer__json="{}")
-        assert tokenizer_fingerprint(one) == tokenizer_fingerprint(two)
-        local(tmp_path / "two", special_tokens_map__json="{}")
-        assert tokenizer_fingerprint(one) != tokenizer_fingerprint(two)
-        with pytest.raises(NotFetchedError, match=r"has no tokenizer: none of tokenizer\.json"):
-            tokenizer_fingerprint(local(tmp_path / "three", config__json="{}"))
-        cached(hub, "owner/words", COMMIT, {"tokenizer.model": "w"})
-        assert tokenizer_fingerprint("owner/words") == f"owner/words@{COMMIT}"
+        made_up = identity_of(cell_ref())
+        later = LaterIdentity(**made_up.model_dump())
+        assert (later.key, later.what_key) == (made_up.key, made_up.what_key)
+        assert json.loads(later.model_dump_json()) == json.loads(made_up.model_dump_json())
+        used = later.model_copy(update={"what": Later(**made_up.what.model_dump() | {"kv_cache": "int4"})})
+        assert used.key != made_up.key
+        assert LaterIdentity(**json.loads(used.model_dump_json())) == used
 
 
 class TestRemembered:
@@ -159,27 +122,70 @@ class TestRemembered:
 
     def test_errors_are_not_remembered(self) -> None:
         def fail() -> None:
-            raise NotFetchedError("not yet")
+            raise InputError("not yet")
 
-        with pytest.raises(NotFetchedError):
+        with pytest.raises(InputError):
             remembered("what", [], fail)
         assert remembered("what", [], lambda: 1) == 1
 
 
+# Code, and the same with another meaning.
+CODE = "import os\n\nSIZE = 64\n\n\n@cache\ndef scale(x, factor=2.0):\n    return x * factor\n"
+OTHER_MEANING = {
+    "constant": ("64", "65"),
+    "type of a constant": ("64", "64.0"),
+    "truth": ("64", "True"),
+    "none": ("64", "None"),
+    "text": ("64", "'64'"),
+    "operator": ("x * factor", "x + factor"),
+    "default": ("factor=2.0", "factor=2.5"),
+    "no default": ("factor=2.0", "factor"),
+    "keyword-only": ("(x, ", "(x, *, "),
+    "decorator": ("@cache", "@lru_cache"),
+    "no decorator": ("@cache\n", ""),
+    "annotation": ("(x,", "(x: tl.constexpr,"),
+    "import": ("import os", "import sys"),
+    "no result": ("return x * factor", "x * factor"),
+    "name": ("SIZE", "LENGTH"),
+}
+SAME_MEANING = {
+    "comment": ("SIZE = 64", "# why\nSIZE = 64  # tokens"),
+    "docstring": ("    return", '    """The product."""\n    return'),
+    "docstring of the module": ("import os", '"""Words."""\n\nimport os'),
+    "formatting": (
+        "(x, factor=2.0):\n    return x * factor",
+        "(\n  x,\n  factor = 2.0):\n  return (x\n *factor)",
+    ),
+    "empty lines": ("\n\n\n", "\n\n\n\n\n"),
+    "another spelling of a constant": ("64", "0x40"),
+}
+
+
 class TestCode:
+    @pytest.mark.parametrize("change", OTHER_MEANING)
+    def test_another_meaning_is_another_hash(self, change: str) -> None:
+        old, new = OTHER_MEANING[change]
+        assert old in CODE
+        assert source_hash(CODE.replace(old, new)) != source_hash(CODE)
+
+    @pytest.mark.parametrize("change", SAME_MEANING)
+    def test_comments_docstrings_and_formatting_do_not_count(self, change: str) -> None:
+        old, new = SAME_MEANING[change]
+        assert old in CODE
+        assert source_hash(CODE.replace(old, new)) == source_hash(CODE)
+
     @pytest.fixture
     def code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A copy of our own code, which is hashed in place of it."""
-        kernels = Path(fingerprints.__file__).parents[1] / "kernels" / "softpick"
-        shutil.copytree(fingerprints.PACKAGE, tmp_path / "qbench")
-        shutil.copytree(kernels, tmp_path / "kernels" / "softpick")
-        monkeypatch.setattr(fingerprints, "PACKAGE", tmp_path / "qbench")
+        shutil.copytree(identity.PACKAGE, tmp_path / "qbench")
+        shutil.copytree(identity.PACKAGE.parent / "kernels" / "softpick", tmp_path / "kernels" / "softpick")
+        monkeypatch.setattr(identity, "PACKAGE", tmp_path / "qbench")
         monkeypatch.syspath_prepend(str(tmp_path / "kernels"))
         monkeypatch.delitem(sys.modules, "softpick", raising=False)
         return tmp_path
 
     def hash(self) -> str:
-        return fingerprints.code_hash.__wrapped__()
+        return code_hash.__wrapped__()
 
     @pytest.mark.parametrize(
         "name",
@@ -193,24 +199,36 @@ class TestCode:
             "qbench/runner/cell.py",
         ],
     )
-    def test_what_computes_changes_the_hash(self, name: str, code: Path) -> None:
-        before = self.hash()
-        (code / name).write_text((code / name).read_text() + "\n")
+    def test_what_computes_changes_the_hash_and_a_comment_in_it_does_not(self, name: str, code: Path) -> None:
+        before, source = self.hash(), (code / name).read_text()
+        (code / name).write_text(source + "# a comment\n")
+        assert self.hash() == before
+        (code / name).write_text(source + "SIZE = 1\n")
         assert self.hash() != before
 
-    def test_a_file_more_changes_the_hash(self, code: Path) -> None:
+    @pytest.mark.parametrize("folder", ["qbench/quantizers", "kernels/softpick"])
+    def test_a_new_file_changes_the_hash(self, folder: str, code: Path) -> None:
         before = self.hash()
-        (code / "qbench" / "quantizers" / "new.py").write_text("")
+        (code / folder / "new.py").write_text("")
         assert self.hash() != before
 
     @pytest.mark.parametrize("name", ["qbench/cli.py", "qbench/runner/view.py", "qbench/recipe/cells.py"])
-    def test_what_does_not_compute_does_not(self, name: str, code: Path) -> None:
+    def test_what_does_not_compute_does_not_count(self, name: str, code: Path) -> None:
         before = self.hash()
         (code / name).write_text("")
         assert self.hash() == before
 
     def test_it_is_the_same_wherever_the_code_lies(self, code: Path) -> None:
-        assert self.hash() == fingerprints.code_hash()
+        assert self.hash() == code_hash()
+
+    def test_a_folder_that_is_taken_for_the_kernels_is_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "softpick").mkdir()
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+        monkeypatch.delitem(sys.modules, "softpick", raising=False)
+        with pytest.raises(InputError, match="softpick"):
+            self.hash()
 
 
 @pytest.mark.parametrize(

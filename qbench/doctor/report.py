@@ -195,7 +195,7 @@ def _run_group(group: str, device: str) -> list[CheckResult]:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         results.touch()
-        command = [sys.executable, "-m", "qbench.doctor.checks", group, device, str(results)]
+        command = [sys.executable, "-P", "-m", "qbench.doctor.checks", group, device, str(results)]
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CHECK_TIMEOUT, check=False)
             end = _how_it_ended(done)

@@ -46,7 +46,7 @@ def truncate(context: Sequence[int], continuation: Sequence[int], max_length: in
     return context[-(max_length + 1 - len(continuation)) :], continuation
 
 
-def plan(requests: Mapping[int, Request], batch_tokens: int) -> list[Group]:
+def group_requests(requests: Mapping[int, Request], batch_tokens: int) -> list[Group]:
     """All requests in groups of batches, the longest sequences first; the order of the requests does not matter."""
     by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, (context, _) in requests.items():
@@ -105,13 +105,6 @@ def _ends_of_similar(lengths: list[int], batch_tokens: int, keys: int) -> list[i
         ends.append(end)
         end = begin[end]
     return ends[::-1]
-
-
-def padding(groups: list[Group]) -> float:
-    """The share of padding in all that is run."""
-    batches = [batch for group in groups for batch in group.first + group.continuations]
-    padded = sum(len(batch) * len(batch[0].tokens) for batch in batches)
-    return 1 - sum(len(row.tokens) for batch in batches for row in batch) / max(padded, 1)
 
 
 def _longest_first(tokens: Sequence[int]) -> tuple[int, tuple[int, ...]]:

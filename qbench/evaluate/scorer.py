@@ -18,7 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from qbench.errors import InputError, is_out_of_memory
-from qbench.evaluate.batches import KEPT, KEYS, Group, Request, plan, truncate
+from qbench.evaluate.batches import KEPT, KEYS, Group, Request, group_requests, truncate
 from qbench.evaluate.forward import LOGITS_BYTES, run
 from qbench.progress import Bar
 
@@ -140,7 +140,7 @@ class Scorer(HFLM):
         with Bar(unit="token", unit_scale=True, shown=not quiet) as bar:
 
             def cut(left: Mapping[int, Request], batch_tokens: int) -> list[Group]:
-                groups = plan(left, batch_tokens)
+                groups = group_requests(left, batch_tokens)
                 bar.reset(sum(len(row.tokens) for group in groups for row in group.rows()))
                 return groups
 

@@ -21,6 +21,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from qbench.errors import did_you_mean
+from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.local_data import TaskError, read_dataset
 from qbench.evaluate.requests import seeded
 
@@ -134,8 +135,7 @@ def _code(value: Any) -> Any:
 def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str]]:
     """The task manager that knows a name, and the names that it stands for."""
     path = Path(name)
-    # A bare word is a task's name, whatever lies in the working folder.
-    if "/" in name or path.suffix == ".yaml":
+    if is_task_path(name):
         manager = _manager(path if path.is_dir() else path.parent)
         known = [entry for entry in manager.all_subtasks if path.is_dir() or _file(manager, entry) == path.resolve()]
         if not known:

@@ -41,11 +41,12 @@ def other_settings(before: Record, after: Record) -> Iterator[str]:
     """Sentences: settings without which two runs of a cell do not measure the same thing."""
     then, now = before.identity.what, after.identity.what
     for name in SETTINGS:
-        if then.get(name) != now.get(name):
-            yield f"{name} is {_shown(now.get(name))} in the run and {_shown(then.get(name))} in the baseline."
-    tasks, other = then.get("tasks", {}), now.get("tasks", {})
-    for task in dict.fromkeys([*tasks, *other]):
-        (content, shots), (new_content, new_shots) = tasks.get(task, ("", None)), other.get(task, ("", None))
+        old, new = getattr(then, name), getattr(now, name)
+        if old != new:
+            yield f"{name} is {_shown(new)} in the run and {_shown(old)} in the baseline."
+    for task in dict.fromkeys([*then.tasks, *now.tasks]):
+        content, shots = then.tasks.get(task, ("", None))
+        new_content, new_shots = now.tasks.get(task, ("", None))
         if shots != new_shots:
             yield f"{task} has {_shown(new_shots)} few-shot examples in the run and {_shown(shots)} in the baseline."
         elif content != new_content:
@@ -55,7 +56,7 @@ def other_settings(before: Record, after: Record) -> Iterator[str]:
 def other_parts(before: Record, after: Record) -> list[str]:
     """Which of PARTS are not the baseline's: scores can be compared all the same, and a reader must know."""
     then, now = before.identity.what, after.identity.what
-    return [part for part in PARTS if then.get(part) != now.get(part)]
+    return [part for part in PARTS if getattr(then, part) != getattr(now, part)]
 
 
 def in_words(changed: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
@@ -79,7 +80,7 @@ def other_versions(before: Record, after: Record) -> str:
 
 def _facts(record: Record) -> dict[str, Any]:
     provenance = record.provenance.model_dump(exclude={"started", "finished"})
-    identity = {"what": record.identity.what, "code": record.identity.code[:12]}
+    identity = {"what": record.identity.what.model_dump(), "code": record.identity.code[:12]}
     return dict(_flat({"checkpoint": record.cell.checkpoint, **provenance, **identity}))
 
 

@@ -1,7 +1,4 @@
-"""Recipe: checkpoints × quantizations × tasks, and how to run them; Cell: one checkpoint × one quantization; plan().
-
-Imports no torch: a plan takes a second.
-"""
+"""Cells: one checkpoint × one quantization each, from a recipe. Imports no torch: a plan takes a second."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,15 +7,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from qbench import identity as fingerprints
+from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, tokenizer_fingerprint
 from qbench.errors import InputError
-from qbench.identity import NotFetchedError
+from qbench.evaluate.facts import TaskFacts, is_task_path, task_facts
+from qbench.identity import Identity, What, code_hash, package_versions
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
 from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
 from qbench.recipe.schema import CheckpointSource, Recipe, fields_at
-from qbench.recipe.yaml import RecipeError, RecipeFile, is_task_path, read_recipe_file
-from qbench.records.schema import CellRef, Identity
+from qbench.recipe.yaml import RecipeError, RecipeFile, read_recipe_file
+from qbench.records.schema import CellRef
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,12 @@ class Cell:
 
     @property
     def location(self) -> str:
-        """The checkpoint's folder, or its id on the hub."""
+        """The checkpoint's folder, or its id on the Hub."""
         return self.recipe.locate(self.source.path)
 
     @property
     def tokenizer(self) -> str:
-        """The folder or hub id of the tokenizer: the checkpoint's own, unless the recipe names another."""
+        """The folder or Hub id of the tokenizer: the checkpoint's own, unless the recipe names another."""
         own = self.source.tokenizer or self.recipe.tokenizer
         return self.recipe.locate(own) if own else self.location
 
@@ -54,33 +52,32 @@ class Cell:
     def packages(self) -> dict[str, str]:
         """The versions of the packages that compute this cell."""
         own = self.quantization.packages() if isinstance(self.quantization, Quantization) else {}
-        return fingerprints.package_versions() | own
+        return package_versions() | own
 
     def identity(self) -> Identity:
-        """All that can change the numbers; NotFetchedError where a part of it is not on this machine."""
+        """Everything that can change the numbers; NotFetchedError if a part of it is not on this machine."""
         recipe, quantized = self.recipe, self.quantization
         assert isinstance(quantized, Quantization)
         calibration = recipe.calibration_source() if quantized.quantizer.calibrated else None
-        tasks = recipe_tasks(recipe)
-        what = {
-            "checkpoint": fingerprints.checkpoint_fingerprint(self.location, self.source.revision),
-            "tokenizer": fingerprints.tokenizer_fingerprint(self.tokenizer, self.tokenizer_revision),
-            "attention": self.ref.attention,
+        what = What(
+            checkpoint=checkpoint_fingerprint(self.location, self.source.revision),
+            tokenizer=tokenizer_fingerprint(self.tokenizer, self.tokenizer_revision),
+            attention=self.ref.attention,
             **quantized.identity(),
-            "calibration": calibration and calibration.content_hash(),
-            "tasks": {name: [facts["fingerprint"], facts["num_fewshot"]] for name, facts in tasks.items()},
-            "dtype": recipe.resolved_dtype,
-            "execution": recipe.execution,
-            "device": recipe.resolved_device,
-            "max_length": recipe.max_length,
-            "seed": recipe.seed,
-            "batch_tokens": self.batch_tokens if self._fixed_batch_tokens else None,
-        }
-        return Identity(what=what, code=fingerprints.code_hash(), packages=self.packages())
+            calibration=calibration.content_hash() if calibration else None,
+            tasks={name: facts.identity for name, facts in recipe_tasks(recipe).items()},
+            dtype=recipe.resolved_dtype,
+            execution=recipe.execution,
+            device=recipe.resolved_device,
+            max_length=recipe.max_length,
+            seed=recipe.seed,
+            batch_tokens=self.batch_tokens if self._fixed_batch_tokens else None,
+        )
+        return Identity(what=what, code=code_hash(), packages=self.packages())
 
     @property
     def tokenizer_revision(self) -> str | None:
-        """The revision that belongs to the tokenizer: the checkpoint's, where it is the checkpoint's own."""
+        """The revision that belongs to the tokenizer: the checkpoint's, if it is the checkpoint's own."""
         return self.source.revision if self.tokenizer == self.location else None
 
 
@@ -102,7 +99,7 @@ def load_recipe(file: Path | str, **changes: Any) -> Recipe:
 
 
 def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
-    """The data, without what an extended recipe has for tasks that this one leaves out."""
+    """The data, without that of an extended recipe for tasks that this one leaves out."""
     if any(map(is_task_path, recipe.tasks)):  # which tasks these are is not known yet
         return recipe.data
     own = {name for name in recipe.data if read.lines[("data", name)][0] == read.file}
@@ -127,10 +124,10 @@ def cells(recipe: Recipe) -> list[Cell]:
     return found
 
 
-def recipe_tasks(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Facts of the recipe's tasks: fingerprints and sizes; NotFetchedError where a dataset is not on this machine."""
+def recipe_tasks(recipe: Recipe) -> dict[str, TaskFacts]:
+    """Facts of the recipe's tasks: fingerprints and sizes; NotFetchedError if a dataset is not on this machine."""
     try:
-        return fingerprints.task_facts(
+        return task_facts(
             recipe.task_names(),
             data=recipe.task_data(),
             folders=[recipe.locate(folder) for folder in recipe.task_folders],

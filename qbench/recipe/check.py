@@ -1,4 +1,4 @@
-"""What the types of a recipe do not say: files that must be there, options that must fit, labels that must differ."""
+"""What types cannot check in a recipe: files that must exist, options that must fit, labels that must differ."""
 
 import os
 import re
@@ -8,19 +8,20 @@ from typing import Any
 
 from qbench.attention.kinds import ATTENTIONS
 from qbench.errors import did_you_mean
+from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name
 from qbench.quantizers.calibration import NAMED
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization, quantizer
 from qbench.recipe.schema import QuantizationEntry, Recipe
 from qbench.recipe.yaml import Field as Where
-from qbench.recipe.yaml import RecipeFile, is_task_path
+from qbench.recipe.yaml import RecipeFile
 
 HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub takes them
 
 
 def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
-    """An error with the file, the line and the field for the first thing that cannot be."""
+    """An error with the file, the line and the field of the first thing that is wrong."""
     for check in (_check_families, _check_checkpoints, _check_quantizations, _check_calibration, _check_tasks):
         check(recipe, file)
 
@@ -61,20 +62,20 @@ def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
 
 
 def _check_source(where: Where, text: str, recipe: Recipe) -> None:
-    """Where there is no such folder, it must at least be a name that the hub could have."""
+    """If there is no such folder, it must be a valid Hub id."""
     path = recipe.file.parent / text
     if path.is_dir():
         return
     near = did_you_mean_folder(text, recipe)
-    if Path(text).is_dir():  # what loads it would take it, and from another working folder something else
-        raise recipe._file.error(where, f"there is no folder {path}; a path is relative to the recipe's folder.{near}")
+    if Path(text).is_dir():  # it would load here, and not from another working folder
+        raise recipe._file.error(where, f"{path} is not a folder; paths are relative to the recipe's folder.{near}")
     if HUB_ID.fullmatch(text) and not path.exists():
         return
-    raise recipe._file.error(where, f"there is no folder {path}, and a name on the hub is owner/name.{near}")
+    raise recipe._file.error(where, f"{path} is not a folder, and {text!r} is not a Hub id (owner/name).{near}")
 
 
 def did_you_mean_folder(text: str, recipe: Recipe) -> str:
-    """' Did you mean ../mini/softmax?' where the path leads to a folder from elsewhere than the recipe's folder."""
+    """' Did you mean ../mini/softmax?' if the path leads to a folder from somewhere other than the recipe's folder."""
     here = recipe.file.parent.resolve()
     places = [] if (here / text).is_dir() else [Path.cwd(), here.parent, *sorted(here.glob("*/"))]
     meant = next((place / text for place in places if (place / text).is_dir()), None)
@@ -87,19 +88,19 @@ def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
         where: Where = ("quantizations", index)
         try:
             if not entry.widths:
-                quantizer(entry.method)  # a method that is not known is the first thing to say
+                quantizer(entry.method)  # raises if the method is unknown, which comes first
                 raise file.error(where, f"bits are missing; give {entry.method} a list such as `bits: [4, 8]`.")
         except QuantizeError as error:
             raise file.error((*where, "method"), str(error)) from None
         if strangers := [bits for bits in entry.options_by_bits if bits not in entry.widths]:
             raise file.error(
                 (*where, "options_by_bits", strangers[0]),
-                f"it must be one of the entry's bits, which are {', '.join(map(str, entry.widths))}.",
+                f"must be one of the entry's bits, which are {', '.join(map(str, entry.widths))}.",
             )
         for bits in entry.widths:
             found = _check_options(where, entry, bits, file)
             if found.label in labels:
-                raise file.error(where, f"{found.label} is there twice; each must be there once.")
+                raise file.error(where, f"{found.label} is listed twice; list each once.")
             labels.add(found.label)
 
 
@@ -133,8 +134,8 @@ def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     elif source.is_file and not Path(recipe.locate(source.source)).is_file():
         raise file.error(
             ("calibration", "source"),
-            f"there is no file {file.file.parent / source.source}; it must be one, {' or '.join(NAMED)}, or a dataset "
-            "on the hub with its revision.",
+            f"{file.file.parent / source.source} is not a file; source must be a file, {' or '.join(NAMED)}, or a "
+            "dataset on the Hub with its revision.",
         )
 
 
@@ -142,10 +143,10 @@ def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
     here = file.file.parent
     for index, folder in enumerate(recipe.task_folders):
         if not (here / folder).is_dir():
-            raise file.error(("task_folders", index), f"there is no folder {here / folder}.")
+            raise file.error(("task_folders", index), f"{here / folder} is not a folder.")
     for name in filter(is_task_path, recipe.tasks):
         if not (here / name).exists():
-            raise file.error(("tasks", name), f"there is no task file or folder {here / name}.")
+            raise file.error(("tasks", name), f"{here / name} does not exist; it must be a task file or folder.")
         if recipe.tasks[name].model_fields_set:
             raise file.error(
                 ("tasks", name),
@@ -153,11 +154,11 @@ def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
             )
     for name in recipe.data:
         if name not in recipe.tasks and not any(map(is_task_path, recipe.tasks)):
-            raise file.error(("data", name), f"it is not among the tasks.{did_you_mean(name, recipe.tasks)}")
+            raise file.error(("data", name), f"is not one of the tasks.{did_you_mean(name, recipe.tasks)}")
     given: dict[Where, Any] = {("data", name): files for name, files in recipe.data.items()}
     given |= {("tasks", name, "data"): task.data for name, task in recipe.tasks.items() if task.data}
     for where, files in given.items():
         by_split = {(*where, split): f for split, f in files.items()} if isinstance(files, dict) else {where: files}
         for field, path in by_split.items():
             if not (here / path).is_file():
-                raise file.error(field, f"there is no file {here / path}.")
+                raise file.error(field, f"{here / path} is not a file.")

@@ -13,17 +13,17 @@ from qbench.recipe.yaml import Field, RecipeError, RecipeFile
 
 # pydantic's kinds of errors, as what the value must be or have instead.
 MUST_BE = {
-    "string_type": "be a text",
+    "string_type": "be a string",
     "int_type": "be a whole number",
     "float_type": "be a number",
     "bool_type": "be true or false",
     "tuple_type": "be a list",
-    "dict_type": "have fields of its own",
-    "model_type": "have fields of its own",
+    "dict_type": "be a mapping",
+    "model_type": "be a mapping",
     "greater_than": "be more than {gt:g}",
     "greater_than_equal": "be {ge} or more",
     "too_short": "have at least one",
-    "string_too_short": "be a text that is not empty",
+    "string_too_short": "be a string that is not empty",
 }
 
 
@@ -42,7 +42,7 @@ def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[F
         return read.error(field, "is missing.")
     if kind == "value_error":
         return read.error(field, f"{first['ctx']['error']}.")
-    # Of a union there is one error for each kind that the value could have been.
+    # Of a union there is one error for each type that the value could have had.
     alike = [e for e in found if written_field(read.content, e["loc"], e["type"]) == field]
     hint = did_you_mean(first["input"], _choices(first)) if kind == "literal_error" else ""
     hint += f" Allowed are {', '.join(fields_at(field))}." if kind == "model_type" else ""
@@ -64,7 +64,7 @@ def written_field(content: Any, location: Iterable[int | str], kind: str) -> Fie
         if _inside(content, part):
             content = content[part]
         elif kind != "missing" or part is not last:
-            continue  # pydantic's name for one kind of a union, or a field that a text stands for
+            continue  # pydantic's name for one kind of a union, or a field that a string stands for
         field = (*field, part)
     return field
 

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from qbench.evaluate.facts import is_task_path
 from qbench.gate.settings import GateSettings
 from qbench.machine import has_cuda
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.recipe.messages import must
 from qbench.recipe.yaml import Field as Where
-from qbench.recipe.yaml import RecipeFile, is_task_path
+from qbench.recipe.yaml import RecipeFile
 
 
 class _Part(BaseModel):
@@ -20,11 +21,11 @@ class _Part(BaseModel):
 
 
 class CheckpointSource(_Part):
-    """A model on disk or on the hub; a text alone is its path."""
+    """A model on disk or on the Hub; a string alone is its path."""
 
-    path: str = Field(min_length=1)  # a folder, relative to the recipe, or owner/name on the hub
-    revision: str | None = None  # a branch, tag or commit on the hub
-    tokenizer: str | None = None  # where it is not beside the model
+    path: str = Field(min_length=1)  # a folder, relative to the recipe, or owner/name on the Hub
+    revision: str | None = None  # a branch, tag or commit on the Hub
+    tokenizer: str | None = None  # if it is not beside the model
 
     @model_validator(mode="before")
     @classmethod
@@ -32,7 +33,7 @@ class CheckpointSource(_Part):
         if isinstance(value, str):
             return {"path": value}
         if not isinstance(value, dict):
-            raise must(f"be a folder, a name on the hub, or have the fields {', '.join(cls.model_fields)}")
+            raise must(f"be a folder, a Hub id, or a mapping with the fields {', '.join(cls.model_fields)}")
         return value
 
 
@@ -46,7 +47,7 @@ class QuantizationEntry(_Part):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The bits; the unquantized baseline has one width, which need not be said."""
+        """The bits; the unquantized baseline has one width, which need not be given."""
         return self.bits or ((16,) if self.method == "none" else ())
 
     @field_validator("bits", mode="before")
@@ -62,7 +63,7 @@ class TaskSettings(_Part):
 
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)
-    data: str | dict[str, str] | None = None  # a .jsonl file, or one a split
+    data: str | dict[str, str] | None = None  # a .jsonl file, or one per split
 
     @model_validator(mode="before")
     @classmethod
@@ -81,7 +82,7 @@ class Recipe(_Part):
     task_folders: tuple[str, ...] = ()  # folders with task files (.yaml)
     data: dict[str, str | dict[str, str]] = {}  # local files in place of a task's dataset
     num_fewshot: int | None = Field(None, ge=0)
-    limit: int | None = Field(None, ge=1)  # the first documents of each task alone
+    limit: int | None = Field(None, ge=1)  # only the first documents of each task
     calibration: Calibration | None = None  # for the methods that need it, such as gptq
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -89,8 +90,8 @@ class Recipe(_Part):
     seed: int = 1234  # of the few-shot examples; calibration has its own
     execution: Literal["dense", "packed"] = "dense"
     batch_tokens: int | None = Field(None, ge=1)  # by default as many as memory allows
-    workers: int | None = Field(None, ge=1)  # cells at once; by default one a GPU, or as many as the CPU can take
-    threads: int | None = Field(None, ge=1)  # of each worker on the CPU; by default the cores shared out
+    workers: int | None = Field(None, ge=1)  # cells at once; by default one per GPU, or as many as the CPU can take
+    threads: int | None = Field(None, ge=1)  # of each worker on the CPU; by default an equal share of the cores
     timeout_minutes: float = Field(720, gt=0)  # a cell that takes longer has hung
     output: str | None = None  # by default results/runs/<recipe>
     gate: GateSettings = GateSettings()  # when `qbench check` fails
@@ -101,7 +102,7 @@ class Recipe(_Part):
     @classmethod
     def _families(cls, value: Any) -> Any:
         if not isinstance(value, dict):
-            raise must("have a field for each family: `340M: {softmax: FOLDER, softpick: FOLDER}`")
+            raise must("be a mapping with one field per family: `340M: {softmax: FOLDER, softpick: FOLDER}`")
         return value
 
     @field_validator("tasks", mode="before")
@@ -110,9 +111,9 @@ class Recipe(_Part):
         if isinstance(value, dict):
             return value
         if not (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
-            raise must("be a list of names, or have a field for each task with its settings: `piqa: {limit: 100}`")
+            raise must("be a list of names, or a mapping from each task to its settings: `piqa: {limit: 100}`")
         if twice := [name for name in value if value.count(name) > 1]:
-            raise must(f"name each task once, and {twice[0]} is there twice")
+            raise must(f"name each task once; {twice[0]} is listed twice")
         return {name: {} for name in value}
 
     @field_validator("quantizations", "task_folders", mode="before")
@@ -131,7 +132,7 @@ class Recipe(_Part):
         return self.file.stem
 
     def locate(self, text: str) -> str:
-        """A path in the recipe as one from here, where there is such a thing; else the text as it is: a hub id."""
+        """A path in the recipe as one from here, if it exists; else the text as it is: a Hub id."""
         path = self.file.parent / text
         return str(path) if path.exists() else text
 
@@ -151,7 +152,7 @@ class Recipe(_Part):
         return self.file.parent / self.output if self.output else Path("results", "runs", self.name)
 
     def content(self) -> dict[str, Any]:
-        """All of it as plain data, defaults too, for records and reports; where they lie is no part of them."""
+        """All of it as plain data, defaults too, for records and reports; without the output folder."""
         return self.model_dump(mode="json", exclude={"output"})
 
     def task_names(self) -> list[str]:
@@ -182,7 +183,7 @@ class Recipe(_Part):
         for name, task in self.tasks.items():
             if task.limit and name not in names:
                 raise self._file.error(
-                    ("tasks", name, "limit"), f"a limit is for a single task, and this stands for {', '.join(names)}."
+                    ("tasks", name, "limit"), f"a limit is for a single task; this stands for {', '.join(names)}."
                 )
         return {name: (self.tasks[name].limit if name in self.tasks else None) or self.limit for name in names}
 

@@ -9,11 +9,12 @@ from typing import Any
 import yaml
 
 from qbench.errors import InputError
+from qbench.evaluate.facts import is_task_path
 
 Field = tuple[Hashable, ...]  # the way to a field: ("checkpoints", "340M", "softpick")
 Lines = dict[Field, tuple[Path, int]]  # where each field is written
 
-# Fields that hold paths and nothing else, and fields that may also hold a name: on the hub, or of a task.
+# Fields that hold paths only, and fields that hold a path or a name.
 FILES: tuple[Field, ...] = (
     ("task_folders", "*"),
     ("data", "*"),
@@ -29,7 +30,7 @@ FILES_OR_NAMES: tuple[Field, ...] = (
     ("tokenizer",),
     ("calibration", "source"),
 )
-# A task's path may be a name in a list or of settings, so it is told by its looks.
+# A task's path may be an item of a list or a key with settings; is_task_path recognizes it.
 TASKS: Field = ("tasks",)
 
 
@@ -46,7 +47,7 @@ class RecipeFile:
     lines: Lines
 
     def error(self, field: Field, message: str) -> RecipeError:
-        """An error at a field, or at the nearest one around it that is written somewhere."""
+        """An error at a field, or at the nearest one around it that has a line."""
         around = next((field[:n] for n in range(len(field), 0, -1) if field[:n] in self.lines), None)
         where = f"{self.file}" if around is None else _place(*self.lines[around])
         return RecipeError(f"{where}: {field_name(field)}{': ' if field else ''}{message}")
@@ -59,21 +60,21 @@ def field_name(field: Field) -> str:
 
 
 def read_recipe_file(file: Path, _within: tuple[Path, ...] = ()) -> RecipeFile:
-    """Read a recipe and what it extends: its own fields win, fields with fields of their own are merged.
+    """Read a recipe and what it extends: its own fields win, mappings are merged.
 
-    A null takes away what the other recipe has.
+    A null removes what the other recipe has.
     """
     own = _read_one(file)
     if "extends" not in own.content:
         return own
     base = own.content.pop("extends")
     if not isinstance(base, str):
-        raise own.error(("extends",), "it must be the path of another recipe.")
+        raise own.error(("extends",), "must be the path of another recipe.")
     target, within = file.parent / base, (*_within, file.resolve())
     if target.resolve() in within:
         raise own.error(("extends",), f"{base} extends this recipe in turn; a recipe must not extend itself.")
     if not target.is_file():
-        raise own.error(("extends",), f"there is no recipe {target}.")
+        raise own.error(("extends",), f"{target} is not a file.")
     below = read_recipe_file(target, within)
     return _on_top_of(move_paths(below, file.parent), own)
 
@@ -96,11 +97,6 @@ def move_paths(read: RecipeFile, folder: Path) -> RecipeFile:
 
     lines = {in_lines(field): place for field, place in read.lines.items()}
     return RecipeFile(read.file, _map_texts(read.content, (), moved), lines)
-
-
-def is_task_path(text: str) -> bool:
-    """Whether a task is named by its file or folder; a bare word is a name, whatever lies beside the recipe."""
-    return "/" in text or text.endswith(".yaml")
 
 
 def _matches(field: Field, patterns: tuple[Field, ...]) -> bool:
@@ -147,11 +143,11 @@ def _read_one(file: Path) -> RecipeFile:
     lines: Lines = {}
     node, content = _parse(file)
     if not isinstance(content, dict):
-        raise RecipeError(f"{file}: a recipe must have fields such as 'checkpoints:' and 'tasks:'.")
+        raise RecipeError(f"{file}: a recipe must be a mapping with fields such as 'checkpoints:' and 'tasks:'.")
     try:
         _find_lines(node, (), file, lines)
     except RecursionError:
-        raise RecipeError(f"{file}: a part of the recipe holds itself (&, *).") from None
+        raise RecipeError(f"{file}: a part of the recipe contains itself (&, *).") from None
     return RecipeFile(file, content, lines)
 
 
@@ -179,8 +175,8 @@ def _find_lines(node: yaml.Node | None, field: Field, file: Path, lines: Lines) 
             place = (file, key.start_mark.line + 1)
             if inner in lines:
                 raise RecipeError(
-                    f"{_place(*place)}: {field_name(inner)}: given before, on line {lines[inner][1]}; "
-                    "YAML would take the last one without a word."
+                    f"{_place(*place)}: {field_name(inner)}: already given on line {lines[inner][1]}; "
+                    "YAML would silently use the last one."
                 )
             lines[inner] = place
             _find_lines(value, inner, file, lines)

@@ -31,8 +31,8 @@ def _other_identity(record: Record) -> list[str]:
     if record.key != record.identity.key:
         found.append(f"{RECORD}: the key is not the hash of the identity beside it.")
     for field in ("attention", "method", "bits"):
-        own, hashed = getattr(cell, field), what.get(field)
-        if hashed is not None and own != hashed:
+        own, hashed = getattr(cell, field), getattr(what, field)
+        if own != hashed:
             found.append(f"{RECORD}: the cell's {field} is {own}, but its identity says {hashed}.")
     if not f"{cell.label}-".startswith(f"{cell.method}-{cell.bits}-"):
         found.append(f"{RECORD}: the label {cell.label} is not one of {cell.method} at {cell.bits} bits.")

@@ -1,11 +1,10 @@
 """What a record is made of, typed."""
 
-import hashlib
-import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from qbench.identity import Identity
 from qbench.records.audit import Audit
 
 FailureKind = Literal["error", "audit", "out-of-memory", "killed", "crashed", "timeout"]
@@ -29,25 +28,6 @@ class CellRef(_Part):
     def name(self) -> str:
         """The cell in one word, for people: 340M-softpick-hqq-3-g64."""
         return f"{self.family}-{self.attention}-{self.label}"
-
-
-class Identity(_Part):
-    """All that can change a cell's numbers. The key is a hash of it; `code` and `packages` alone make it stale."""
-
-    # checkpoint content, quantization, calibration, tasks, dtype, execution, device, lengths, seeds
-    what: dict[str, Any]
-    code: str  # a hash of our own code that computes
-    packages: dict[str, str]  # versions of the packages that compute
-
-    @property
-    def key(self) -> str:
-        """A hash of everything."""
-        return _hash(self.model_dump())
-
-    @property
-    def what_key(self) -> str:
-        """A hash of what is computed, whichever code and packages compute it."""
-        return _hash(self.what)
 
 
 class MetricValue(_Part):
@@ -133,7 +113,3 @@ class RunPlan(_Part):
     recipe: str
     resolved_recipe: dict[str, Any]
     cells: tuple[PlannedCell, ...]
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

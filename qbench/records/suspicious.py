@@ -377,7 +377,7 @@ def _measured(records: Sequence[StoredRecord]) -> list[MeasuredCell]:
     return [
         MeasuredCell(
             stored.record.cell,
-            str(stored.record.identity.what.get("checkpoint")),
+            stored.record.identity.what.checkpoint,
             _weight_error(stored.record.audit),
             task_scores(stored.table),
         )

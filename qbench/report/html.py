@@ -80,7 +80,7 @@ def _setting(done: Sequence[CellResult]) -> list[str]:
         found.append(f"{_span([count(number) for number in counts])} documents per task")
     records = [result.stored.record for result in done if result.stored]
     for name in MEASURED_ON:
-        if values := {str(record.identity.what[name]) for record in records if name in record.identity.what}:
+        if values := {str(getattr(record.identity.what, name)) for record in records}:
             found.append(" and ".join(sorted(values)))
     if days := sorted({record.provenance.finished[:10] for record in records}):
         found.append(_span(days))

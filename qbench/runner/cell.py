@@ -1,31 +1,31 @@
-"""The worker: load ▸ quantize ▸ audit ▸ evaluate. It knows one cell, and nothing of the matrix."""
+"""The worker: load ▸ quantize ▸ audit ▸ evaluate. It knows one cell, and nothing about the matrix."""
 
 import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qbench import identity as fingerprints
+from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
-from qbench.identity import cache_folder
+from qbench.identity import Identity, TaskIdentity, cache_folder, code_hash
 from qbench.quantizers.options import Quantization, quantizer
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
-from qbench.records.schema import Cost, Failure, FailureKind, Identity, MetricValue, Provenance, QuantizerFacts, Record
+from qbench.records.schema import Cost, Failure, FailureKind, MetricValue, Provenance, QuantizerFacts, Record
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
 
-# phase, and how much of it is done, from 0 to 1
-Report = Callable[[str, float], None]
+# Called with the phase, and how much of it is done, from 0 to 1.
+OnProgress = Callable[[str, float], None]
 
 
 class ChangedError(InputError):
@@ -34,7 +34,7 @@ class ChangedError(InputError):
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run: what it is, its identity, and what is known of the run it is part of."""
+    """A cell to run: what it is, its identity, and the facts of the run it is part of."""
 
     cell: Cell
     identity: Identity
@@ -74,8 +74,8 @@ class Job:
 class Phases:
     """Which phase runs, how far it is, and how long each one took."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, on_progress: OnProgress) -> None:
+        self.on_progress = on_progress
         self.current: str | None = None
         self.seconds: dict[str, float] = {}
         self.tokens = 0
@@ -86,7 +86,7 @@ class Phases:
         from qbench.progress import listening
 
         self.current = name
-        self.report(name, 0.0)
+        self.on_progress(name, 0.0)
         start = time.perf_counter()
         with listening(self._heard):
             yield
@@ -96,12 +96,12 @@ class Phases:
         if unit == "token":
             self.tokens += steps
         assert self.current is not None
-        self.report(self.current, done / total if total else 0.0)
+        self.on_progress(self.current, done / total if total else 0.0)
 
 
-def run_cell(job: Job, report: Report = lambda phase, share: None) -> "tuple[Record, pd.DataFrame | None]":
-    """Run a cell: a finished record with its samples, or a failed one with the reason; raises nothing of the cell's."""
-    started, phases = now(), Phases(report)
+def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, pd.DataFrame | None]":
+    """Run a cell: a finished record with its samples, or a failed one with the reason; does not raise."""
+    started, phases = now(), Phases(on_progress)
     try:
         return _run(job, started, phases)
     except Exception as error:
@@ -128,7 +128,7 @@ def with_log_tail(record: Record, log: Path) -> Record:
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - 8 * LOG_TAIL))  # bars may have filled it
         text = stream.read().decode(errors="replace")
-    lines = [line.rpartition("\r")[2] for line in text.split("\n")]  # of a bar, what one would see
+    lines = [line.rpartition("\r")[2] for line in text.split("\n")]  # of a progress bar, its last state
     failure = record.failure.model_copy(update={"log_tail": "\n".join(lines)[-LOG_TAIL:]})
     return record.model_copy(update={"failure": failure})
 
@@ -148,10 +148,10 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
     with phases.phase("load"):
         model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
     with phases.phase("quantize"):
-        model, audit = quantize_model(cell, model, tokenizer)
-    check_unchanged(cell, job.identity)  # now that all of it is read: its record must not say otherwise
+        model, audit = quantized_for_cell(cell, model, tokenizer)
+    check_unchanged(cell, job.identity)  # now that all of it is read: the record must describe what was read
     with phases.phase("evaluate"):
-        evaluation = evaluate_model(cell, model, tokenizer, job.identity.what["tasks"])
+        evaluation = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
     metrics = [asdict(metric) for metric in evaluation.metrics]
     for metric in metrics:
         metric["metric"] = metric.pop("name")
@@ -168,16 +168,19 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
 
 
 def check_unchanged(cell: Cell, planned: Identity) -> None:
-    """An error where a file, our own code or a package is not what the plan found, hours ago or on another node."""
-    source = cell.recipe.calibration_source() if planned.what["calibration"] else None
-    what = {
-        "checkpoint": fingerprints.checkpoint_fingerprint(cell.location, _commit(planned, "checkpoint")),
-        "tokenizer": fingerprints.tokenizer_fingerprint(cell.tokenizer, _commit(planned, "tokenizer")),
-        "calibration": source and source.content_hash(),
+    """An error if a file, our own code or a package is not what the plan found, hours ago or on another node."""
+    what = planned.what
+    source = cell.recipe.calibration_source() if what.calibration else None
+    found = {
+        "checkpoint": checkpoint_fingerprint(cell.location, commit_of(what.checkpoint)),
+        "tokenizer": tokenizer_fingerprint(cell.tokenizer, commit_of(what.tokenizer)),
+        "calibration": source.content_hash() if source else None,
     }
-    changed = [f"The {part}" for part, found in what.items() if found != planned.what[part]]
-    changed += ["qbench's own code"] if fingerprints.code_hash() != planned.code else []
-    changed += ["A package's version"] if cell.packages() != planned.packages else []
+    changed = [f"The {part}" for part, value in found.items() if value != getattr(what, part)]
+    if code_hash() != planned.code:
+        changed.append("qbench's own code")
+    if cell.packages() != planned.packages:
+        changed.append("A package's version")
     if changed:
         raise ChangedError(f"{changed[0]} is not what it was when the run was planned; start the run again.")
 
@@ -188,7 +191,7 @@ def load_model(cell: Cell, identity: Identity) -> Any:
 
     from qbench.checkpoint.load import load_checkpoint, local_folder
 
-    folder = local_folder(cell.location, _commit(identity, "checkpoint"))
+    folder = local_folder(cell.location, commit_of(identity.what.checkpoint))
     dtype = getattr(torch, cell.recipe.resolved_dtype)
     return load_checkpoint(folder, cell.ref.attention, cell.recipe.resolved_device, dtype)
 
@@ -197,10 +200,10 @@ def load_tokenizer(cell: Cell, identity: Identity) -> Any:
     """The cell's tokenizer."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(cell.tokenizer, revision=_commit(identity, "tokenizer"))
+    return AutoTokenizer.from_pretrained(cell.tokenizer, revision=commit_of(identity.what.tokenizer))
 
 
-def quantize_model(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """The model as the cell wants it, and its audit."""
     from qbench.quantizers.calibration import calibration_batches
     from qbench.quantizers.quantize import quantize
@@ -217,7 +220,9 @@ def quantize_model(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     )
 
 
-def evaluate_model(cell: Cell, model: Any, tokenizer: Any, planned: dict[str, Any], limit: int | None = None) -> Any:
+def evaluate_model(
+    cell: Cell, model: Any, tokenizer: Any, planned: Mapping[str, TaskIdentity], limit: int | None = None
+) -> Any:
     """Score the model on the recipe's tasks, which must be those that were planned; limit: documents of each."""
     from qbench.evaluate.evaluation import evaluate
     from qbench.evaluate.scorer import Scorer
@@ -228,7 +233,7 @@ def evaluate_model(cell: Cell, model: Any, tokenizer: Any, planned: dict[str, An
     tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots())
     limits = recipe.limits(tasks)
     for name, task in tasks.items():
-        if task_fingerprint(task, limits.get(name)) != planned[name][0]:
+        if task_fingerprint(task, limits.get(name)) != planned[name].fingerprint:
             raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
     lm = Scorer(
         model,
@@ -239,11 +244,6 @@ def evaluate_model(cell: Cell, model: Any, tokenizer: Any, planned: dict[str, An
     )
     few = {name: min(own or limit, limit) for name, own in limits.items()} if limit else limits
     return evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
-
-
-def _commit(identity: Identity, part: str) -> str | None:
-    """The commit that the plan found in the cache, so that the hub's newer one is not taken; None for a folder."""
-    return identity.what[part].partition("@")[2] or None
 
 
 def weight_bytes(model: Any, audit: Any) -> int:

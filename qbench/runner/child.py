@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -41,7 +41,7 @@ HEAVY = (
 
 
 class Work(Protocol):
-    """What a child does; it is pickled to get there."""
+    """What a child does; it is pickled on its way there."""
 
     def __call__(self, send: Callable[[Any], None]) -> None:
         """Do it; send messages to the driver on the way."""
@@ -58,13 +58,15 @@ def fork_server(methods: set[str]) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["qbench.runner.preload"])
     # Ctrl-C reaches every process of a terminal, and only the driver shall act on it. The resource tracker comes
-    # first: starting it lifts the block.
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # first: starting it lifts the block. Without the working folder on their path: a folder called softpick or torch
+    # there would hide the package.
+    with _environment(PYTHONSAFEPATH="1"):
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return context
 
 
@@ -103,7 +105,7 @@ class Child:
             self.process.join()
 
     def end(self) -> None:
-        """Kill it if it still runs, and let go of it."""
+        """Kill it if it still runs, and release what it holds."""
         self.kill()
         self.process.close()
         self.connection.close()
@@ -119,6 +121,7 @@ def how_it_died(code: int | None) -> str:
 
 def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu: str | None) -> None:
     die_with_parent()
+    sys.path[:] = without_working_folder(sys.path)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which ends its children
     redirect(Path(log))
     if gpu is not None:
@@ -130,6 +133,15 @@ def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu
     if threads:
         torch.set_num_threads(threads)
     work(connection.send)
+
+
+def without_working_folder(places: Iterable[str]) -> list[str]:
+    """A sys.path without the working folder, unless PYTHONPATH names it.
+
+    A child has the driver's path, which begins with the working folder in notebooks and with `python -m`.
+    """
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [place for place in places if (place and place in named) or os.path.abspath(place) != os.getcwd()]
 
 
 def die_with_parent() -> None:
@@ -153,7 +165,7 @@ def redirect(log: Path) -> None:
 
 
 def preload() -> None:
-    """In the fork server: import what QBENCH_PRELOAD names, and make sure that the GPU was left alone."""
+    """In the fork server: import what QBENCH_PRELOAD names, and make sure that the GPU was not touched."""
     die_with_parent()
     os.environ[PARENT] = str(os.getpid())  # for the children
     with _quiet(), _hidden_gpus():
@@ -172,23 +184,31 @@ def preload() -> None:
 
 @contextlib.contextmanager
 def _hidden_gpus() -> Iterator[None]:
-    """No GPU to be seen meanwhile: transformers imports torchao, whose import starts CUDA where there is one.
+    """No GPU is visible meanwhile: transformers imports torchao, whose import starts CUDA if there is one.
 
     torch counts devices anew until CUDA is started, so a child sees those that it is given.
     """
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with _environment(CUDA_VISIBLE_DEVICES=""):
+        yield
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """These environment variables for a while, then those of before."""
+    before = {name: os.environ.pop(name, None) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.pop("CUDA_VISIBLE_DEVICES")
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep banners and warnings of imports to ourselves, unless one fails: then all that was printed is shown."""
+    """Hide what imports print, unless one fails: then all of it is shown."""
     with tempfile.TemporaryFile() as printed:
         kept = os.dup(2), os.dup(1)
         os.dup2(printed.fileno(), 1)

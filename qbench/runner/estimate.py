@@ -1,16 +1,17 @@
 """What a cell will take, before anything is loaded: from config.json and the size of the tasks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from qbench.checkpoint import layout
 from qbench.checkpoint.layout import CheckpointError
+from qbench.evaluate.facts import TaskFacts
 from qbench.quantizers.options import quantizer
 from qbench.recipe.cells import Cell
 from qbench.records.audit import UNQUANTIZED
-from qbench.runner.plan import Plan
 
-CHARACTERS_A_TOKEN = 4  # about what a 32k vocabulary makes of English
+CHARACTERS_PER_TOKEN = 4  # about what a vocabulary of 32k gives for English
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 OVERHEAD = 2**30  # interpreter, packages, one batch
 
@@ -24,12 +25,12 @@ class Estimate:
     work: float  # operations
 
 
-def estimate(cell: Cell, plan: Plan) -> Estimate | None:
-    """A rough figure; None where the checkpoint is not on this machine."""
+def estimate(cell: Cell, tasks: Mapping[str, TaskFacts]) -> Estimate | None:
+    """A rough estimate; None if the checkpoint is not on this machine."""
     parameters = parameter_count(cell)
     if parameters is None:
         return None
-    tokens = sum(facts["characters"] for facts in plan.tasks.values()) / CHARACTERS_A_TOKEN
+    tokens = sum(facts.characters for facts in tasks.values()) / CHARACTERS_PER_TOKEN
     memory = parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
     if cell.ref.label != UNQUANTIZED:
         memory += memory  # the source weights, which the audit compares with, beside the quantized ones
@@ -40,7 +41,7 @@ def estimate(cell: Cell, plan: Plan) -> Estimate | None:
 
 
 def parameter_count(cell: Cell) -> int | None:
-    """The parameters of a Llama with the checkpoint's config, in either layout; None where it is not here."""
+    """The parameters of a Llama with the checkpoint's config, in either layout; None if it is not here."""
     file = Path(cell.location, "config.json")
     if not file.is_file():
         from huggingface_hub import try_to_load_from_cache

@@ -1,4 +1,4 @@
-"""`qbench fetch`: a recipe's checkpoints and datasets into the Hugging Face cache, for nodes without network."""
+"""`qbench fetch`: download a recipe's checkpoints and datasets into the Hugging Face cache."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,13 +8,15 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
-from qbench.identity import NotFetchedError, checkpoint_files, tokenizer_files
+from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_files, tokenizer_files
 from qbench.quantizers.calibration import Calibration
 from qbench.recipe.cells import Recipe, cells
 
+NOT_DOWNLOADED = "not a local folder, and could not be downloaded from the Hub"
+
 
 def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
-    """Fetch one source after another; a line for each: whether it is there now, and what it is or why it is not."""
+    """Fetch one source after another; a line for each: whether it is there now, and what it is or why it is missing."""
     for location, revision in {(cell.location, cell.source.revision): None for cell in cells(recipe)}:
         yield _fetch_checkpoint(location, revision)
     for tokenizer, revision in {(cell.tokenizer, cell.tokenizer_revision): None for cell in cells(recipe)}:
@@ -30,10 +32,10 @@ def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
     local = Path(name).is_dir()
     try:
         files = checkpoint_files(Path(name) if local else _download(name, revision))
-    except NotFetchedError as error:  # offline, the hub's library is content with what an interrupted download left
+    except NotFetchedError as error:  # offline, the Hub's library accepts what an interrupted download left
         return False, f"checkpoint {name}: {error}"
     except (HFValidationError, OSError) as error:
-        return False, f"checkpoint {name}: neither a folder nor to be had from the hub ({_reason(error)})"
+        return False, f"checkpoint {name}: {NOT_DOWNLOADED} ({_reason(error)})"
     size = sum(file.stat().st_size for file in files) / 1e9
     return True, f"checkpoint {name}: {size:.2f} GB {'in a local folder' if local else 'in the cache'}"
 
@@ -47,7 +49,7 @@ def _download(name: str, revision: str | None) -> Path:
         "allow_patterns": HUB_FILES,
         "ignore_patterns": ["*/*"],
     }
-    with suppress(OSError):  # offline there is no telling
+    with suppress(OSError):  # offline the size is not known
         files = snapshot_download(**wanted, dry_run=True)
         missing = [file for file in files if file.will_download]
         size = sum(file.file_size for file in missing) / 1e9
@@ -66,8 +68,8 @@ def _fetch_tokenizer(name: str, revision: str | None) -> tuple[bool, str]:
 
     try:
         AutoTokenizer.from_pretrained(name, revision=revision)
-    except Exception as error:  # the hub, its files and transformers raise a dozen kinds
-        return False, f"tokenizer {name}: neither a folder nor to be had from the hub ({_reason(error)})"
+    except Exception as error:  # the Hub, its files and transformers raise a dozen kinds
+        return False, f"tokenizer {name}: {NOT_DOWNLOADED} ({_reason(error)})"
     return True, f"tokenizer {name}: in the cache"
 
 
@@ -90,8 +92,8 @@ def _fetch_calibration(source: Calibration) -> tuple[bool, str]:
     print(f"calibration {source.source}: its dataset", flush=True)
     try:
         load_dataset(**source.dataset(), split=source.split)
-    except Exception as error:  # offline, not cached, no such dataset: datasets and the hub raise a dozen kinds
-        return False, f"calibration {source.source}: not in the cache and not to be had ({_reason(error)})"
+    except Exception as error:  # offline, not cached, no such dataset: datasets and the Hub raise a dozen kinds
+        return False, f"calibration {source.source}: not in the cache, and could not be downloaded ({_reason(error)})"
     return True, f"calibration {source.source}: in the cache"
 
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, told in seconds. Its own library tries again for minutes."""
+"""Checks within seconds whether the Hugging Face Hub is reachable; its library would try again for minutes."""
 
 import http.client
 import os
@@ -9,32 +9,32 @@ from pathlib import Path
 
 from qbench.recipe.cells import Recipe, cells
 
-SECONDS = 5  # to wait for an answer
-OFFLINE = "HF_HUB_OFFLINE"  # read when the hub's library is imported
+TIMEOUT = 5  # seconds to wait for an answer
+OFFLINE = "HF_HUB_OFFLINE"  # read when the Hub's library is imported
 
 
 def go_offline_if_unreachable(recipe: Recipe) -> None:
-    """Where a recipe needs the hub and it does not answer, leave it at what is in the cache, and say so."""
+    """If a recipe needs the Hub and it does not answer, use only what is in the cache, and print that."""
     if os.environ.get(OFFLINE, "0") not in ("", "0") or not needs_hub(recipe):
         return
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=SECONDS):
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT):
             return
     except urllib.error.HTTPError:
-        return  # an answer all the same
+        return  # an error is an answer too
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         print(
-            f"qbench: {endpoint} cannot be reached ({reason}): what is not in the cache will be missing. "
-            "Run `qbench fetch` where there is network, or set HF_ENDPOINT to a mirror.",
+            f"qbench: {endpoint} cannot be reached ({reason}); only what is in the cache is available. "
+            "Run `qbench fetch` on a machine with network access, or set HF_ENDPOINT to a mirror.",
             file=sys.stderr,
         )
         os.environ[OFFLINE] = "1"
 
 
 def needs_hub(recipe: Recipe) -> bool:
-    """Whether a checkpoint, a tokenizer, a task's documents or the calibration text may come from the hub."""
+    """Whether a checkpoint, a tokenizer, a task's documents or the calibration text may come from the Hub."""
     places = [place for cell in cells(recipe) for place in (cell.location, cell.tokenizer)]
     source = recipe.calibration_source()
     return (

@@ -1,4 +1,4 @@
-"""Cells in processes on this box: one a GPU at a time, or as many as the CPU and the memory take."""
+"""Cells in processes on this machine: one per GPU at a time, or as many as the CPU and the memory take."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ class Slot:
 
 
 class Watcher(Protocol):
-    """Who is told how a run goes."""
+    """What is notified of how a run goes."""
 
     def started(self, name: str) -> None:
         """A cell has begun."""
@@ -49,10 +49,10 @@ class CellWork:
     folder: Path
 
     def __call__(self, send: Any) -> None:
-        """Run the cell; a record that cannot be written is a message of its own, for it ends the run."""
+        """Run the cell; a record that cannot be written is sent as a message, because it ends the run."""
         last = 0.0
 
-        def report(phase: str, share: float) -> None:
+        def send_progress(phase: str, share: float) -> None:
             nonlocal last
             if share == 0 or share >= 1 or time.monotonic() - last > TICK:
                 last = time.monotonic()
@@ -61,7 +61,7 @@ class CellWork:
                 except OSError:
                     os._exit(1)  # nobody listens: the driver is gone, and the next run does this cell
 
-        record, samples = run_cell(self.job, report)
+        record, samples = run_cell(self.job, send_progress)
         try:
             write_record(self.folder, with_log_tail(record, self.folder / LOG), samples)
         except StoreError as error:
@@ -110,7 +110,7 @@ def _prepare(server: ForkServerContext, job: Job, slot: Slot, out: Path) -> _Run
 
 
 def _start(running: _Running, timeout: float) -> None:
-    (running.folder / RECORD).unlink(missing_ok=True)  # of an earlier failure: what is found later is the cell's own
+    (running.folder / RECORD).unlink(missing_ok=True)  # of an earlier failure: what is found later is from this run
     try:
         running.child.start()
     except (EOFError, ConnectionError) as error:
@@ -125,7 +125,7 @@ def _look_at(running: _Running, watcher: Watcher) -> Record | None:
     ended = running.child.ended  # before its last messages are read
     for kind, *content in running.child.messages():
         if kind == "store":
-            raise RunError(f"{content[0]} Finished cells are as they were; the same command goes on from there.")
+            raise RunError(f"{content[0]} Finished cells are kept; the same command continues from there.")
         running.phase = content[0]
         watcher.progress(running.job.name, *content)
     late = time.monotonic() > running.deadline
@@ -135,7 +135,7 @@ def _look_at(running: _Running, watcher: Watcher) -> Record | None:
 
 
 def _result(running: _Running, late: bool) -> Record:
-    """The record that the cell has written, or a failed one that tells how it died."""
+    """The record that the cell has written, or a failed one that says how it died."""
     with contextlib.suppress(StoreError):
         return read_record(running.folder / RECORD)
     code = running.child.process.exitcode

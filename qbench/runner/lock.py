@@ -1,4 +1,4 @@
-"""One run a folder: the kernel lets go of the lock however the holder ends."""
+"""One run per folder: the kernel releases the lock however the holder ends."""
 
 import contextlib
 import fcntl
@@ -48,7 +48,7 @@ def _lock(folder: Path) -> int:
             holder_now = _holder(handle)
             os.close(handle)
             raise RunError(
-                f"{folder} is held by another run: {holder_now}. Wait for it, or give another --out."
+                f"{folder} is in use by another run: {holder_now}. Wait for it, or give another --out."
             ) from None
         except OSError:
             os.close(handle)
@@ -69,4 +69,4 @@ def _holder(handle: int) -> str:
         holder = json.loads(os.pread(handle, 1000, 0))
         return "process {pid} on {host}, since {since}".format(**holder)
     except (ValueError, KeyError, OSError):
-        return "who it is cannot be read"
+        return "its name cannot be read"

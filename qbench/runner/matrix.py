@@ -1,4 +1,4 @@
-"""A whole run: plan, fetch, preflight, execute what is missing, and say how it went."""
+"""A whole run: plan, fetch, preflight, execute what is missing, and print how it went."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from qbench.runner.cell import Job
 from qbench.runner.estimate import estimate
 from qbench.runner.local import Slot, run_local
 from qbench.runner.lock import RunError, holding
-from qbench.runner.plan import Plan, PlanEntry, choose, ignored, plan
+from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_plan
 from qbench.runner.preflight import PREFLIGHT, is_short, preflight
 from qbench.runner.view import PlainView, view_for
 
@@ -46,7 +46,7 @@ def run(
     device: str | None = None,
     **how: Any,
 ) -> Results:
-    """Run every cell of a recipe that has no finished record; gives the folder of records. how: as RunOptions."""
+    """Run every cell of a recipe that has no finished record; returns its records. how: as RunOptions."""
     loaded = load_recipe(recipe, limit=limit, device=device)
     folder = Path(out) if out else loaded.out()
     run_matrix(loaded, folder, RunOptions(**how))
@@ -57,18 +57,18 @@ def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
     """Run every cell that has no finished record; whether all chosen cells have one now."""
     with _terminable(), holding(out):
         remove_unfinished(out)
-        planned = plan(recipe, out, reuse_stale=options.reuse_stale)
-        if any(entry.state == "not fetched" for entry in planned.entries):
-            planned = _fetched(recipe, out, options)
-        write_plan(out, planned.run_plan())
-        chosen = choose(planned.entries, options.only)
+        plan = make_plan(recipe, out, reuse_stale=options.reuse_stale)
+        if any(entry.state == "not fetched" for entry in plan.entries):
+            plan = _fetched(recipe, out, options)
+        write_plan(out, plan.to_run_plan())
+        chosen = choose(plan.entries, options.only)
         jobs = make_jobs(chosen)
         before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
         view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
-        view.say(_opening(planned, chosen, jobs))
+        view.say(_opening(plan, chosen, jobs))
         try:
             if jobs:
-                _execute(planned, jobs, options, view)
+                _execute(plan, jobs, options, view)
         finally:
             remove_unfinished(out)
         _close(view, out, jobs)
@@ -82,20 +82,20 @@ def make_jobs(entries: Sequence[PlanEntry]) -> list[Job]:
     return [Job(entry.cell, entry.identity, commit, here) for entry in todo if entry.identity]
 
 
-def make_slots(planned: Plan) -> list[Slot]:
+def make_slots(plan: Plan) -> list[Slot]:
     """Places for cells: the GPUs, or shares of the cores, no more than fit into memory.
 
     They follow from the recipe and the machine, not from what is left to do: sums depend on the number of threads.
     """
-    recipe = planned.recipe
+    recipe = plan.recipe
     if recipe.resolved_device == "cuda":
         count = _count_gpus()
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = [part.strip() for part in named.split(",")] if named else [str(index) for index in range(count)]
         return [Slot(gpu=gpu) for gpu in gpus[: recipe.workers or count]]
     cores = machine()["cores"]
-    cells = [entry.cell for entry in planned.entries if entry.identity]
-    largest = max((found.memory for cell in cells if (found := estimate(cell, planned))), default=1)
+    cells = [entry.cell for entry in plan.entries if entry.identity]
+    largest = max((found.memory for cell in cells if (found := estimate(cell, plan.tasks))), default=1)
     fitting = psutil.virtual_memory().total // largest
     workers = recipe.workers or max(1, min(len(cells), cores // (recipe.threads or 1), fitting))
     return [Slot(threads=recipe.threads or max(1, cores // workers))] * workers
@@ -105,25 +105,25 @@ def _count_gpus() -> int:
     if count := visible_gpus():
         return count
     raise RunError(
-        "device is cuda, and there is no GPU here; `qbench doctor` tells what there is, and --device cpu runs the "
+        "device is cuda, and there is no GPU here; `qbench doctor` shows what there is, and --device cpu runs the "
         "recipe on the CPU, slowly."
     )
 
 
-def _execute(planned: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
-    timeout = 60 * planned.recipe.timeout_minutes
+def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
+    timeout = 60 * plan.recipe.timeout_minutes
     if options.executor == "ray":
         from qbench.runner.ray import run_ray
 
-        run_ray(jobs, planned, view, timeout, options.preflight)
+        run_ray(jobs, plan, view, timeout, options.preflight)
         return
-    slots = make_slots(planned)
+    slots = make_slots(plan)
     view.slots = len(slots)
-    if options.preflight or (options.preflight is None and not is_short(planned, jobs, slots)):
+    if options.preflight or (options.preflight is None and not is_short(plan, jobs, slots)):
         view.say(PREFLIGHT)
-        preflight(jobs, planned.out, slots[0], timeout)
+        preflight(jobs, plan.out, slots[0], timeout)
     with view:
-        run_local(jobs, planned.out, slots, view, timeout)
+        run_local(jobs, plan.out, slots, view, timeout)
 
 
 def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
@@ -131,22 +131,22 @@ def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
 
     if options.executor == "local" and recipe.resolved_device == "cuda":
         _count_gpus()  # before gigabytes are fetched for nothing
-    with contextlib.redirect_stdout(sys.stderr):  # what it tells is no event
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the run's own lines and events
         missing = [line for here, line in fetch(recipe) if not here]
     if missing:
         paths = dict.fromkeys(cell.source.path for cell in cells(recipe))
         missing += [f"{path}:{near}" for path in paths if (near := did_you_mean_folder(path, recipe))]
-        raise RunError("Not all that the recipe needs is on this machine:\n- " + "\n- ".join(missing))
-    planned = plan(recipe, out, reuse_stale=options.reuse_stale)
-    if missing := [entry.note for entry in planned.entries if entry.state == "not fetched"]:
-        raise RunError(f"Not all that the recipe needs is on this machine: {missing[0]}")
-    return planned
+        raise RunError("Some of what the recipe needs is not on this machine:\n- " + "\n- ".join(missing))
+    plan = make_plan(recipe, out, reuse_stale=options.reuse_stale)
+    if missing := [entry.note for entry in plan.entries if entry.state == "not fetched"]:
+        raise RunError(f"Some of what the recipe needs is not on this machine: {missing[0]}")
+    return plan
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM, which is how schedulers and service managers stop a run, stop it as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread only
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -156,14 +156,14 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _opening(planned: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> str:
+def _opening(plan: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> str:
     counts = {
         state: sum(entry.state == state for entry in chosen) for state in ("done", "stale", "failed", "not offered")
     }
     parts = [f"{len(jobs)} to run", f"{counts['done']} done before"]
     parts += [f"{n} {state}" for state, n in counts.items() if n and state != "done"]
-    opening = f"{planned.recipe.file.name}: {len(chosen)} cells ({', '.join(parts)}) into {planned.out}"
-    return "; ".join(filter(None, [opening, ignored(planned)]))
+    opening = f"{plan.recipe.file.name}: {len(chosen)} cells ({', '.join(parts)}) into {plan.out}"
+    return "; ".join(filter(None, [opening, ignored(plan)]))
 
 
 def _close(view: PlainView, out: Path, jobs: Sequence[Job]) -> None:

@@ -6,17 +6,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from qbench.identity import NotCachedError, NotFetchedError
+from qbench.checkpoint.fingerprint import NotCachedError, NotFetchedError
+from qbench.evaluate.facts import TaskFacts
+from qbench.identity import Identity, TaskIdentity
 from qbench.quantizers.options import NotOffered
 from qbench.recipe.cells import Cell, cells, recipe_tasks
 from qbench.recipe.check import did_you_mean_folder
 from qbench.recipe.schema import Recipe
 from qbench.recipe.yaml import RecipeError
 from qbench.records.integrity import altered
-from qbench.records.schema import Identity, PlannedCell, Record, RunPlan
+from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, read_record
+from qbench.runner.estimate import estimate
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class PlanEntry:
     """A cell, its identity, and the record that it has, if any."""
 
     cell: Cell
-    identity: Identity | None  # None where the method lacks the width, or something is not fetched
+    identity: Identity | None  # None if the method lacks the width, or something is not fetched
     record: Record | None
     state: Literal["done", "stale", "failed", "to do", "not fetched", "not offered"]
     note: str = ""
@@ -39,15 +42,15 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole matrix with the state of each cell, and records that belong to no cell of it."""
+    """The whole matrix with the state of each cell, and records that belong to none of its cells."""
 
     recipe: Recipe
     out: Path
     entries: tuple[PlanEntry, ...]
     superseded: tuple[StoredRecord, ...]
-    tasks: dict[str, dict[str, Any]]  # of each task: documents, requests, characters; empty where not fetched
+    tasks: dict[str, TaskFacts]  # empty if one is not fetched
 
-    def run_plan(self) -> RunPlan:
+    def to_run_plan(self) -> RunPlan:
         """What run.json says."""
         cells = [
             PlannedCell(
@@ -60,7 +63,7 @@ class Plan:
         return RunPlan(recipe=self.recipe.file.name, resolved_recipe=self.recipe.content(), cells=tuple(cells))
 
 
-def plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
+def make_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
     """The state of every cell in the folder; reuse_stale: records of older code or packages count as done."""
     out = out or recipe.out()
     stored = stored_records(out)
@@ -75,7 +78,7 @@ def plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) 
 
 
 def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
-    """The entries whose names match a pattern such as '*softpick*hqq*'; a plain text may stand anywhere in the name."""
+    """The entries whose names match a pattern such as '*softpick*hqq*'; a plain text may occur anywhere in the name."""
     if only is None:
         return list(entries)
     pattern = only if any(c in only for c in "*?[") else f"*{only}*"
@@ -87,7 +90,7 @@ def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
 
 
 def stored_records(out: Path) -> list[StoredRecord]:
-    """The records in a folder that are whole; what is damaged or altered is as good as not there."""
+    """The records in a folder that are whole; damaged and altered ones are treated as missing."""
     found = []
     for file in sorted(out.glob(f"*/{RECORD}")):
         with contextlib.suppress(StoreError):
@@ -97,29 +100,29 @@ def stored_records(out: Path) -> list[StoredRecord]:
     return found
 
 
-def ignored(planned: Plan) -> str:
-    """How many records in the folder do not count, and why, on one line; empty where all of them do."""
-    identities = {entry.cell.ref.name: entry.identity for entry in planned.entries}
-    reasons = Counter(_why_ignored(stored.record, identities) for stored in planned.superseded)
+def ignored(plan: Plan) -> str:
+    """How many records in the folder do not count, and why, on one line; empty if all do."""
+    identities = {entry.cell.ref.name: entry.identity for entry in plan.entries}
+    reasons = Counter(_why_ignored(stored.record, identities) for stored in plan.superseded)
     return f"ignored records: {', '.join(f'{n} {why}' for why, n in reasons.most_common())}" if reasons else ""
 
 
 def _why_ignored(record: Record, identities: Mapping[str, Identity | None]) -> str:
     if record.cell.name not in identities:
-        return "of cells that the recipe does not have"
+        return "of cells that are not in the recipe"
     now = identities[record.cell.name]
     if now is None:
         return "of cells that are not fetched or not offered"
-    then, parts = record.identity.what, sorted(record.identity.what.keys() | now.what.keys())
-    other = [part for part in parts if then.get(part) != now.what.get(part)]
+    then = record.identity.what
+    other = [part for part in sorted(type(then).model_fields) if getattr(then, part) != getattr(now.what, part)]
     if not other:
-        return "of other code or packages"
-    named = [f"tasks{_other_tasks(then['tasks'], now.what['tasks'])}" if part == "tasks" else part for part in other]
-    return f"of another state of {', '.join(named)} than the recipe's"
+        return "with other code or packages"
+    named = [f"tasks{_other_tasks(then.tasks, now.what.tasks)}" if part == "tasks" else part for part in other]
+    return f"with different {', '.join(named)}"
 
 
-def _other_tasks(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Which tasks are not the same, unless none is."""
+def _other_tasks(then: Mapping[str, TaskIdentity], now: Mapping[str, TaskIdentity]) -> str:
+    """Which tasks differ, unless all do."""
     names = sorted(then.keys() | now.keys())
     other = [name for name in names if then.get(name) != now.get(name)]
     return f" ({', '.join(other)})" if len(other) < len(names) else ""
@@ -132,7 +135,7 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
         identity = cell.identity()
     except NotFetchedError as error:
         return PlanEntry(cell, None, None, "not fetched", f"{error}{_where_looked(error, cell.recipe)}")
-    # By the name: the checkpoint may be spelt in another way, and two families may have the same one.
+    # By the name: the checkpoint may be spelled differently, and two families may have the same one.
     named = [s.record for s in stored if s.record.cell.name == cell.ref.name]
     own = [record for record in named if record.identity.what_key == identity.what_key]
     exact = next((record for record in own if record.key == identity.key), None)
@@ -151,7 +154,7 @@ def _where_looked(error: NotFetchedError, recipe: Recipe) -> str:
         return ""
     looked = recipe.file.parent / error.name
     near = did_you_mean_folder(error.name, recipe)
-    return f" Paths are relative to the recipe's folder, and there is no folder {looked}.{near}"
+    return f" Paths are relative to the recipe's folder, and {looked} does not exist.{near}"
 
 
 def _what_changed(old: Identity, new: Identity) -> str:
@@ -164,16 +167,14 @@ def _what_changed(old: Identity, new: Identity) -> str:
     return "computed with " + ", ".join((["other code of qbench"] if old.code != new.code else []) + moved)
 
 
-def render_plan(planned: Plan) -> str:
-    """The plan as a table, what is to be said of its cells, each once, and the total."""
+def render_plan(plan: Plan) -> str:
+    """The plan as a table, each note on its cells once, and the total."""
     from tabulate import tabulate
 
-    from qbench.runner.estimate import estimate
-
-    notes = list(dict.fromkeys(entry.note for entry in planned.entries if entry.note))
+    notes = list(dict.fromkeys(entry.note for entry in plan.entries if entry.note))
     rows, work = [], 0.0
-    for entry in planned.entries:
-        found = estimate(entry.cell, planned) if entry.identity else None
+    for entry in plan.entries:
+        found = estimate(entry.cell, plan.tasks) if entry.identity else None
         todo = entry.state in ("to do", "failed", "stale")
         work += found.work if found and todo else 0.0
         memory = f"{found.memory / 2**30:.1f} GiB" if found else ""
@@ -181,10 +182,10 @@ def render_plan(planned: Plan) -> str:
         state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
         rows.append([entry.cell.ref.name, state, memory, operations])
     table = tabulate(rows, headers=["cell", "state", "memory", "work"], colalign=("left", "left", "right", "right"))
-    documents = ", ".join(f"{name} {facts['documents']:,}" for name, facts in planned.tasks.items()) or "not fetched"
-    states = [entry.state for entry in planned.entries]
+    documents = ", ".join(f"{name} {facts.documents:,}" for name, facts in plan.tasks.items()) or "not fetched"
+    states = [entry.state for entry in plan.entries]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
     lines += [f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do", f"documents: {documents}"]
-    lines += [f"records: {planned.out}", *filter(None, [ignored(planned)])]
+    lines += [f"records: {plan.out}", *filter(None, [ignored(plan)])]
     return "\n".join(lines)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from qbench.files import file_name
-from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantize_model
+from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantized_for_cell
 from qbench.runner.child import Child, fork_server, how_it_died
 from qbench.runner.estimate import estimate
 from qbench.runner.local import Slot
@@ -19,7 +18,7 @@ from qbench.runner.plan import Plan
 
 PREFLIGHT = "preflight: each checkpoint on a few documents, and one layer by each method"
 DOCUMENTS = 8  # of each task
-# Floating-point operations a second, for the one decision that needs a time: whether a run is short.
+# Floating-point operations per second, for the one decision that needs a time: whether a run is short.
 CPU_RATE, GPU_RATE = 3e10, 5e13
 SHORT_RUN = 10 * 60
 
@@ -35,7 +34,7 @@ class PreflightWork:
         first = self.jobs[0]
         try:
             model, tokenizer = load_model(first.cell, first.identity), load_tokenizer(first.cell, first.identity)
-            evaluate_model(first.cell, model, tokenizer, first.identity.what["tasks"], limit=DOCUMENTS)
+            evaluate_model(first.cell, model, tokenizer, first.identity.what.tasks, limit=DOCUMENTS)
         except Exception as error:
             send(_sentence(first.cell.ref.checkpoint, error))
             return
@@ -43,13 +42,13 @@ class PreflightWork:
         model.config.num_hidden_layers = 1
         for job in _one_of_each_kind(self.jobs):
             try:
-                quantize_model(job.cell, copy.deepcopy(model), tokenizer)
+                quantized_for_cell(job.cell, copy.deepcopy(model), tokenizer)
             except Exception as error:
                 send(_sentence(f"{job.cell.ref.checkpoint}, one layer by {job.cell.ref.label}", error))
 
 
 def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> None:
-    """Try each checkpoint in a process of its own; an error tells all that will not work."""
+    """Try each checkpoint in its own process; the error lists everything that will not work."""
     problems = []
     for name, group in by_checkpoint(jobs).items():
         log = out / f"preflight-{file_name(name)}.log"
@@ -61,9 +60,9 @@ def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> Non
         raise failed_preflight(problems)
 
 
-def is_short(planned: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
+def is_short(plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
     """Whether all of it takes a few minutes, so that a preflight is not worth it; unknown checkpoints make it long."""
-    work = [found.work if (found := estimate(job.cell, planned)) else float("inf") for job in jobs]
+    work = [found.work if (found := estimate(job.cell, plan.tasks)) else float("inf") for job in jobs]
     rate = GPU_RATE if slots[0].gpu is not None else CPU_RATE * (slots[0].threads or 1)
     return sum(work) / (rate * len(slots)) < SHORT_RUN
 
@@ -77,7 +76,7 @@ def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
 
 
 def try_checkpoint(jobs: Sequence[Job], log: Path, slot: Slot, timeout: float) -> list[str]:
-    """What will not work of one checkpoint's jobs, found out in a process of its own."""
+    """What will not work of one checkpoint's jobs, tried in its own process."""
     server = fork_server({job.cell.ref.method for job in jobs})
     child = Child(server, PreflightWork(jobs), log=log, threads=slot.threads, gpu=slot.gpu)
     name = jobs[0].cell.ref.checkpoint
@@ -94,19 +93,19 @@ def try_checkpoint(jobs: Sequence[Job], log: Path, slot: Slot, timeout: float) -
 def failed_preflight(problems: Sequence[str]) -> RunError:
     """All problems as one error."""
     lines = "\n- ".join(problems)
-    return RunError(f"The preflight found what would fail later (--no-preflight goes on anyway):\n- {lines}")
+    return RunError(f"The preflight found what would fail later (--no-preflight runs anyway):\n- {lines}")
 
 
 def _one_of_each_kind(jobs: Sequence[Job]) -> list[Job]:
     """A job for each method and set of options: widths alone fail alike."""
     kinds: dict[str, Job] = {}
     for job in jobs:
-        what: dict[str, Any] = job.identity.what
-        if what["method"] != "none":
-            kinds.setdefault(json.dumps([what["method"], what["options"]], sort_keys=True), job)
+        what = job.identity.what
+        if what.method != "none":
+            kinds.setdefault(json.dumps([what.method, what.options], sort_keys=True), job)
     return list(kinds.values())
 
 
 def _sentence(what: str, error: Exception) -> str:
     logging.getLogger(__name__).error("preflight of %s", what, exc_info=error)
-    return f"{what}: {failure_of(error, None).reason[:1000]}"  # what is longer would not fit into the pipe
+    return f"{what}: {failure_of(error, None).reason[:1000]}"  # more would not fit into the pipe

@@ -1,6 +1,6 @@
-"""Cells as tasks of a Ray cluster: on a node each one is run as on one box; records are written by the driver.
+"""Cells as tasks of a Ray cluster: on a node each runs as on a single machine; the driver writes the records.
 
-The cluster is the one that RAY_ADDRESS names or that runs on this machine; where there is none, one is started here.
+The cluster is the one that RAY_ADDRESS names or that runs on this machine; if there is none, one is started here.
 Its nodes need the same installation of qbench, and the recipe's files, checkpoints and caches under the same paths.
 """
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 RETRIES = 2  # of a cell whose node died
 
 
-def run_ray(jobs: Sequence[Job], planned: Plan, view: PlainView, timeout: float, wanted: bool | None) -> None:
+def run_ray(jobs: Sequence[Job], plan: Plan, view: PlainView, timeout: float, wanted: bool | None) -> None:
     """Run all jobs on the cluster; each leaves a record, finished or failed.
 
     timeout: seconds a cell may take. wanted: whether there is a preflight; None: unless the run is short.
     """
     with _cluster() as ray:
-        demand = _demand(ray, jobs, planned)
+        demand = _demand(ray, jobs, plan)
         view.slots = _slots(ray, demand)
         threads = int(demand["num_cpus"]) if "num_gpus" not in demand else None
         options = ray.remote(max_retries=RETRIES, **demand)
         place = Slot(threads=threads) if threads else Slot(gpu="the task's")
-        if wanted or (wanted is None and not is_short(planned, jobs, [place] * view.slots)):
+        if wanted or (wanted is None and not is_short(plan, jobs, [place] * view.slots)):
             view.say(PREFLIGHT)
             tried = options(try_remotely)
             groups = by_checkpoint(jobs).values()
@@ -57,11 +57,11 @@ def run_ray(jobs: Sequence[Job], planned: Plan, view: PlainView, timeout: float,
             while cells:
                 ready, _ = ray.wait(list(cells), num_returns=1)
                 job, submitted = cells.pop(ready[0])
-                view.finished(job.name, _keep(ray, ready[0], job, submitted, planned.out))
+                view.finished(job.name, _keep(ray, ready[0], job, submitted, plan.out))
 
 
 def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> "Result":
-    """On a node: run a cell in a process of its own, as on one box; its record, its samples and its log."""
+    """On a node: run a cell in its own process, as on a single machine; its record, its samples and its log."""
     os.chdir(folder)  # relative paths are the driver's
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary)
@@ -85,7 +85,7 @@ def _slot(threads: int | None) -> Slot:
 
 
 class Unwatched:
-    """Nobody is told how a cell goes until it has ended."""
+    """A watcher that does nothing: the driver learns how a cell went when its task returns."""
 
     def started(self, name: str) -> None:
         """A cell has begun."""
@@ -106,7 +106,8 @@ def _cluster() -> Iterator[Any]:
     ours = not ray.is_initialized()
     if ours:
         try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+            with contextlib.chdir("/"):  # Ray puts the working folder on its workers' path
+                ray.init(log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise RunError(f"The Ray cluster cannot be reached: {error}") from None
     try:
@@ -116,14 +117,14 @@ def _cluster() -> Iterator[Any]:
             ray.shutdown()  # ends the tasks that still run
 
 
-def _demand(ray: Any, jobs: Sequence[Job], planned: Plan) -> dict[str, float]:
+def _demand(ray: Any, jobs: Sequence[Job], plan: Plan) -> dict[str, float]:
     """What a cell needs of a node: a GPU, or cores and the memory that it is estimated to take."""
-    if planned.recipe.resolved_device == "cuda":
+    if plan.recipe.resolved_device == "cuda":
         return {"num_gpus": 1, "num_cpus": 1}
-    most = max((found.memory for job in jobs if (found := estimate(job.cell, planned))), default=0)
+    most = max((found.memory for job in jobs if (found := estimate(job.cell, plan.tasks))), default=0)
     largest = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
-    # More than the largest node has would wait for ever; there it is tried all the same.
-    return {"num_cpus": planned.recipe.threads or 1, "memory": min(most, int(largest))}
+    # A task that asks for more than the largest node has would wait forever; it is tried there.
+    return {"num_cpus": plan.recipe.threads or 1, "memory": min(most, int(largest))}
 
 
 def _slots(ray: Any, demand: dict[str, float]) -> int:

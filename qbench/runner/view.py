@@ -1,4 +1,4 @@
-"""How a run shows: live on a terminal, a line a cell without one, JSON lines for machines."""
+"""How a run shows: live on a terminal, one line per cell without one, JSON lines for machines."""
 
 import json
 import sys
@@ -53,11 +53,11 @@ class PlainView:
         self.seconds += own_seconds(record)
 
     def place(self) -> str:
-        """How many of the recipe's cells are behind it, of how many."""
+        """How many of the recipe's cells are done, of how many."""
         return f"{self.before + self.done}/{self.before + self.total}"
 
     def left(self) -> str:
-        """The time left, as the cells so far took it; where all of them failed, there is no telling."""
+        """The time left, judged by the cells so far; empty if all of them failed."""
         left = self.total - self.done
         if not left or self.failed == self.done:
             return ""
@@ -104,32 +104,32 @@ class LiveView(PlainView):
 
 
 class JsonView(PlainView):
-    """A JSON object a line."""
+    """One JSON object per line."""
 
     def started(self, name: str) -> None:
         """A cell has begun."""
-        self._tell(event="started", cell=name)
+        self._print(event="started", cell=name)
 
     def progress(self, name: str, phase: str, share: float) -> None:
         """A cell is at this share of a phase."""
-        self._tell(event="progress", cell=name, phase=phase, share=round(share, 4))
+        self._print(event="progress", cell=name, phase=phase, share=round(share, 4))
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has its record."""
         self.count(record)
         reason = record.failure.reason if record.failure else None
-        self._tell(event="finished", cell=name, state=record.state, reason=reason, key=record.key)
+        self._print(event="finished", cell=name, state=record.state, reason=reason, key=record.key)
 
     def say(self, line: str) -> None:
         """Show a line."""
-        self._tell(event="message", text=line)
+        self._print(event="message", text=line)
 
-    def _tell(self, **fields: Any) -> None:
+    def _print(self, **fields: Any) -> None:
         print(json.dumps(fields), flush=True)
 
 
 def view_for(names: Sequence[str], *, before: int = 0, as_json: bool) -> PlainView:
-    """The view that fits where the output goes; before: how many cells are done already."""
+    """The view for this output; before: how many cells are done already."""
     if as_json:
         return JsonView(names, before)
     return LiveView(names, before) if sys.stdout.isatty() else PlainView(names, before)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from qbench.evaluate.batches import KEYS, Group, Request, padding, plan, truncate
+from qbench.evaluate.batches import KEYS, Group, Request, group_requests, truncate
 
 tokens = st.lists(st.integers(0, 5), min_size=1, max_size=12).map(tuple)
 request_lists = st.lists(st.tuples(tokens, tokens), max_size=30)
@@ -39,13 +39,13 @@ def test_every_token_of_a_continuation_is_scored_once_after_all_that_comes_befor
         for index, (context, continuation) in enumerate(requests)
         for n, token in enumerate(continuation)
     ]
-    assert scored(plan(numbered(requests), batch_tokens)) == sorted(expected)
+    assert scored(group_requests(numbered(requests), batch_tokens)) == sorted(expected)
 
 
 @given(request_lists, st.integers(1, 60))
 @settings(deadline=None)
 def test_a_batch_fits_the_budget_unless_it_is_a_single_row(requests, batch_tokens) -> None:
-    for group in plan(numbered(requests), batch_tokens):
+    for group in group_requests(numbered(requests), batch_tokens):
         for batch in group.first + group.continuations:
             width = max(len(row.tokens) for row in batch)
             assert width == len(batch[0].tokens)
@@ -61,25 +61,29 @@ def test_the_order_of_requests_leaves_no_trace_in_the_batches(requests, batch_to
 
     shuffled = list(requests)
     rng.shuffle(shuffled)
-    assert shapes(plan(numbered(requests), batch_tokens)) == shapes(plan(numbered(shuffled), batch_tokens))
+    assert shapes(group_requests(numbered(requests), batch_tokens)) == shapes(
+        group_requests(numbered(shuffled), batch_tokens)
+    )
 
 
 def test_a_shared_context_is_read_once_and_a_last_token_never() -> None:
     context = tuple(range(10))
-    groups = plan(numbered([(context, (11, 12, 13)), (context, (14,)), (context, (15, 16))]), batch_tokens=100)
+    groups = group_requests(
+        numbered([(context, (11, 12, 13)), (context, (14,)), (context, (15, 16))]), batch_tokens=100
+    )
     assert len(groups) == 1
     assert [row.tokens for row in groups[0].rows()] == [context, (11, 12), (15,)]
 
 
 def test_one_token_continuations_need_no_cache() -> None:
     context = tuple(range(10))
-    (group,) = plan(numbered([(context, (11,)), (context, (12,))]), batch_tokens=100)
+    (group,) = group_requests(numbered([(context, (11,)), (context, (12,))]), batch_tokens=100)
     assert group.continuations == []
     assert [row.tokens for row in group.rows()] == [context]
 
 
 def test_what_shares_nothing_runs_as_one_sequence() -> None:
-    (group,) = plan(numbered([((1, 2, 3), (4, 5)), ((6, 7, 8), (9, 1))]), batch_tokens=100)
+    (group,) = group_requests(numbered([((1, 2, 3), (4, 5)), ((6, 7, 8), (9, 1))]), batch_tokens=100)
     assert [list(row.tokens) for row in group.rows()] == [[1, 2, 3, 4], [6, 7, 8, 9]]
 
 
@@ -89,6 +93,13 @@ def test_truncation_drops_the_start_of_the_context_as_hflm_does() -> None:
         short, kept = truncate(context, continuation, max_length)
         assert [*short, *kept] == (context + continuation)[-(max_length + 1) :]
         assert kept == continuation
+
+
+def padding(groups: list[Group]) -> float:
+    """The share of padding in all that is run."""
+    batches = [batch for group in groups for batch in group.first + group.continuations]
+    padded = sum(len(batch) * len(batch[0].tokens) for batch in batches)
+    return 1 - sum(len(row.tokens) for batch in batches for row in batch) / max(padded, 1)
 
 
 @pytest.mark.parametrize("batch_tokens", [512, 1024, 4096, 32768])
@@ -109,7 +120,7 @@ def test_padding_stays_below_a_tenth_on_real_documents(
     ]
     words = [doc["text"].rsplit(" ", 1) for doc in read("lambada_openai.jsonl", 300)]
     for requests in (choices, [(encode(context), encode(f" {word}")) for context, word in words]):
-        groups = plan(numbered(requests), batch_tokens)
+        groups = group_requests(numbered(requests), batch_tokens)
         assert padding(groups) < 0.1
         forwarded = sum(len(row.tokens) for group in groups for row in group.rows())
         naive = sum(len(context) + len(continuation) - 1 for context, continuation in requests)

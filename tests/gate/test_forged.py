@@ -13,7 +13,7 @@ import pytest
 
 from qbench.cli import main
 from qbench.gate.verdict import GateReport, check
-from qbench.records.schema import Identity
+from qbench.identity import Identity
 from qbench.records.store import RECORD, SAMPLES
 from qbench.runner.plan import stored_records
 

@@ -24,13 +24,13 @@ def write(file: Path, text: str) -> Path:
         (b"seed: 1\nname: \xff\xfe\n", ": the recipe is not UTF-8 text (byte 14)"),
         (b"description: 2024-13-45\n", ": not YAML: month must be in 1..12"),
         (b"description: \x00\n", ": not YAML: unacceptable character"),
-        (b"tasks: &t [*t]\n", ": a part of the recipe holds itself"),
-        (b"", ": a recipe must have fields such as"),
-        (b"- piqa\n", ": a recipe must have fields such as"),
-        (b"just words\n", ": a recipe must have fields such as"),
-        (b"seed: 1\ntasks: []\nseed: 2\n", ", line 3: seed: given before, on line 1;"),
-        (b"tasks:\n  piqa: {}\n  piqa: {}\n", ", line 3: tasks.piqa: given before, on line 2;"),
-        (b"tasks:\n- {a: 1, a: 2}\n", ", line 2: tasks[0].a: given before, on line 2;"),
+        (b"tasks: &t [*t]\n", ": a part of the recipe contains itself"),
+        (b"", ": a recipe must be a mapping with fields such as"),
+        (b"- piqa\n", ": a recipe must be a mapping with fields such as"),
+        (b"just words\n", ": a recipe must be a mapping with fields such as"),
+        (b"seed: 1\ntasks: []\nseed: 2\n", ", line 3: seed: already given on line 1;"),
+        (b"tasks:\n  piqa: {}\n  piqa: {}\n", ", line 3: tasks.piqa: already given on line 2;"),
+        (b"tasks:\n- {a: 1, a: 2}\n", ", line 2: tasks[0].a: already given on line 2;"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_why(content: bytes, message: str, tmp_path: Path) -> None:
@@ -105,11 +105,11 @@ class TestExtends:
     @pytest.mark.parametrize(
         ("base", "message"),
         [
-            ("none.yaml", "line 2: extends: there is no recipe "),
+            ("none.yaml", "none.yaml is not a file"),
             ("own.yaml", "line 2: extends: own.yaml extends this recipe in turn"),
-            ("[a.yaml]", "line 2: extends: it must be the path of another recipe"),
-            ("", "line 2: extends: it must be the path of another recipe"),
-            (".", "line 2: extends: there is no recipe "),
+            ("[a.yaml]", "line 2: extends: must be the path of another recipe"),
+            ("", "line 2: extends: must be the path of another recipe"),
+            (".", " is not a file"),
         ],
     )
     def test_what_cannot_be_extended(self, base: str, message: str, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ class TestExtends:
 
     def test_an_error_in_the_base_is_told_there(self, tmp_path: Path) -> None:
         write(tmp_path / "base.yaml", "seed: 1\nseed: 2\n")
-        with pytest.raises(RecipeError, match=r"base\.yaml, line 2: seed: given before"):
+        with pytest.raises(RecipeError, match=r"base\.yaml, line 2: seed: already given on line 1"):
             read_recipe_file(write(tmp_path / "own.yaml", "extends: base.yaml\n"))
 
     def test_paths_move_and_names_do_not(self, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qbench.errors import InputError
-from qbench.records.schema import CellRef, Failure, Identity, QuantizerFacts
+from qbench.records.schema import CellRef, Failure, QuantizerFacts
 from qbench.report.bootstrap import Interval
 from qbench.report.delta import DeltaRow, Difference, ReportData, read_report
 from qbench.report.doubts import doubts
@@ -17,7 +17,7 @@ from qbench.report.remarks import remarks
 from qbench.report.results import Gap, Score
 from qbench.report.tables import Table, difference_field, interval_field
 
-from ..example_records import PROVENANCE, make_samples
+from ..example_records import PROVENANCE, identity_of, make_samples
 from .examples import LABELS, PAPER, audit_of, cell, samples_of, write_cell, write_mini, write_plan_of
 
 ACC = Measure("arc_easy", "acc", "higher")
@@ -182,7 +182,7 @@ def test_an_audit_of_another_quantization_proves_nothing(other: str, tmp_path: P
 
 
 def test_cells_of_other_code_or_packages_are_named(tmp_path: Path) -> None:
-    identity = Identity(what={}, code="old", packages={})
+    identity = identity_of(cell("softmax", "none-16"), code="old", packages={})
     write_cell(tmp_path, cell("softpick", "none-16"), make_samples(10))
     older = PROVENANCE.model_copy(update={"finished": "2025-12-31T00:00:00+00:00"})
     write_cell(tmp_path, cell("softmax", "none-16"), make_samples(10), identity=identity, provenance=older)

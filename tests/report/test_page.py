@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qbench.records.schema import Failure, Identity
+from qbench.records.schema import Failure
 from qbench.report.delta import ReportData, read_report
 from qbench.report.html import page
 
@@ -89,12 +89,10 @@ def test_no_heading_is_said_twice(mini_page: str) -> None:
 
 
 def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, paper: ReportData) -> None:
-    what = {"device": "cpu", "dtype": "float32", "cell": ""}
     for label, documents, finished in (("none-16", 1200, "2026-11-15T23:50"), ("hqq-3-g64", 7, "2026-11-16T00:10")):
         provenance = PROVENANCE.model_copy(update={"finished": f"{finished}:59+00:00"})
-        identity = Identity(what={**what, "cell": label}, code="", packages={})
-        changes = {"provenance": provenance, "identity": identity, "key": identity.key}
-        write_cell(tmp_path, cell("softmax", label), make_samples(documents, tasks=["piqa"]), **changes)
+        samples = make_samples(documents, tasks=["piqa"])
+        write_cell(tmp_path, cell("softmax", label), samples, provenance=provenance)
     text = page(read_report(tmp_path), "delta")
     measured = "2 of 2 cells have scores, 7 to 1,200 documents per task, cpu, float32, 2026-11-15 to 2026-11-16."
     assert f"<p>{measured}</p>" in text

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +19,16 @@ import psutil
 from qbench.cli import main
 from qbench.records.store import read_results
 
+QBENCH = str(Path(sysconfig.get_path("scripts"), "qbench"))  # the command that people call
+
 
 class Driver:
     """A running `qbench run --json`, in a session of its own; memory: bytes that each of its processes may have."""
 
-    def __init__(self, recipe: Path, out: Path, *options: str, memory: int = resource.RLIM_INFINITY) -> None:
-        command = [sys.executable, "-m", "qbench.cli", "run", str(recipe), "--out", str(out), "--json", *options]
+    def __init__(
+        self, recipe: Path, out: Path, *options: str, memory: int = resource.RLIM_INFINITY, cwd: Path | None = None
+    ) -> None:
+        command = [sys.executable, QBENCH, "run", str(recipe), "--out", str(out), "--json", *options]
 
         def limits() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -34,6 +39,7 @@ class Driver:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=cwd,
             start_new_session=True,
             preexec_fn=limits,
         )
@@ -93,9 +99,9 @@ class Driver:
         return True
 
 
-def run(recipe: Path, out: Path, *options: str) -> tuple[int, list[dict[str, Any]], str]:
+def run(recipe: Path, out: Path, *options: str, cwd: Path | None = None) -> tuple[int, list[dict[str, Any]], str]:
     """A whole run: its exit code, its events, and what it printed as errors."""
-    with Driver(recipe, out, *options) as driver:
+    with Driver(recipe, out, *options, cwd=cwd) as driver:
         code, errors = driver.end()
         return code, driver.events, errors
 

@@ -13,13 +13,14 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from qbench import save_checkpoint
+from qbench.identity import Identity
 from qbench.recipe.cells import load_recipe
 from qbench.records.audit import AuditError
-from qbench.records.schema import Failure, Identity
+from qbench.records.schema import Failure
 from qbench.records.store import read_results
 from qbench.runner.cell import failure_of, run_cell, with_log_tail
 from qbench.runner.matrix import make_jobs
-from qbench.runner.plan import plan
+from qbench.runner.plan import make_plan
 
 from ..example_records import cell_ref, make_record
 from .driver import Driver, events_of, finished, left_behind, run_here
@@ -129,7 +130,7 @@ def test_what_changes_after_the_plan_fails_the_cell(
     shutil.copytree(small.parent, tmp_path / "matrix")
     recipe = tmp_path / "matrix" / "recipe.yaml"
     name = "tiny-softmax-gptq-4-g32" if what == "The calibration" else "tiny-softmax-none-16"
-    jobs = make_jobs(plan(load_recipe(recipe), tmp_path / "out").entries)
+    jobs = make_jobs(make_plan(load_recipe(recipe), tmp_path / "out").entries)
     job = next(job for job in jobs if job.name == name)
     planned = job.identity.model_copy(update=change(recipe, job.identity))
     record, samples = run_cell(replace(job, identity=planned))

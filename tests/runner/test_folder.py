@@ -68,7 +68,7 @@ def test_a_folder_is_held_by_one_run(small: Path, undisturbed: Undisturbed, tmp_
     with holding(out):
         code, _, errors = run(small, out)
         assert code == 2
-        assert f"{out} is held by another run: process {os.getpid()} on" in errors
+        assert f"{out} is in use by another run: process {os.getpid()} on" in errors
     assert run_here(small, out)[0] == 0
     assert not left_behind(out)
 
@@ -82,7 +82,7 @@ with holding(pathlib.Path({str(tmp_path)!r})):
 """
     subprocess.run([sys.executable, "-c", code], check=False)
     assert (tmp_path / ".lock").exists()
-    with holding(tmp_path), pytest.raises(RunError, match="held by another run"), holding(tmp_path):
+    with holding(tmp_path), pytest.raises(RunError, match="in use by another run"), holding(tmp_path):
         pass
     assert not (tmp_path / ".lock").exists()
 

@@ -94,7 +94,7 @@ def test_without_the_hub_a_command_says_what_is_missing_within_seconds(
     assert f"qbench: {closed} cannot be reached (" in done.stderr
     assert "Retrying" not in done.stderr
     said = done.stdout + done.stderr
-    assert "checkpoint owner/name: neither a folder nor to be had from the hub" in said
+    assert "checkpoint owner/name: not a local folder, and could not be downloaded from the Hub" in said
     assert "The dataset of the task sciq is not in the Hugging Face cache" in said
 
 

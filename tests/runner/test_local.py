@@ -10,7 +10,7 @@ from qbench.records.store import read_frame, read_results
 from qbench.runner.local import Slot
 from qbench.runner.lock import RunError
 from qbench.runner.matrix import make_slots
-from qbench.runner.plan import plan
+from qbench.runner.plan import make_plan
 
 from .conftest import documents
 from .driver import left_behind, run_here
@@ -37,18 +37,19 @@ def test_the_whole_matrix(matrix: Path, tmp_path: Path) -> None:
 
 
 def test_places_for_cells_are_shares_of_the_cores(matrix: Path, tmp_path: Path) -> None:
-    shared = make_slots(plan(load_recipe(matrix / "recipe.yaml"), tmp_path))
+    shared = make_slots(make_plan(load_recipe(matrix / "recipe.yaml"), tmp_path))
     assert {slot.threads for slot in shared} == {1}
     assert len(shared) <= machine()["cores"]
     assert (
-        make_slots(plan(load_recipe(matrix / "recipe.yaml", workers=3, threads=2), tmp_path)) == [Slot(threads=2)] * 3
+        make_slots(make_plan(load_recipe(matrix / "recipe.yaml", workers=3, threads=2), tmp_path))
+        == [Slot(threads=2)] * 3
     )
 
 
 def test_a_place_is_one_gpu_by_the_name_that_it_has(
     matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = plan(load_recipe(matrix / "recipe.yaml", device="cuda"), tmp_path)
+    planned = make_plan(load_recipe(matrix / "recipe.yaml", device="cuda"), tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7")
     assert make_slots(planned) == [Slot(gpu="5"), Slot(gpu="7")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from qbench import identity as fingerprints
 from qbench.cli import main
+from qbench.identity import Identity
 from qbench.recipe.cells import Cell, Recipe, RecipeError, cells, load_recipe
-from qbench.records.schema import Identity
 from qbench.records.store import SAMPLES, cell_folder, read_results, write_plan, write_record
 from qbench.runner.matrix import _opening
-from qbench.runner.plan import Plan, PlanEntry, choose, ignored, plan
+from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_plan
 
 from ..example_records import PROVENANCE, make_record, make_samples
 from ..small_recipe import PIQA, write_recipe
@@ -72,7 +71,7 @@ def test_families_that_differ_only_in_what_folders_cannot_have_keep_their_record
     for rerun in range(2):
         for cell in cells(recipe):
             finish(cell, tmp_path, when=rerun)
-        assert [entry.state for entry in plan(recipe, tmp_path).entries] == ["done", "done"]
+        assert [entry.state for entry in make_plan(recipe, tmp_path).entries] == ["done", "done"]
         found = read_results(tmp_path).current
         assert [stored.record.cell.family for stored in found] == ["a b", "a/b"]
 
@@ -82,7 +81,7 @@ def test_states(recipe: Recipe, tmp_path: Path) -> None:
     finish(cell(recipe, "softmax-hqq-3-g64"), tmp_path, failed=True)
     stale = cell(recipe, "softpick-hqq-3-g64")
     finish(stale, tmp_path, older(stale.identity()))
-    planned = plan(recipe, tmp_path)
+    planned = make_plan(recipe, tmp_path)
     assert states(planned) == {
         "softmax-none-16": "done",
         "softpick-none-16": "to do",
@@ -106,26 +105,26 @@ def test_a_stale_record_counts_when_asked_for(recipe: Recipe, tmp_path: Path) ->
     first, second = older(one.identity()), one.identity().model_copy(update={"code": "newer, but not ours"})
     finish(one, tmp_path, second, when=1)
     finish(one, tmp_path, first, when=0)
-    fresh, kept = plan(recipe, tmp_path), plan(recipe, tmp_path, reuse_stale=True)
+    fresh, kept = make_plan(recipe, tmp_path), make_plan(recipe, tmp_path, reuse_stale=True)
     assert entry(fresh, "softmax-none-16").record is None
     assert entry(fresh, "softmax-none-16").key == one.identity().key
     assert {stored.record.key for stored in fresh.superseded} == {first.key, second.key}
     assert entry(kept, "softmax-none-16").key == second.key  # the latest of them
     assert [stored.record.key for stored in kept.superseded] == [first.key]
-    write_plan(tmp_path, kept.run_plan())
+    write_plan(tmp_path, kept.to_run_plan())
     assert [stored.record.key for stored in read_results(tmp_path).current] == [second.key]
 
 
 def test_a_failure_of_older_code_is_to_do(recipe: Recipe, tmp_path: Path) -> None:
     one = cell(recipe, "softmax-none-16")
     finish(one, tmp_path, older(one.identity()), failed=True)
-    assert entry(plan(recipe, tmp_path, reuse_stale=True), "softmax-none-16").state == "to do"
+    assert entry(make_plan(recipe, tmp_path, reuse_stale=True), "softmax-none-16").state == "to do"
 
 
 def test_other_weights_are_no_stale_record_but_another_cell(recipe: Recipe, tmp_path: Path) -> None:
     folder = finish(cell(recipe, "softmax-none-16"), tmp_path)
     (recipe.file.parent / "softmax" / "model.safetensors").write_text("retrained")
-    planned = plan(recipe, tmp_path, reuse_stale=True)
+    planned = make_plan(recipe, tmp_path, reuse_stale=True)
     assert entry(planned, "softmax-none-16").state == "to do"
     assert [stored.folder for stored in planned.superseded] == [folder]
 
@@ -133,7 +132,7 @@ def test_other_weights_are_no_stale_record_but_another_cell(recipe: Recipe, tmp_
 @pytest.mark.parametrize("damage", ["record", "samples", "no samples"])
 def test_what_is_damaged_is_to_do(damage: str, recipe: Recipe, tmp_path: Path) -> None:
     folder = finish(cell(recipe, "softmax-none-16"), tmp_path)
-    assert entry(plan(recipe, tmp_path), "softmax-none-16").state == "done"
+    assert entry(make_plan(recipe, tmp_path), "softmax-none-16").state == "done"
     if damage == "record":
         text = (folder / "record.json").read_text()
         (folder / "record.json").write_text(text[: len(text) // 2])
@@ -141,17 +140,17 @@ def test_what_is_damaged_is_to_do(damage: str, recipe: Recipe, tmp_path: Path) -
         (folder / SAMPLES).write_bytes((folder / SAMPLES).read_bytes()[:-1])
     else:
         (folder / SAMPLES).unlink()
-    assert entry(plan(recipe, tmp_path), "softmax-none-16").state == "to do"
+    assert entry(make_plan(recipe, tmp_path), "softmax-none-16").state == "to do"
 
 
 def test_what_is_not_here_is_not_fetched_and_the_rest_is_planned(tmp_path: Path) -> None:
     twins = {"softmax": "softmax", "softpick": "nobody/has-this"}
-    planned = plan(load_recipe(write_recipe(tmp_path, checkpoints={"tiny": twins})), tmp_path / "out")
+    planned = make_plan(load_recipe(write_recipe(tmp_path, checkpoints={"tiny": twins})), tmp_path / "out")
     assert states(planned)["softmax-none-16"] == "to do"
     missing = entry(planned, "softpick-none-16")
     assert (missing.state, missing.key) == ("not fetched", None)
     assert missing.note.startswith(
-        "nobody/has-this is no folder here and not in the Hugging Face cache; `qbench fetch`"
+        "nobody/has-this is not a local folder and not in the Hugging Face cache; `qbench fetch`"
     )
 
 
@@ -169,11 +168,13 @@ def test_a_path_from_elsewhere_is_told_what_it_should_be(
     here = recipe.file.parent
     (here / "models" / "twins" / "soft").mkdir(parents=True)
     changed = load_recipe(write_recipe(here, checkpoints={"tiny": {"softmax": written}}))
-    note = entry(plan(changed, tmp_path / "out"), "softmax-none-16").note
-    told = f"Paths are relative to the recipe's folder, and there is no folder {here / written}."
+    note = entry(make_plan(changed, tmp_path / "out"), "softmax-none-16").note
+    told = f"Paths are relative to the recipe's folder, and {here / written} does not exist."
     assert note.endswith(f" {told} Did you mean {meant}?" if meant else told)
     wrong = write_recipe(here, checkpoints={"tiny": {"softmax": f"./{written}"}})
-    with pytest.raises(RecipeError, match=rf"owner/name\.( Did you mean {meant}\?)$" if meant else "owner/name\\.$"):
+    with pytest.raises(
+        RecipeError, match=rf"owner/name\)\.( Did you mean {meant}\?)$" if meant else "owner/name\\)\\.$"
+    ):
         load_recipe(wrong)  # what begins with ./ is no name on the hub
 
 
@@ -189,11 +190,11 @@ def test_a_path_from_the_working_folder_is_not_taken(
 
 def test_a_changed_task_file_is_noticed_though_it_is_remembered(recipe: Recipe, tmp_path: Path) -> None:
     finish(cell(recipe, "softmax-none-16"), tmp_path)
-    assert plan(recipe, tmp_path).tasks["piqa"]["documents"] == 4
+    assert make_plan(recipe, tmp_path).tasks["piqa"].documents == 4
     data = recipe.file.parent / "piqa.jsonl"
     data.write_text(data.read_text() + data.read_text())
-    planned = plan(recipe, tmp_path)
-    assert planned.tasks["piqa"]["documents"] == 8
+    planned = make_plan(recipe, tmp_path)
+    assert planned.tasks["piqa"].documents == 8
     assert entry(planned, "softmax-none-16").state == "to do"
 
 
@@ -213,36 +214,38 @@ def test_data_that_a_task_file_names_itself_is_noticed_too(
         task.write_text(task.read_text().replace(": test\n", ": train\n"))
     recipe = load_recipe(file)
     finish(cell(recipe, "softmax-none-16"), tmp_path / "out")
-    assert entry(plan(recipe, tmp_path / "out"), "softmax-none-16").state == "done"
+    assert entry(make_plan(recipe, tmp_path / "out"), "softmax-none-16").state == "done"
     own.write_text(own.read_text().replace("Open", "Close"))
-    assert entry(plan(recipe, tmp_path / "out"), "softmax-none-16").state == "to do"
+    assert entry(make_plan(recipe, tmp_path / "out"), "softmax-none-16").state == "to do"
 
 
 def test_what_is_ignored_is_told_on_one_line_with_what_differs(recipe: Recipe, tmp_path: Path) -> None:
     for name in ("softmax-none-16", "softpick-none-16", "softmax-bnb-8", "softmax-hqq-3-g64"):
         finish(cell(recipe, name), tmp_path)
-    assert ignored(plan(recipe, tmp_path)) == ""
+    assert ignored(make_plan(recipe, tmp_path)) == ""
     data = recipe.file.parent / "piqa.jsonl"
     data.write_text(data.read_text().replace('"label": 1', '"label": 0', 1))
-    planned = plan(recipe, tmp_path)
-    assert ignored(planned) == "ignored records: 4 of another state of tasks (piqa) than the recipe's"
+    planned = make_plan(recipe, tmp_path)
+    assert ignored(planned) == "ignored records: 4 with different tasks (piqa)"
     assert _opening(planned, planned.entries, []).endswith(f" into {tmp_path}; {ignored(planned)}")
     (recipe.file.parent / "softpick" / "model.safetensors").write_text("retrained")
     fewer = [{"method": "none"}, {"method": "bnb", "bits": 8}]
     changed = load_recipe(write_recipe(recipe.file.parent, quantizations=fewer, limit=3))
-    assert ignored(plan(changed, tmp_path)) == (
-        "ignored records: 2 of another state of tasks than the recipe's, 1 of cells that the recipe does not have, "
-        "1 of another state of checkpoint, tasks than the recipe's"
+    assert ignored(make_plan(changed, tmp_path)) == (
+        "ignored records: 2 with different tasks, 1 of cells that are not in the recipe, "
+        "1 with different checkpoint, tasks"
     )
     (recipe.file.parent / "softmax" / "model.safetensors").unlink()
-    assert ignored(plan(changed, tmp_path)).startswith("ignored records: 2 of cells that are not fetched or not off")
+    assert ignored(make_plan(changed, tmp_path)).startswith(
+        "ignored records: 2 of cells that are not fetched or not off"
+    )
 
 
 def test_a_record_counts_however_the_recipe_spells_its_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     finish(cell(recipe, "softmax-none-16"), tmp_path)
     twins = {"softmax": "../recipe/softmax"}
     moved = load_recipe(write_recipe(recipe.file.parent, checkpoints={"tiny": twins}))
-    assert entry(plan(moved, tmp_path), "softmax-none-16").state == "done"
+    assert entry(make_plan(moved, tmp_path), "softmax-none-16").state == "done"
 
 
 def test_two_families_may_have_the_same_checkpoint(tmp_path: Path) -> None:
@@ -250,8 +253,8 @@ def test_two_families_may_have_the_same_checkpoint(tmp_path: Path) -> None:
     recipe = load_recipe(write_recipe(tmp_path / "recipe", checkpoints=twins, quantizations=[{"method": "none"}]))
     out = tmp_path / "out"
     finish(cells(recipe)[0], out)
-    assert [e.state for e in plan(recipe, out).entries] == ["done", "to do"]
-    write_plan(out, plan(recipe, out).run_plan())
+    assert [e.state for e in make_plan(recipe, out).entries] == ["done", "to do"]
+    write_plan(out, make_plan(recipe, out).to_run_plan())
     assert [missing.cell.family for missing in read_results(out).missing] == ["b"]
     finish(cells(recipe)[1], out)
     assert [stored.record.cell.family for stored in read_results(out).current] == ["a", "b"]
@@ -260,15 +263,15 @@ def test_two_families_may_have_the_same_checkpoint(tmp_path: Path) -> None:
 def test_facts_of_tasks_are_computed_again_by_other_code(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan(recipe, tmp_path)
+    make_plan(recipe, tmp_path)
     monkeypatch.setattr("qbench.evaluate.tasks.task_fingerprint", lambda task, limit: "by another rule")
-    assert plan(recipe, tmp_path).tasks["piqa"]["fingerprint"] != "by another rule"  # remembered
-    monkeypatch.setattr(fingerprints, "code_hash", lambda: "other code")
-    assert plan(recipe, tmp_path).tasks["piqa"]["fingerprint"] == "by another rule"
+    assert make_plan(recipe, tmp_path).tasks["piqa"].fingerprint != "by another rule"  # remembered
+    monkeypatch.setattr("qbench.evaluate.facts.code_hash", lambda: "other code")
+    assert make_plan(recipe, tmp_path).tasks["piqa"].fingerprint == "by another rule"
 
 
 def test_choose(recipe: Recipe, tmp_path: Path) -> None:
-    entries = plan(recipe, tmp_path).entries
+    entries = make_plan(recipe, tmp_path).entries
     assert [e.cell.ref.name for e in choose(entries, "*softpick*hqq*")] == ["tiny-softpick-hqq-3-g64"]
     assert [e.cell.ref.name for e in choose(entries, "softpick-hqq")] == ["tiny-softpick-hqq-3-g64"]
     assert len(choose(entries, None)) == len(entries)
@@ -289,7 +292,7 @@ def test_the_command_shows_states_estimates_and_the_total(
     assert row[1:4] == ["done", "2.4", "GiB"]  # 374 million parameters in float32, and 1 GiB
     assert any(line.startswith("10 cells: 1 done, 1 stale, 2 not offered, 6 to do; ") for line in lines)
     assert "documents: piqa 4, mine 4" in lines
-    assert lines[-1] == "ignored records: 1 of other code or packages"
+    assert lines[-1] == "ignored records: 1 with other code or packages"
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5"])
@@ -305,7 +308,7 @@ def test_the_plan_of_a_finished_recipe_is_fast_and_imports_nothing_heavy(recipe:
     for found in cells(recipe):
         if found.ref.label != "bnb-2":
             finish(found, tmp_path)
-    plan(recipe, tmp_path)
+    make_plan(recipe, tmp_path)
     code = (
         "import sys\n"
         "from qbench.cli import main\n"

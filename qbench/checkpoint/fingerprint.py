@@ -1,0 +1,91 @@
+"""Which files make a checkpoint and a tokenizer, and the fingerprints of both. Imports no torch."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from qbench.errors import InputError
+from qbench.identity import file_hash, json_hash
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+GENERATION = "generation_config.json"  # decides what generating tasks give
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+
+class NotFetchedError(InputError):
+    """A checkpoint or a dataset that is not on this machine yet."""
+
+
+class NotCachedError(NotFetchedError):
+    """A name that is not a folder and, as a Hub id, not in the Hugging Face cache."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is not a local folder and not in the Hugging Face cache; `qbench fetch` gets it.")
+        self.name = name
+
+
+def checkpoint_fingerprint(location: str, revision: str | None = None) -> str:
+    """The content of a local checkpoint, or the commit of one on the Hub that is in the cache."""
+    if not Path(location).is_dir():
+        folder = hub_folder(location, revision, [CONFIG])
+        checkpoint_files(folder)
+        return f"{location}@{folder.name}"
+    return _files_hash(checkpoint_files(Path(location)))
+
+
+def tokenizer_fingerprint(location: str, revision: str | None = None) -> str:
+    """The content of a tokenizer's files, or the commit of one on the Hub that is in the cache."""
+    if not Path(location).is_dir():
+        return f"{location}@{hub_folder(location, revision, TOKENIZER_FILES).name}"
+    return _files_hash(tokenizer_files(Path(location)))
+
+
+def commit_of(fingerprint: str) -> str | None:
+    """The commit in the fingerprint of something on the Hub; None for a local folder's."""
+    return fingerprint.partition("@")[2] or None
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The files that make a checkpoint: its config and its weights; an error if one is missing."""
+    index = folder / INDEX
+    names = [CONFIG, WEIGHTS]
+    if index.is_file() and not (folder / WEIGHTS).is_file():
+        try:
+            names = [CONFIG, INDEX, *sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise NotFetchedError(f"{index} is not an index of weights: it must be JSON with a weight_map.") from None
+    wanted = [folder / name for name in names]
+    if absent := [file for file in wanted if not file.is_file()]:
+        raise NotFetchedError(f"{absent[0].name} is not in {folder}, which must hold a checkpoint in safetensors.")
+    return wanted + [file for file in [folder / GENERATION] if file.is_file()]
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files that make a tokenizer; an error if there is none."""
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if not found:
+        raise NotFetchedError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.")
+    return found
+
+
+def hub_folder(repo: str, revision: str | None, files: Iterable[str]) -> Path:
+    """The folder of a repository in the Hugging Face cache, named by its commit, that has one of the files."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in files:
+        found = try_to_load_from_cache(repo, file, revision=revision)
+        if isinstance(found, str):
+            return Path(found).parent
+    raise NotCachedError(repo)
+
+
+def _files_hash(files: Iterable[Path]) -> str:
+    return json_hash([[file.name, file_hash(file)] for file in files])

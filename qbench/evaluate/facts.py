@@ -1,0 +1,110 @@
+"""What a plan needs to know of tasks: fingerprints and sizes. Imports torch and lm-eval only to compute them."""
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qbench.checkpoint.fingerprint import NotFetchedError
+from qbench.identity import TaskIdentity, code_hash, json_hash, package_versions, remembered
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """One task's identity and size."""
+
+    fingerprint: str
+    num_fewshot: int
+    documents: int
+    characters: int  # of all its requests
+    files: tuple[str, ...]  # local ones that the task's file names as its data
+
+    @property
+    def identity(self) -> TaskIdentity:
+        """What decides the task's numbers."""
+        return TaskIdentity(self.fingerprint, self.num_fewshot)
+
+
+def is_task_path(name: str) -> bool:
+    """Whether a task is named by its file or folder; a bare word is a name, whatever the working folder holds."""
+    return "/" in name or name.endswith(".yaml")
+
+
+def task_facts(
+    names: Sequence[str],
+    *,
+    data: Mapping[str, Any],
+    folders: Sequence[str],
+    num_fewshot: Mapping[str, int] | int | None,
+    limits: Callable[[Iterable[str]], Mapping[str, int | None]],
+    seed: int,
+) -> dict[str, TaskFacts]:
+    """The facts of each task; NotFetchedError if a dataset is not on this machine.
+
+    limits: how many documents of each task, by the names of the tasks that were found.
+    """
+    settings = [list(names), data, list(folders), num_fewshot, limits(names), seed]
+    asked = f"tasks {json_hash([settings, package_versions(), code_hash(), os.getcwd()])}"
+    given = [file for files in data.values() for file in (files.values() if isinstance(files, Mapping) else [files])]
+    local = [*map(Path, given), *_task_files([*folders, *filter(is_task_path, names)])]
+
+    def compute() -> dict[str, dict[str, Any]]:
+        from qbench.evaluate.tasks import MissingDatasetError, load_tasks
+
+        try:
+            tasks = load_tasks(names, data, folders, num_fewshot)
+        except MissingDatasetError as error:
+            raise NotFetchedError(str(error)) from None
+        chosen = limits(tasks)
+        return {name: asdict(_facts(task, chosen[name], seed, name in data)) for name, task in tasks.items()}
+
+    def read(facts: dict[str, dict[str, Any]]) -> list[Path]:
+        return [Path(file) for own in facts.values() for file in own["files"]]
+
+    found = remembered(asked, [*local, *_hub_datasets()], compute, read)
+    return {name: TaskFacts(**own | {"files": tuple(own["files"])}) for name, own in found.items()}
+
+
+def _facts(task: "Task", limit: int | None, seed: int, has_given_data: bool) -> TaskFacts:
+    from qbench.evaluate.requests import build_documents
+    from qbench.evaluate.tasks import task_fingerprint
+
+    documents = build_documents(task, limit, seed)
+    texts = [text for document in documents for request in document.requests for text in request.args]
+    return TaskFacts(
+        fingerprint=task_fingerprint(task, limit),
+        num_fewshot=task.config.num_fewshot,
+        documents=len(documents),
+        characters=sum(len(text) for text in texts if isinstance(text, str)),
+        files=() if has_given_data else _own_data(task.config.dataset_path, task.config.dataset_kwargs or {}),
+    )
+
+
+def _own_data(dataset: str | None, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """The local files that a task's file names as its data, in the ways of datasets.load_dataset."""
+    named = arguments.get("data_files") or []
+    by_split = [named] if isinstance(named, str) else named.values() if isinstance(named, Mapping) else named
+    patterns = [file for files in by_split for file in ([files] if isinstance(files, str) else files)]
+    within = arguments.get("data_dir") or ""
+    folders = [folder for folder in (within, dataset) if folder and Path(folder).is_dir()]
+    found = {file for pattern in patterns for file in glob.glob(os.path.join(within, pattern), recursive=True)}
+    found |= {str(file) for folder in folders for file in Path(folder).rglob("*") if file.is_file()}
+    return tuple(sorted(found))
+
+
+def _task_files(names: Iterable[str]) -> list[Path]:
+    """What lies in the folders among the names, and beside the files among them: task files and their code."""
+    places = {Path(name) if Path(name).is_dir() else Path(name).parent for name in names}
+    return sorted({file for folder in places for file in folder.rglob("*") if file.suffix in (".yaml", ".py")})
+
+
+def _hub_datasets() -> list[Path]:
+    """The files that say which commits of datasets are in the Hugging Face cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return sorted(Path(HF_HUB_CACHE).glob("datasets--*/refs/*"))
