@@ -1,9 +1,9 @@
 """Which files make a checkpoint and a tokenizer, and the fingerprints of both. Imports no torch."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from qbench.checkpoint.layout import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS, CheckpointError, weight_files
 from qbench.errors import InputError
 from qbench.identity import file_hash, json_hash
 
@@ -16,8 +16,6 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
-GENERATION = "generation_config.json"  # decides what generating tasks give
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
 class NotFetchedError(InputError):
@@ -55,17 +53,16 @@ def commit_of(fingerprint: str) -> str | None:
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """The files that make a checkpoint: its config and its weights; an error if one is missing."""
-    index = folder / INDEX
-    names = [CONFIG, WEIGHTS]
-    if index.is_file() and not (folder / WEIGHTS).is_file():
-        try:
-            names = [CONFIG, INDEX, *sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise NotFetchedError(f"{index} is not an index of weights: it must be JSON with a weight_map.") from None
-    wanted = [folder / name for name in names]
-    if absent := [file for file in wanted if not file.is_file()]:
-        raise NotFetchedError(f"{absent[0].name} is not in {folder}, which must hold a checkpoint in safetensors.")
-    return wanted + [file for file in [folder / GENERATION] if file.is_file()]
+    if not (folder / CONFIG).is_file():
+        raise NotFetchedError(f"{CONFIG} is not in {folder}, which must hold a checkpoint in safetensors.")
+    try:
+        weights = weight_files(folder)
+    except CheckpointError as error:
+        raise NotFetchedError(str(error)) from None
+    if weights != [folder / WEIGHTS]:
+        weights.insert(0, folder / INDEX)
+    generation = folder / GENERATION_CONFIG  # decides what generating tasks give
+    return [folder / CONFIG, *weights, *([generation] if generation.is_file() else [])]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from qbench.checkpoint.layout import CONFIG, GENERATION_CONFIG, CheckpointError
 from qbench.checkpoint.load import WEIGHT_DTYPES, empty_model
 from qbench.files import write_atomically
 from qbench.quantizers.packed import packed_form
-from qbench.quantizers.saving import packed_tensors
+from qbench.quantizers.saving import config_files, packed_tensors
 from qbench.quantizers.saving import quantization_config as config_of
 
 SHARD_SIZE = "5GB"
@@ -59,7 +59,8 @@ def write_checkpoint(
     # config.json goes first and comes last: a folder without it is not a checkpoint, so what an interrupted save
     # leaves behind does not load, neither as the old model nor as a mixture.
     (folder / CONFIG).unlink(missing_ok=True)
-    (folder / "quantize_config.json").unlink(missing_ok=True)  # of a gptq model that was here before
+    for name in config_files():  # of a quantized model that was here before
+        (folder / name).unlink(missing_ok=True)
     tied = ["lm_head.weight"] if model.config.tie_word_embeddings else None
     save_torch_state_dict(tensors, folder, max_shard_size=SHARD_SIZE, shared_tensors_to_discard=tied)
     (folder / GENERATION_CONFIG).write_text(model.generation_config.to_json_string())

@@ -1,4 +1,4 @@
-"""Calibration text for GPTQ: a named source, and windows drawn from it. No torch until tokens are asked for."""
+"""Calibration text: a named source, and windows drawn from it. No torch until tokens are asked for."""
 
 import hashlib
 import json
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from qbench.errors import one_line
 from qbench.quantizers.declaration import QuantizeError
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-# Sources with a name of their own, as arguments of datasets.load_dataset; a commit pins what is read.
+# Named sources, as arguments of datasets.load_dataset; a commit pins what is read.
 NAMED: dict[str, dict[str, str]] = {
     "wikitext2": {
         "path": "Salesforce/wikitext",
@@ -41,7 +42,7 @@ class Calibration(BaseModel):
 
     source: str = Field(min_length=1)  # wikitext2, c4, a text or .jsonl file, or owner/name of a dataset on the hub
     samples: int = Field(128, ge=1)
-    length: int = Field(2048, ge=2)  # tokens a sample; no more than the model takes
+    length: int = Field(2048, ge=2)  # tokens per sample; no more than the model takes
     seed: int = 0
     field: str = "text"  # of a line in a .jsonl file, or of a row in a dataset
     split: str = "train"  # this and the next two are for datasets on the hub
@@ -55,8 +56,8 @@ class Calibration(BaseModel):
                 raise ValueError(f"{self.source} stands for a fixed subset and revision; name the dataset to set them")
         elif not self.is_file and not self.revision:
             raise ValueError(
-                f"source {self.source!r} is no file here, and as a dataset on the hub it needs a revision (a commit); "
-                f"it must be {' or '.join(NAMED)}, a text or .jsonl file, or owner/name with a revision"
+                f"source {self.source!r} is not a file here, and as a dataset on the Hub it needs a revision "
+                f"(a commit); it must be {' or '.join(NAMED)}, a text or .jsonl file, or owner/name with a revision"
             )
         return self
 
@@ -118,7 +119,7 @@ def token_ids(calibration: Any, model: "PreTrainedModel") -> "Sequence[Tensor]":
         calibration = _source(calibration)
     if isinstance(calibration, Calibration):
         calibration = calibration_batches(calibration, _tokenizer(model), model.config.max_position_embeddings)
-    wanted = "gptq needs calibration: a list of token-id tensors [1, length], or a calibration source"
+    wanted = "Calibration is needed: a list of token-id tensors [1, length], or a calibration source"
     if isinstance(calibration, torch.Tensor):
         raise QuantizeError(f"{wanted}; it is one tensor {list(calibration.shape)}, so split it: ids.split(1).")
     if calibration is None:
@@ -191,7 +192,8 @@ def _hub_documents(source: Calibration) -> Iterator[str]:
         what = " ".join(arguments[key] for key in ("path", "name", "data_files") if key in arguments)
         raise QuantizeError(
             f"The calibration dataset {what} ({source.split}, revision {arguments['revision']}) is not in the Hugging "
-            f"Face cache and cannot be downloaded; `qbench fetch` fills the cache where there is network. {error}"
+            f"Face cache and cannot be downloaded; `qbench fetch` fills the cache on a machine with network. "
+            f"{one_line(error)}"
         ) from error
     if source.field not in rows.column_names:
         raise QuantizeError(
@@ -207,7 +209,7 @@ def _jsonl_field(path: Path, number: int, line: str, field: str) -> str:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise QuantizeError(f"{where}: not JSON ({error}). A .jsonl file holds one object a line.") from None
+        raise QuantizeError(f"{where}: not JSON ({error}). A .jsonl file holds one object per line.") from None
     if not isinstance(row, dict) or field not in row:
         found = f"it has {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
         raise QuantizeError(f"{where}: no field {field!r}; {found}.")

@@ -81,7 +81,7 @@ class PackedLinear(nn.Module):
         return weight.reshape(-1, self.group_size)
 
     def grid(self) -> Tensor | None:
-        """The levels of codes 0, 1, … in units of a group's scale; None where all steps are equal."""
+        """The levels of codes 0, 1, … in units of a group's scale; None if all steps are equal."""
         return None
 
     def packed_bytes(self) -> int:

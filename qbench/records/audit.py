@@ -104,7 +104,7 @@ class LayerAudit(_Stored):
     median_steps: float  # median of |ŵ - w| in quantization steps
     median_bias: float  # median of ŵ - w in quantization steps
     cosine: float  # w·ŵ / (‖w‖ ‖ŵ‖)
-    slope: float  # w·ŵ / ‖w‖²: how many times as large as its source a weight is, on the whole
+    slope: float  # w·ŵ / ‖w‖²: how many times as large as its source the weight is
     misplaced: float  # share of weights with a neighbouring level nearer by more than half a step
     narrow: float  # share of groups whose codes span half the range or less, though the method could use all of it
     codes_possible: int  # with the finest step of the method, in the widest group

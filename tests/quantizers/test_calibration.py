@@ -154,8 +154,8 @@ def test_a_source_is_named_as_the_recipe_names_it(
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        (None, r"gptq needs calibration: a list of token-id tensors \[1, length\], or a calibration source\.$"),
-        ([], "gptq needs calibration.* it is empty"),
+        (None, r"Calibration is needed: a list of token-id tensors \[1, length\], or a calibration source\.$"),
+        ([], "Calibration is needed.* it is empty"),
         (torch.ones(8, 48, dtype=torch.long), r"it is one tensor \[8, 48\], so split it"),
         (7, "it is a int"),
         ([[1, 2, 3]], r"Calibration sample 0 is a list; it must be a tensor \[1, length\]"),
@@ -163,7 +163,7 @@ def test_a_source_is_named_as_the_recipe_names_it(
         ([torch.ones(1, 8, dtype=torch.bool)], "sample 0 is torch.bool .* must be whole numbers"),
         ([torch.ones(1, 8, dtype=torch.long), torch.ones(8, dtype=torch.long)], r"sample 1 is torch.int64 \[8\]"),
         ([torch.full((1, 8), 999)], "has the token id 999"),
-        ("wikitext3", "The calibration source is wrong: .*'wikitext3' is no file here"),
+        ("wikitext3", "The calibration source is wrong: .*'wikitext3' is not a file"),
         ({"source": "c4", "samples": 0}, "samples is 0: Input should be greater than or equal to 1"),
         ({"source": "c4", "smaples": 8}, "smaples is 8: Extra inputs are not permitted"),
         ({"samples": 8}, "source: Field required"),

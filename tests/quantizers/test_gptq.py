@@ -444,7 +444,7 @@ def test_bad_input_is_a_sentence_and_changes_nothing() -> None:
     refuse(r"group_size 128 does not divide its 192 inputs", GptqOptions(), intermediate_size=192)
     refuse(r"group_size is 48; it must be one of -1, 16, 32", GptqOptions(group_size=48))
     refuse(r"mlp\.gate_proj is 200 × 128 .* both must be multiples of 32", intermediate_size=200)
-    refuse(r"gptq needs calibration: a list of token-id tensors", calibration=[])
+    refuse(r"Calibration is needed: a list of token-id tensors", calibration=[])
     refuse(
         r"sample 1 has the token id 64; the model's vocabulary is 0 to 63",
         calibration=[torch.tensor([[i]]) for i in (3, 64)],

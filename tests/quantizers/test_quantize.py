@@ -88,7 +88,7 @@ def test_widths_that_bnb_lacks_are_a_value_not_an_error():
             "group_size 48 does not divide .*q_proj's in_f",
         ),
         ({"method": "gptq", "bits": 3, "sym": "yes"}, QuantizeError, "gptq's option sym is 'yes'"),
-        ({"method": "gptq", "bits": 3}, QuantizeError, "gptq needs calibration"),
+        ({"method": "gptq", "bits": 3}, QuantizeError, "Calibration is needed"),
         ({"method": "bnb", "bits": 8, "quant_type": "nf4"}, QuantizeError, "option of bnb at 4 bits, not at 8"),
         ({"method": "hqq", "bits": 3, "execution": "fast"}, QuantizeError, "execution is 'fast'; it must be 'dense'"),
         ({"method": "hqq", "bits": 3, "probe": torch.tensor([[64]])}, QuantizeError, "the vocabulary has 64"),
@@ -101,7 +101,7 @@ def test_widths_that_bnb_lacks_are_a_value_not_an_error():
         ({"method": "hqq", "bits": 3, "device": "meta"}, QuantizeError, "device is 'meta', which holds no weights"),
         ({"method": "hqq", "bits": 3, "device": "cuda:99"}, QuantizeError, "device is 'cuda:99', which this machine"),
         ({"method": "gptq", "bits": 3, "calibration": [[1, 2]]}, QuantizeError, "Calibration sample 0 is a list"),
-        ({"method": "gptq", "bits": 3, "calibration": "wikitext3"}, QuantizeError, "'wikitext3' is no file here"),
+        ({"method": "gptq", "bits": 3, "calibration": "wikitext3"}, QuantizeError, "'wikitext3' is not a file"),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong_and_leaves_the_model(call, kind, says):

@@ -123,7 +123,7 @@ WRONG = [
     ("workers: 0", "workers: is 0; it must be 1 or more."),
     ("timeout_minutes: 0", "timeout_minutes: is 0; it must be more than 0."),
     ("calibration: {source: gone.txt}", "calibration.source: …/gone.txt is not a file"),
-    ("calibration: {source: corpus}", "calibration: source 'corpus' is no file here, and as a dataset on the hub it"),
+    ("calibration: {source: corpus}", "calibration: source 'corpus' is not a file here, and as a dataset on the Hub"),
     ("calibration: {source: c4, length: 1}", "calibration.length: is 1; it must be 2 or more."),
 ]
 
