@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qbench.errors import InputError
 from qbench.files import write_atomically
+from qbench.numbers import byte_size
 
 if TYPE_CHECKING:
     from qbench.gate.verdict import GateReport
@@ -319,7 +320,7 @@ def _accept(options: argparse.Namespace) -> int:
         print(f"Not compared: {why_none}\n")
     size = accept(options.folder, options.baseline, options.reason, report, why_none)
     became = "is a new baseline:" if new else "is now"
-    print(f"{options.baseline} {became} what {options.folder} was ({size / 1e6:.2f} MB).")
+    print(f"{options.baseline} {became} what {options.folder} was ({byte_size(size)}).")
     return DONE
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from qbench.errors import some
 from qbench.gate.pairing import PairedDocuments
 from qbench.gate.settings import GateSettings
+from qbench.numbers import count, duration, fixed, percent, significant
 from qbench.records.audit import Audit, LayerAudit
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import Record
@@ -95,7 +96,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _shown(value: Any) -> str:
     if value is None:
         return "none"
-    text = f"{value:,}" if type(value) is int else str(value)
+    text = count(value) if type(value) is int else str(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
@@ -169,14 +170,14 @@ def cost_warnings(before: Record, after: Record, settings: GateSettings) -> Iter
     same_machine = before.provenance.machine == after.provenance.machine
     if same_machine and seconds[0] > 0 and seconds[1] > settings.slower_ratio * seconds[0]:
         yield (
-            f"It took {seconds[1]:.1f} s; the baseline took {seconds[0]:.1f} s "
-            f"({seconds[1] / seconds[0]:.2f} times, {settings.slower_ratio:g} warns)."
+            f"It took {duration(seconds[1])}; the baseline took {duration(seconds[0])} "
+            f"({fixed(seconds[1] / seconds[0])} times, {significant(settings.slower_ratio)} warns)."
         )
     sizes = before.cost.weight_bytes, after.cost.weight_bytes
     if sizes[0] and sizes[1] and sizes[1] > settings.larger_ratio * sizes[0]:
         yield (
-            f"Its weights take {sizes[1]:,} bytes; the baseline's take {sizes[0]:,} "
-            f"({sizes[1] / sizes[0]:.2f} times, {settings.larger_ratio:g} warns)."
+            f"Its weights take {count(sizes[1])} bytes; the baseline's take {count(sizes[0])} "
+            f"({fixed(sizes[1] / sizes[0])} times, {significant(settings.larger_ratio)} warns)."
         )
 
 
@@ -189,10 +190,10 @@ def _drift(before: LayerAudit, after: LayerAudit, settings: GateSettings) -> str
     if not after.finite:
         return "Weights are NaN or infinite"
     if not abs(after.slope - before.slope) <= settings.slope_drift * abs(before.slope):  # NaN is a drift
-        return f"Weights are on the whole of another size than they were (more than {settings.slope_drift:.1%} off)"
+        return f"Weight scale changed by more than {percent(settings.slope_drift)}"
     then, now = _relative_error(before), _relative_error(after)
     if not abs(now - then) <= settings.error_drift * then:
-        return f"The relative weight error is not what it was (more than {settings.error_drift:.0%} off)"
+        return f"Relative weight error changed by more than {percent(settings.error_drift)}"
     return None
 
 

@@ -20,6 +20,7 @@ from qbench.gate.pairing import CheckError, PairedDocuments, join, pair_document
 from qbench.gate.settings import GateSettings, MetricKind
 from qbench.gate.sign_flip import ratio
 from qbench.gate.verdict import settings_of
+from qbench.numbers import count, percent, significant
 from qbench.records.store import Results, StoredRecord, read_results
 
 POWERS = (0.8, 0.9)
@@ -90,13 +91,13 @@ def smallest_loss(documents: int, tolerance: float, noise: Noise, alpha: float, 
 def to_text(rows: Sequence[Power], style: str = "text") -> str:
     """The powers as a table for people, and how to read a row of it."""
     markdown = style == "markdown"
-    header = ["task", "metric", "documents", *(f"loss seen\n({power:.0%})" for power in POWERS)]
-    header += [f"documents for\n{times}× tolerance ({POWERS[0]:.0%})" for times in MULTIPLES]
+    header = ["task", "metric", "documents", *(f"loss seen\n({percent(power, 0)})" for power in POWERS)]
+    header += [f"documents for\n{times}× tolerance ({percent(POWERS[0], 0)})" for times in MULTIPLES]
     shown = []
     for row in rows:
         losses = [_in_words(row.found[power], row.kind) for power in POWERS]
-        counts = [f"{n:,} for {_in_words(loss, row.kind)}" for loss, n in row.needed.items()]
-        shown.append([row.task, row.metric, f"{row.documents:,}", *losses, *counts])
+        counts = [f"{count(n)} for {_in_words(loss, row.kind)}" for loss, n in row.needed.items()]
+        shown.append([row.task, row.metric, count(row.documents), *losses, *counts])
     if markdown:  # whose cells are of one line
         header = [name.replace("\n", " ") for name in header]
     table = tabulate(shown, header, tablefmt="github" if markdown else "simple", disable_numparse=True)
@@ -108,22 +109,22 @@ def _reading(rows: Sequence[Power]) -> str:
     row = next((row for row in rows if all(map(math.isfinite, row.found.values()))), None)
     if row is None:
         return "The documents are too few to see any loss."
-    seen = [f"{_in_words(row.found[power], row.kind)} with a chance of {power:.0%}" for power in POWERS]
+    seen = [f"{_in_words(row.found[power], row.kind)} with a chance of {percent(power, 0)}" for power in POWERS]
     needed = [
-        f"{_in_words(loss, row.kind)} ({times} times the tolerance) takes {n:,} documents"
+        f"{_in_words(loss, row.kind)} ({times} times the tolerance) takes {count(n)} documents"
         for times, (loss, n) in zip(MULTIPLES, row.needed.items(), strict=True)
     ]
     return (
-        f"How to read it: the {row.documents:,} documents of {row.task} show a loss in {row.metric} of "
+        f"How to read it: the {count(row.documents)} documents of {row.task} show a loss in {row.metric} of "
         f"{', and one of '.join(seen)}.\n"
-        f"To see, with a chance of {POWERS[0]:.0%}, a loss of {', one of '.join(needed)}."
+        f"To see, with a chance of {percent(POWERS[0], 0)}, a loss of {', one of '.join(needed)}."
     )
 
 
 def _in_words(loss: float, kind: MetricKind) -> str:
     if math.isinf(loss):
         return "none"
-    text = f"{loss:.3g}{UNITS[kind]}"
+    text = f"{significant(loss)}{UNITS[kind]}"
     return text.removesuffix("s") if text.startswith("1 ") else text
 
 

@@ -13,6 +13,7 @@ from qbench.errors import some
 from qbench.gate.hypotheses import UNITS
 from qbench.gate.settings import MetricKind
 from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
+from qbench.numbers import counted, p_value, percent, signed_significant, significant
 
 MAX_DIFFERENCES, MAX_UNCLEAR = 20, 5  # shown to people; JSON has all
 HEADER = ("cell", "task", "metric", "before", "after", "loss", "95% interval", "tolerance", "p", "adjusted p")
@@ -34,9 +35,9 @@ def headline(report: GateReport) -> str:
         found.append(f"{len(report.worse)} of {len(report.tested)} scores got worse")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
     if audits:
-        found.append(f"{_count(audits, 'audit finding')}")
+        found.append(counted(audits, "audit finding"))
     if others := len(report.failures) - audits:
-        found.append(f"{_count(others, 'finding')} on records")
+        found.append(f"{counted(others, 'finding')} on records")
     what = ", ".join(found) or f"none of {len(report.tested)} scores got worse"
     alone = " by scores alone (another checkpoint than the baseline's)" if report.by_scores_alone else ""
     return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what}. {report.run} against {report.baseline}"
@@ -87,11 +88,11 @@ def row(outcome: TestedHypothesis) -> tuple[str, ...]:
         h.metric,
         value(h.kind, h.before),
         value(h.kind, h.after),
-        f"{h.loss:+.3g}{unit}",
-        f"{low:+.3g} to {high:+.3g}",
-        f"{h.tolerance:g}{unit}",
-        f"{outcome.p:.2g}",
-        f"{outcome.adjusted_p:.2g}",
+        f"{signed_significant(h.loss)}{unit}",
+        f"{signed_significant(low)} to {signed_significant(high)}",
+        f"{significant(h.tolerance, 6)}{unit}",
+        p_value(outcome.p),
+        p_value(outcome.adjusted_p),
     )
 
 
@@ -101,20 +102,20 @@ def sentence(outcome: TestedHypothesis) -> str:
     low, high = h.interval
     return (
         f"{h.metric} of {h.task} went from {value(h.kind, h.before)} to {value(h.kind, h.after)}: a loss of "
-        f"{h.loss:.3g}{UNITS[h.kind]} (95% interval {low:.3g} to {high:.3g}, tolerance {h.tolerance:g}), "
-        f"adjusted p {outcome.adjusted_p:.2g}."
+        f"{significant(h.loss)}{UNITS[h.kind]} (95% interval {significant(low)} to {significant(high)}, "
+        f"tolerance {significant(h.tolerance, 6)}), adjusted p {p_value(outcome.adjusted_p)}."
     )
 
 
 def value(kind: MetricKind, number: float) -> str:
     """A metric as people read it: accuracies in percent."""
-    return f"{100 * number:.2f}%" if kind == "accuracy" else f"{number:.5g}"
+    return percent(number, 2) if kind == "accuracy" else significant(number, 5)
 
 
 def changed_documents(outcome: TestedHypothesis) -> str:
     """The ten documents that lost most, in one line."""
     changed = outcome.hypothesis.documents.most_changed()
-    return ", ".join(f"{document}: {before:.4g} → {after:.4g}" for document, before, after in changed)
+    return ", ".join(f"{i}: {significant(before, 4)} → {significant(after, 4)}" for i, before, after in changed)
 
 
 def _by_differences(report: GateReport) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -127,10 +128,6 @@ def _by_differences(report: GateReport) -> Iterator[tuple[str, tuple[str, ...]]]
         if len(differing) > len(shown):
             shown += (f"and {len(differing) - len(shown)} more",)
         yield some(names), shown or ("nothing that is recorded",)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def to_text(report: GateReport) -> str:

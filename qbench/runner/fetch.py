@@ -9,6 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_files, tokenizer_files
+from qbench.numbers import byte_size, count
 from qbench.quantizers.calibration import Calibration
 from qbench.recipe.cells import Recipe, cells
 
@@ -36,8 +37,8 @@ def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
         return False, f"checkpoint {name}: {error}"
     except (HFValidationError, OSError) as error:
         return False, f"checkpoint {name}: {NOT_DOWNLOADED} ({_reason(error)})"
-    size = sum(file.stat().st_size for file in files) / 1e9
-    return True, f"checkpoint {name}: {size:.2f} GB {'in a local folder' if local else 'in the cache'}"
+    size = byte_size(sum(file.stat().st_size for file in files))
+    return True, f"checkpoint {name}: {size} {'in a local folder' if local else 'in the cache'}"
 
 
 def _download(name: str, revision: str | None) -> Path:
@@ -52,8 +53,8 @@ def _download(name: str, revision: str | None) -> Path:
     with suppress(OSError):  # offline the size is not known
         files = snapshot_download(**wanted, dry_run=True)
         missing = [file for file in files if file.will_download]
-        size = sum(file.file_size for file in missing) / 1e9
-        print(f"checkpoint {name}: {len(missing)} of {len(files)} files to fetch, {size:.2f} GB", flush=True)
+        size = byte_size(sum(file.file_size for file in missing))
+        print(f"checkpoint {name}: {len(missing)} of {len(files)} files to fetch, {size}", flush=True)
     return Path(snapshot_download(**wanted))
 
 
@@ -81,7 +82,7 @@ def _fetch_task(name: str, data: dict[str, Any], recipe: Recipe) -> tuple[bool, 
         tasks = load_tasks([name], data, [recipe.locate(folder) for folder in recipe.task_folders])
     except MissingDatasetError as error:
         return False, f"task {name}: {error}"
-    return True, f"task {name}: {sum(len(task.eval_docs) for task in tasks.values()):,} documents"
+    return True, f"task {name}: {count(sum(len(task.eval_docs) for task in tasks.values()))} documents"
 
 
 def _fetch_calibration(source: Calibration) -> tuple[bool, str]:

@@ -11,6 +11,7 @@ from typing import Literal
 from qbench.checkpoint.fingerprint import NotCachedError, NotFetchedError
 from qbench.evaluate.facts import TaskFacts
 from qbench.identity import Identity, TaskIdentity
+from qbench.numbers import count
 from qbench.quantizers.options import NotOffered
 from qbench.recipe.cells import Cell, cells, recipe_tasks
 from qbench.recipe.check import did_you_mean_folder
@@ -182,7 +183,7 @@ def render_plan(plan: Plan) -> str:
         state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
         rows.append([entry.cell.ref.name, state, memory, operations])
     table = tabulate(rows, headers=["cell", "state", "memory", "work"], colalign=("left", "left", "right", "right"))
-    documents = ", ".join(f"{name} {facts.documents:,}" for name, facts in plan.tasks.items()) or "not fetched"
+    documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
     states = [entry.state for entry in plan.entries]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
