@@ -38,6 +38,7 @@ def test_what_will_fail_is_told_before_anything_runs(
     out = tmp_path / "out"
     assert main(["run", str(recipe), "--out", str(out), "--preflight"]) == 2
     head, *problems = capsys.readouterr().err.strip().split("\n- ")
+    assert "preflight" in head
     assert "--no-preflight" in head
     assert len(problems) == 3
     assert problems[0].startswith("./softmax, one layer by hqq-3-g48: group_size 48 does not divide")
