@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from qbench.errors import InputError
 from qbench.files import file_name, write_atomically
-from qbench.records.schema import CellRef, MetricValue, PlannedCell, Record, RunPlan
+from qbench.records.schema import CellRef, PlannedCell, Record, RunPlan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,20 +114,6 @@ def read_results(folder: Path | str) -> Results:
         tuple(planned[cell] for cell in planned if cell not in found),
         tuple(cell for cell in plan.cells if cell.not_offered),
     )
-
-
-def read_frame(folder: Path | str) -> "pd.DataFrame":
-    """The metrics of a folder's current records as a tidy frame, one row a cell, task and metric."""
-    import pandas as pd
-
-    rows = []
-    for stored in read_results(folder).current:
-        record = stored.record
-        common = {**record.cell.model_dump(), "state": record.state, "key": record.key}
-        for metric in record.metrics or (None,):
-            rows.append(common | (metric.model_dump() if metric else {}))
-    columns = [*CellRef.model_fields, "state", "key", *MetricValue.model_fields]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def read_record(file: Path) -> Record:

@@ -9,14 +9,13 @@ from qbench.files import file_name
 from qbench.records.store import (
     StoreError,
     cell_folder,
-    read_frame,
     read_record,
     read_results,
     remove_unfinished,
     write_record,
 )
 
-from ..example_records import TASKS, cell_ref, make_record, make_samples, write_run
+from ..example_records import cell_ref, make_record, make_samples, write_run
 
 
 def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
@@ -33,13 +32,6 @@ def test_a_record_that_breaks_the_schema_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="half done"):
         write_record(tmp_path / "cell", wrong)
     assert not list(tmp_path.rglob("*.json"))
-
-
-def test_a_folder_is_a_frame_in_one_call(tmp_path: Path) -> None:
-    write_run(tmp_path, {cell_ref("softmax"): make_samples(5), cell_ref("softpick"): None})
-    frame = read_frame(tmp_path)
-    assert list(frame[frame.state == "done"].task.unique()) == list(TASKS)
-    assert frame[frame.state == "failed"][["attention", "label"]].values.tolist() == [["softpick", "hqq-3-g64"]]
 
 
 def test_the_plan_says_what_is_current_superseded_and_missing(tmp_path: Path) -> None:

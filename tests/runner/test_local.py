@@ -6,7 +6,7 @@ import pytest
 
 from qbench.machine import machine
 from qbench.recipe.cells import load_recipe
-from qbench.records.store import read_frame, read_results
+from qbench.records.store import read_results
 from qbench.runner.local import Slot
 from qbench.runner.lock import RunError
 from qbench.runner.matrix import make_slots
@@ -31,8 +31,8 @@ def test_the_whole_matrix(matrix: Path, tmp_path: Path) -> None:
         assert list(record.cost.seconds) == ["load", "quantize", "evaluate"]
         assert record.cost.tokens
         assert record.provenance.machine["threads"] == 1
-    frame = read_frame(tmp_path)
-    assert set(frame.task) == set(documents())
+    measured = {metric.task for stored in read_results(tmp_path).current for metric in stored.record.metrics}
+    assert measured == set(documents())
     assert not left_behind(tmp_path)
 
 
