@@ -154,8 +154,8 @@ def of_model(samples: pd.DataFrame, cell: CellRef) -> pd.DataFrame:
     return samples.assign(loglikelihoods=[factor * np.asarray(row) for row in samples["loglikelihoods"]])
 
 
-def identity_of(cell: CellRef, **changes: Any) -> Identity:
-    """The identity of a cell with its label for options; changes: its code or packages."""
+def identity_of(cell: CellRef, limit: int | None = None, **changes: Any) -> Identity:
+    """The identity of a cell with its label for options; limit: of documents; changes: its code or packages."""
     what = What(
         checkpoint=f"content of {cell.checkpoint}",
         tokenizer="content of a tokenizer",
@@ -164,7 +164,7 @@ def identity_of(cell: CellRef, **changes: Any) -> Identity:
         bits=cell.bits,
         options={"label": cell.label},
         calibration=None,
-        tasks={task: TaskIdentity(f"content of {task}", 0) for task in TASKS},
+        tasks={task: TaskIdentity(f"{limit or 'all'} documents of {task}", 0) for task in TASKS},
         dtype="float32",
         execution="dense",
         device="cpu",
@@ -194,13 +194,16 @@ def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: A
     return Record(**fields | changes)
 
 
-def write_run(folder: Path, cells: Mapping[CellRef, pd.DataFrame | None], *, planned: bool = True) -> Path:
+def write_run(
+    folder: Path, cells: Mapping[CellRef, pd.DataFrame | None], *, planned: bool = True, limit: int | None = None
+) -> Path:
     """A folder of records; a cell without samples is one that failed. planned: with a run.json."""
+    entries = []
     for cell, samples in cells.items():
-        record = make_record(cell, samples)
+        record = make_record(cell, samples, identity=identity_of(cell, limit))
         own = None if samples is None else of_model(samples, cell)
         write_record(cell_folder(folder, cell, record.key), record, own)
+        entries.append(PlannedCell(cell=cell, key=record.key))
     if planned:
-        entries = [PlannedCell(cell=cell, key=make_record(cell).key) for cell in cells]
         write_plan(folder, RunPlan(recipe="test.yaml", resolved_recipe={}, cells=tuple(entries)))
     return folder

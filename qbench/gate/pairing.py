@@ -116,12 +116,15 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     )
 
 
-def check_documents(cell: CellRef, other: OtherDocuments) -> str:
-    """A sentence for a failed check where some documents changed; an error where the runs are of other documents."""
+def check_documents(cell: CellRef, other: OtherDocuments, same_task: bool) -> str:
+    """A sentence for a failed check if some documents changed; an error if the runs are of other documents.
+
+    same_task: both runs planned the same documents, so that a part of them was removed and not left out by --limit.
+    """
     where = f"{cell.name}, {other.task}"
     if not other.common:
         raise CheckError(f"{where}: the run and the baseline have no document in common; they cannot be compared.")
-    if other.before != other.after and other.common == min(other.before, other.after):
+    if not same_task and other.before != other.after and other.common == min(other.before, other.after):
         raise CheckError(
             f"{where}: the run has {other.after} documents and the baseline {other.before}, of which "
             f"{other.common} are the same: one was run with --limit. Run both with the same documents."

@@ -188,7 +188,8 @@ def _compare(
     problems += other_metrics(before.record, after.record)
     for paired in pair_documents(before, after):
         if isinstance(paired, OtherDocuments):
-            problems.append(check_documents(cell, paired))
+            tasks = [stored.record.identity.what.tasks.get(paired.task) for stored in (before, after)]
+            problems.append(check_documents(cell, paired, same_task=tasks[0] is not None and tasks[0] == tasks[1]))
             continue
         problems += [*other_samples(paired), *new_nans(paired)]
         metrics = tuple(metric for metric in before.record.metrics if metric.task == paired.task)

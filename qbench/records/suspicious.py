@@ -183,7 +183,7 @@ def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
     cells = sorted(evidence.cells, key=lambda c: c.cell.bits)
     for narrow, wide in combinations(cells, 2):
         if narrow.cell.family == wide.cell.family and (found := _equal_task(narrow, wide)):
-            forged, other = (wide, narrow) if _as_in(evidence.references, narrow) else (narrow, wide)
+            forged, other = (wide, narrow) if _as_in(evidence.references, narrow, found.task) else (narrow, wide)
             yield Suspicion(forged.cell, "records", _measured_twice(found, other.cell.name))
     for cell in cells:
         for other in evidence.references:
@@ -192,22 +192,38 @@ def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
                 yield Suspicion(cell.cell, "records", _measured_twice(found, f"the baseline's {other.cell.name}"))
 
 
-def _measured_twice(documents: str, other: str) -> str:
-    return f"{documents} are equal to the last bit to those of {other}: the same weights were measured."
+@dataclass(frozen=True)
+class _EqualTask:
+    """A task in which two cells have the same log-likelihoods."""
+
+    task: str
+    equal: int
+    informative: int  # of so many documents
 
 
-def _as_in(references: Sequence[MeasuredCell], cell: MeasuredCell) -> bool:
-    """Whether the baseline has the same cell with the same log-likelihoods."""
-    return any(other.cell.name == cell.cell.name and _equal_task(cell, other) for other in references)
+def _measured_twice(found: _EqualTask, other: str) -> str:
+    return (
+        f"in {found.task} the log-likelihoods of {found.equal} of {found.informative} documents are equal to the last "
+        f"bit to those of {other}: the same weights were measured."
+    )
 
 
-def _equal_task(cell: MeasuredCell, other: MeasuredCell) -> str:
-    """The first task in which two cells are equal, in words; empty if there is none."""
+def _as_in(references: Sequence[MeasuredCell], cell: MeasuredCell, task: str) -> bool:
+    """Whether the same cell of the baseline has the same log-likelihoods in the task."""
+    own = [other for other in references if other.cell.name == cell.cell.name]
+    return any(found.task == task for other in own for found in _equal_tasks(cell, other))
+
+
+def _equal_task(cell: MeasuredCell, other: MeasuredCell) -> _EqualTask | None:
+    """The first task in which two cells are equal; None if there is none."""
+    return next(_equal_tasks(cell, other), None)
+
+
+def _equal_tasks(cell: MeasuredCell, other: MeasuredCell) -> Iterator[_EqualTask]:
     for task, (a, b) in _common(cell, other).items():
         equal, informative = _equal_documents(a.values, b.values)
         if informative >= MIN_DOCUMENTS and equal > MAX_EQUAL * informative:
-            return f"in {task} the log-likelihoods of {equal} of {informative} documents"
-    return ""
+            yield _EqualTask(task, equal, informative)
 
 
 def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Suspicion]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 
@@ -109,6 +110,33 @@ def test_a_missing_column_fails(column: str, run: Path, capsys: pytest.CaptureFi
     resample(run, lambda table: table.drop_columns([column]))
     found = failures(run, capsys)
     assert any("lack the column" in line and column in line for line in found)
+
+
+def test_documents_that_were_removed_fail(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both runs planned the same documents: this is not --limit."""
+    resample(run, lambda table: table.filter(pa.compute.not_equal(table["doc_id"], 7)))
+    assert any("399 in the run, 400 in the baseline" in line for line in failures(run, capsys))
+
+
+def test_other_right_answers_fail(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def moved(table: pa.Table) -> pa.Table:
+        gold = [None if own is None else [(own[0] + 1) % 2] for own in table["gold"].to_pylist()]
+        return table.set_column(table.column_names.index("gold"), "gold", pa.array(gold, pa.list_(pa.int32())))
+
+    resample(run, moved)
+    assert any("right answers of 400 documents are not the baseline's" in line for line in failures(run, capsys))
+
+
+def test_metrics_of_another_cell_beside_its_own_log_likelihoods_fail(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unquantized = pq.read_table(cell(run, "mini-softmax-none-16") / SAMPLES)
+
+    def better(table: pa.Table) -> pa.Table:
+        return table.set_column(table.column_names.index("acc"), "acc", unquantized["acc"])
+
+    resample(run, better)
+    assert any("acc does not follow from the log-likelihoods" in line for line in failures(run, capsys))
 
 
 def test_without_its_column_and_its_metric_a_hypothesis_does_not_vanish(

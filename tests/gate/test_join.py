@@ -125,8 +125,6 @@ def test_a_baseline_against_itself(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 OTHER_RUNS = [
-    ({SOFTMAX: make_samples(5), SOFTPICK: make_samples(5)}, "has 5 documents and the baseline 12, of which 5 are the"),
-    ({SOFTMAX: make_samples(20), SOFTPICK: make_samples(20)}, "one was run with --limit"),
     ({SOFTMAX: make_samples(12, seed=1), SOFTPICK: make_samples(12, seed=1)}, "have no document in common"),
     ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "another recipe: it has no mini-softmax-hqq-3-g128"),
     ({cell_ref(family="340M"): make_samples(12)}, "another recipe: it has no 340M-softmax-hqq-3-g64"),
@@ -142,8 +140,15 @@ def test_a_run_of_something_else_is_refused(
     assert message in refused(write_run(tmp_path / "other", cells), baseline, capsys)
 
 
-def test_a_limited_baseline_is_refused_too(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    limited = write_run(tmp_path / "limited", {cell: make_samples(4) for cell in (SOFTMAX, SOFTPICK)})
+@pytest.mark.parametrize("limit", [5, 20])
+def test_a_limited_run_or_baseline_is_refused(
+    limit: int, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = {cell: make_samples(limit) for cell in (SOFTMAX, SOFTPICK)}
+    limited = write_run(tmp_path / "limited", cells, limit=limit)
+    said = refused(limited, run, capsys)
+    assert f"has {limit} documents and the baseline 12, of which {min(limit, 12)} are the same" in said
+    assert "one was run with --limit" in said
     assert "one was run with --limit" in refused(run, limited, capsys)
 
 

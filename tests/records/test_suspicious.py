@@ -143,8 +143,10 @@ def test_documents_that_are_not_numbers_hide_nothing(tmp_path: Path) -> None:
 def test_one_forged_task_is_enough(tmp_path: Path) -> None:
     samples, own = find("none-16").samples(), find("hqq-2-g64").samples()
     mixed = own.where(own["task"] != "mini_sciq", samples)
-    (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), mixed)))
-    assert "in mini_sciq " in found.message
+    for references in ((), HONEST):
+        (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), mixed)), references)
+        assert found.cell.label == "hqq-2-g64"
+        assert "in mini_sciq " in found.message
 
 
 @pytest.mark.parametrize(("nats", "accused"), [(0.01, False), (3.0, True)])
