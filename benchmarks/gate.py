@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from qbench.gate.hypotheses import Hypothesis, hypotheses, metric_value
+from qbench.gate.hypotheses import Hypothesis, hypotheses
 from qbench.gate.pairing import Floats, PairedDocuments, pair_documents
 from qbench.gate.settings import GateSettings, Tolerances
 from qbench.gate.verdict import judge
@@ -158,8 +158,8 @@ def _drawn(h: Hypothesis, counts: Floats, signs: Floats) -> Hypothesis:
         h,
         losses=counts * signs * own.losses,
         weights=weights,
-        before=metric_value(h.kind, counts * before, weights),
-        after=metric_value(h.kind, counts * after, weights),
+        before=h.aggregation.value(counts * before, weights),
+        after=h.aggregation.value(counts * after, weights),
     )
 
 

@@ -311,14 +311,14 @@ def _accept(options: argparse.Namespace) -> int:
     from qbench.gate.render import to_text
     from qbench.gate.verdict import check
 
-    report, why_none, new = None, "", is_new(options.baseline)
+    report, not_compared, new = None, "", is_new(options.baseline)
     try:
         report = check(options.folder, options.baseline)
         print(to_text(report))
     except InputError as error:  # a first baseline, or one of other documents: that is what accept is for
-        why_none = str(error)
-        print(f"Not compared: {why_none}\n")
-    size = accept(options.folder, options.baseline, options.reason, report, why_none)
+        not_compared = str(error)
+        print(f"Not compared: {not_compared}\n")
+    size = accept(options.folder, options.baseline, options.reason, report, not_compared)
     became = "is a new baseline:" if new else "is now"
     print(f"{options.baseline} {became} what {options.folder} was ({byte_size(size)}).")
     return DONE
@@ -337,7 +337,7 @@ def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
     try:
         for file, render in ((options.junit, to_junit), (options.markdown, to_markdown), (options.json, to_json)):
             if file is not None:
-                file.write_text(render(report), encoding="utf-8")
+                write_atomically(file, render(report))
         if summary := os.environ.get(STEP_SUMMARY):
             with open(summary, "a", encoding="utf-8") as out:
                 out.write(to_markdown(report))

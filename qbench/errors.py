@@ -22,6 +22,12 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def first_of(lines: Sequence[str], most: int) -> list[str]:
+    """The first of the lines, and one that says how many more there are."""
+    rest = len(lines) - most
+    return [*lines[:most], f"and {rest} more"] if rest > 0 else list(lines)
+
+
 def one_line(error: BaseException) -> str:
     """An exception on one line: its type, and its message without line breaks."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")

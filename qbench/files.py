@@ -42,7 +42,7 @@ def file_name(text: str) -> str:
 
     If a character had to be replaced, a hash of the text follows, so that 'a b' and 'a/b' stay two names.
     """
-    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
+    name = "".join(c if c.isalnum() or c in "._-+" else "_" for c in text)
     return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]}"
 
 

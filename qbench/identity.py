@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, SerializerFunctionWrapHan
 from qbench.errors import InputError
 from qbench.files import write_atomically
 
-# What computes numbers, apart from Python itself.
+# What computes numbers in every cell, apart from Python itself; a quantizer adds its library.
 PACKAGES = (
     "torch",
     "triton",
@@ -31,15 +31,13 @@ PACKAGES = (
     "lm-eval",
     "datasets",
     "accelerate",
-    "bitsandbytes",
-    "hqq",
-    "gptqmodel",
     "numpy",
 )
 PACKAGE = Path(__file__).parent
 # Our own code that computes numbers, within qbench; the kernels come first. runner/cell.py decides which model is
 # evaluated. Not records/audit.py and records/suspicious.py: their rules are applied again whenever a record is read.
 COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "runner/cell.py")
+WRITES = (PACKAGE / "checkpoint" / "save.py",)  # what a cell never calls
 
 
 class TaskIdentity(NamedTuple):
@@ -135,7 +133,7 @@ def _code_files() -> dict[str, Path]:
     files = {file.relative_to(kernels.parent).as_posix(): file for file in kernels.rglob("*.py")}
     for place in (PACKAGE / name for name in COMPUTES):
         found = place.rglob("*.py") if place.is_dir() else [place]
-        files |= {file.relative_to(PACKAGE.parent).as_posix(): file for file in found}
+        files |= {file.relative_to(PACKAGE.parent).as_posix(): file for file in found if file not in WRITES}
     return dict(sorted(files.items()))
 
 

@@ -1,4 +1,4 @@
-"""How numbers are written for people. Every table, message and report takes its formats from here."""
+"""How numbers are written in tables, reports and progress. A sentence may round a number of its own."""
 
 DECIMALS = 2
 MAX_DECIMALS = 6  # of a difference that two decimals would show as zero

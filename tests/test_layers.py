@@ -104,4 +104,23 @@ def test_no_package_has_the_name_of_a_public_function() -> None:
     import qbench
 
     packages = {name.split(".")[1] for name in modules() if name.startswith("qbench.")}
-    assert packages.isdisjoint({name for name in dir(qbench) if not name.startswith("_")})
+    public = {name for name in dir(qbench) if not name.startswith("_")}
+    assert public >= {"quantize", "run", "table", "check"}
+    assert packages.isdisjoint({"analyze", *public})
+
+
+def test_the_lazy_names_lead_somewhere() -> None:
+    import qbench
+
+    assert all(getattr(qbench, name).__name__ == name for name in dir(qbench) if not name.startswith("_"))
+
+
+def test_no_import_is_relative() -> None:
+    """They would be invisible to the test of layers."""
+    relative = [
+        module
+        for module, file in modules().items()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert relative == []

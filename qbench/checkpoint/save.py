@@ -63,7 +63,7 @@ def write_checkpoint(
         (folder / name).unlink(missing_ok=True)
     tied = ["lm_head.weight"] if model.config.tie_word_embeddings else None
     save_torch_state_dict(tensors, folder, max_shard_size=SHARD_SIZE, shared_tensors_to_discard=tied)
-    (folder / GENERATION_CONFIG).write_text(model.generation_config.to_json_string())
+    write_atomically(folder / GENERATION_CONFIG, model.generation_config.to_json_string())
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     config = copy.deepcopy(model.config)

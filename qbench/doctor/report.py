@@ -242,7 +242,8 @@ def render_report(report: DoctorReport, *, all_packages: bool = False) -> str:
 
 def packages_in_short(found: list[Package]) -> str:
     """The versions of what computes numbers, and how many packages are as pinned."""
-    versions = [f"{p.name}=={p.installed}" for p in found if p.name in PACKAGES and p.installed]
+    computing = {*PACKAGES, *(method.library for method in quantizers().values())}
+    versions = [f"{p.name}=={p.installed}" for p in found if p.name in computing and p.installed]
     fine = sum(not package.state for package in found)
     count = f"{fine} of {len(found)}" if fine < len(found) else f"all {fine}"
     text = ", ".join([*versions, f"{count} packages as pinned (--packages lists them)"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TaskFacts:
+class TaskSummary:
     """One task's identity and size."""
 
     fingerprint: str
@@ -43,7 +43,7 @@ def task_facts(
     num_fewshot: Mapping[str, int] | int | None,
     limits: Callable[[Iterable[str]], Mapping[str, int | None]],
     seed: int,
-) -> dict[str, TaskFacts]:
+) -> dict[str, TaskSummary]:
     """The facts of each task; NotFetchedError if a dataset is not on this machine.
 
     limits: how many documents of each task, by the names of the tasks that were found.
@@ -67,16 +67,16 @@ def task_facts(
         return [Path(file) for own in facts.values() for file in own["files"]]
 
     found = remembered(asked, [*local, *_hub_datasets()], compute, read)
-    return {name: TaskFacts(**own | {"files": tuple(own["files"])}) for name, own in found.items()}
+    return {name: TaskSummary(**own | {"files": tuple(own["files"])}) for name, own in found.items()}
 
 
-def _facts(task: "Task", limit: int | None, seed: int, has_given_data: bool) -> TaskFacts:
+def _facts(task: "Task", limit: int | None, seed: int, has_given_data: bool) -> TaskSummary:
     from qbench.evaluate.requests import build_documents
     from qbench.evaluate.tasks import task_fingerprint
 
     documents = build_documents(task, limit, seed)
     texts = [text for document in documents for request in document.requests for text in request.args]
-    return TaskFacts(
+    return TaskSummary(
         fingerprint=task_fingerprint(task, limit),
         num_fewshot=task.config.num_fewshot,
         documents=len(documents),

@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 
+from qbench.errors import one_line
 from qbench.evaluate.local_data import TaskError
 
 
@@ -89,5 +90,4 @@ def _blame(task: Task, limit: int | None, error: Exception) -> TaskError:
             task.construct_requests(doc=doc, ctx=context, metadata=(task.task_name, number, 1))
     except Exception as found:
         error = found
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return TaskError(f"{task.task_name}, document {number}: its prompt cannot be made ({reason}).")
+    return TaskError(f"{task.task_name}, document {number}: its prompt cannot be made ({one_line(error)}).")

@@ -20,7 +20,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from qbench.errors import did_you_mean
+from qbench.errors import did_you_mean, one_line
 from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.local_data import TaskError, read_dataset
 from qbench.evaluate.requests import seeded
@@ -186,7 +186,7 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
         if isinstance(error, OSError | datasets.exceptions.DatasetsError) or "Couldn't find cache" in str(error):
             raise MissingDatasetError(
                 f"The dataset of the task {name} is not in the Hugging Face cache and could not be downloaded "
-                f"({_sentence(error)}). Run `qbench fetch` where there is network, or give a file: "
+                f"({one_line(error)}). Run `qbench fetch` where there is network, or give a file: "
                 f"`data: {{{name}: FILE.jsonl}}`."
             ) from error
         file = _file(manager, name)
@@ -195,7 +195,7 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
                 f"The task {name} has no data: {file} names no dataset_path; give it a file: "
                 f"`data: {{{name}: FILE.jsonl}}`."
             ) from error
-        raise TaskError(f"The task {name} ({file}) cannot be loaded: {_sentence(error)}") from error
+        raise TaskError(f"The task {name} ({file}) cannot be loaded: {one_line(error)}") from error
     if given := sorted(tasks.keys() & data.keys()):
         raise TaskError(f"data gives a file to {given[0]}, a task of the group {name}; name the task instead.")
     return tasks
@@ -220,7 +220,7 @@ def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | N
         if source not in files:
             raise TaskError(
                 f"{name} takes its {shots} few-shot examples from the split {source!r}, for which there is no file; "
-                f"give one a split: `data: {{{name}: {{{', '.join(f'{s}: FILE' for s in (*files, source))}}}}}`."
+                f"give one per split: `data: {{{name}: {{{', '.join(f'{s}: FILE' for s in (*files, source))}}}}}`."
             )
     elif examples.get("split") not in files:
         examples.pop("split", None)
@@ -231,7 +231,7 @@ def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | N
         return LocalTask(config, datasets.DatasetDict(dataset))
     except Exception as error:  # lm-eval tries its templates on the first document
         first = files[_evaluated(config)]
-        raise TaskError(f"{name}, document 0 ({first}): {_sentence(error)}") from error
+        raise TaskError(f"{name}, document 0 ({first}): {one_line(error)}") from error
 
 
 def _evaluated(config: Mapping[str, Any]) -> str:
@@ -280,8 +280,3 @@ def _set_fewshot(task: Task, shots: int | None, explicit: bool) -> None:
         raise TaskError(f"num_fewshot of {task.task_name} is {shots}; the task takes no examples, so it must be 0.")
     if task.config.num_fewshot is None or (shots is not None and not fixed):
         task.set_config("num_fewshot", 0 if fixed else shots or 0)
-
-
-def _sentence(error: Exception) -> str:
-    """An error of other people's code on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

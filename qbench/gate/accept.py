@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from qbench.errors import InputError
+from qbench.errors import InputError, first_of
 from qbench.files import aside, replacing
 from qbench.gate.pairing import CheckError, holds_records
 from qbench.gate.render import score
@@ -30,10 +30,10 @@ CHANGES = "CHANGES.jsonl"
 MAX_REASONS = 3  # in the sentence that refuses a run
 
 
-def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, why_none: str = "") -> int:
+def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, not_compared: str = "") -> int:
     """Put the run's records in the baseline's place; returns the bytes that they take.
 
-    report: of the run against the baseline as it was; None if there is none to compare with, and why_none says why.
+    report: of the run against the baseline as it was; None if it could not be compared, and not_compared says why.
     """
     if not reason.strip():
         raise CheckError("--reason is empty; it must say why the baseline changes.")
@@ -43,7 +43,7 @@ def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, wh
         check_replaceable(target, run)
         _check_whole(results)
         with replacing(target) as new:
-            change = _change(results, target, reason, report, why_none)
+            change = _change(results, target, reason, report, not_compared)
             _fill(new, target, results, change)
             _check_usable(run, new)
     except OSError as error:
@@ -179,10 +179,9 @@ def _check_usable(run: Path, new: Path) -> None:
     if not report.passed:
         worse = [f"{outcome.hypothesis.name} is worse than itself" for outcome in report.worse]
         reasons = [f"{failure.cell.name}: {failure.message}" for failure in report.failures] + worse
-        more = f" (and {len(reasons) - MAX_REASONS} more)" if len(reasons) > MAX_REASONS else ""
         raise CheckError(
-            f"{run} cannot be a baseline, because it fails the check against itself: "
-            f"{' '.join(reasons[:MAX_REASONS])}{more}"
+            f"{run} cannot be a baseline, because the gate fails it even against a copy of itself: "
+            + " ".join(first_of(reasons, MAX_REASONS))
         )
 
 
@@ -195,7 +194,9 @@ def _copy(stored: StoredRecord, folder: Path) -> None:
     (folder / RECORD).write_text(content + "\n", encoding="utf-8")
 
 
-def _change(results: Results, baseline: Path, reason: str, report: GateReport | None, why_none: str) -> dict[str, Any]:
+def _change(
+    results: Results, baseline: Path, reason: str, report: GateReport | None, not_compared: str
+) -> dict[str, Any]:
     try:
         before = {stored.record.cell.name for stored in read_results(baseline).current}
     except InputError:  # there was no baseline that can be read
@@ -210,7 +211,7 @@ def _change(results: Results, baseline: Path, reason: str, report: GateReport | 
         "recipe": first.recipe,
         "commit": first.git_commit,
         "cells": {"now": len(after), "added": sorted(after - before), "removed": sorted(before - after)},
-        "verdict": ("pass" if report.passed else "fail") if report else f"not compared: {why_none}",
+        "verdict": ("pass" if report.passed else "fail") if report else f"not compared: {not_compared}",
         "moved": [
             {k: s[k] for k in ("cell", "task", "metric", "before", "after", "loss", "adjusted_p")} for s in moved
         ],

@@ -106,7 +106,7 @@ def audit_changes(before: Audit | None, after: Audit | None, settings: GateSetti
         return [] if before is after else [f"The audit is {'new' if before is None else 'gone'}."]
     changes = [
         f"{name} is {_shown(then)} in the baseline and {_shown(now)} in the run."
-        for name in ("method", "bits", "activation_bits", "linear_weights")
+        for name in ("method", "bits", "activation_bits", "linear_weights", "parts")
         if (then := getattr(before, name)) != (now := getattr(after, name))
     ]
     old = {layer.name: layer for layer in before.layers}
@@ -191,7 +191,7 @@ def _drift(before: LayerAudit, after: LayerAudit, settings: GateSettings) -> str
         return "Weights are NaN or infinite"
     if not abs(after.slope - before.slope) <= settings.slope_drift * abs(before.slope):  # NaN is a drift
         return f"Weight scale changed by more than {percent(settings.slope_drift)}"
-    then, now = _relative_error(before), _relative_error(after)
+    then, now = before.relative_error or 0.0, after.relative_error or 0.0
     if not abs(now - then) <= settings.error_drift * then:
         return f"Relative weight error changed by more than {percent(settings.error_drift)}"
     return None

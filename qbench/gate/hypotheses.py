@@ -10,7 +10,7 @@ from qbench.gate.pairing import GOLD_LOGPROB, Floats, Ints, PairedDocuments
 from qbench.gate.settings import GateSettings, MetricKind
 from qbench.gate.sign_flip import interval, ratio
 from qbench.records.metrics import Better, facts_of
-from qbench.records.samples import AGGREGATIONS, WEIGHT
+from qbench.records.samples import AGGREGATIONS, WEIGHT, Aggregation
 from qbench.records.schema import CellRef, MetricValue
 
 UNITS: dict[MetricKind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats"}
@@ -24,6 +24,7 @@ class Hypothesis:
     task: str
     metric: str
     kind: MetricKind
+    aggregation: Aggregation
     tolerance: float  # in the kind's unit
     alpha: float
     before: float  # the metric in the baseline
@@ -68,7 +69,7 @@ class Documents:
 def in_unit(kind: MetricKind, mean_loss: float) -> float:
     """A mean loss of documents in the unit that people read and tolerances have."""
     if kind == "perplexity":
-        return 100 * math.expm1(min(mean_loss, 700.0))  # beyond 700 nats, e to the power of it is no number
+        return 100 * math.expm1(min(mean_loss, 700.0))  # beyond 700 nats, e to the power of it is infinite
     return 100 * mean_loss if kind == "accuracy" else mean_loss
 
 
@@ -96,9 +97,10 @@ def hypotheses(
             continue
         if kind == "perplexity":
             seen.append(both)
-        yield _hypothesis(cell, paired, metric.metric, kind, better_end(metric) == "lower", settings)
+        aggregation = AGGREGATIONS[metric.aggregation]
+        yield _hypothesis(cell, paired, metric.metric, kind, aggregation, better_end(metric) == "lower", settings)
     if _in_both(paired, GOLD_LOGPROB):
-        yield _hypothesis(cell, paired, GOLD_LOGPROB, "gold_logprob", False, settings)
+        yield _hypothesis(cell, paired, GOLD_LOGPROB, "gold_logprob", AGGREGATIONS["mean"], False, settings)
 
 
 def kind_of(metric: MetricValue) -> MetricKind | None:
@@ -127,7 +129,13 @@ def _in_both(paired: PairedDocuments, metric: str) -> bool:
 
 
 def _hypothesis(
-    cell: CellRef, paired: PairedDocuments, metric: str, kind: MetricKind, lower_is_better: bool, settings: GateSettings
+    cell: CellRef,
+    paired: PairedDocuments,
+    metric: str,
+    kind: MetricKind,
+    aggregation: Aggregation,
+    lower_is_better: bool,
+    settings: GateSettings,
 ) -> Hypothesis:
     before, after = paired.values[metric]
     both = np.isfinite(before) & np.isfinite(after)  # new NaN are a failure of their own
@@ -141,18 +149,12 @@ def _hypothesis(
         task=paired.task,
         metric=metric,
         kind=kind,
+        aggregation=aggregation,
         tolerance=settings.tolerance(kind, paired.task, metric),
         alpha=settings.level(paired.task, metric),
-        before=metric_value(kind, before, weights),
-        after=metric_value(kind, after, weights),
+        before=aggregation.value(before, weights),
+        after=aggregation.value(after, weights),
         losses=np.bincount(group, losses).astype(np.float64),
         weights=np.bincount(group, weights).astype(np.float64),
         documents=Documents(paired.ids[both], before, after, losses, weights),
     )
-
-
-def metric_value(kind: MetricKind, values: Floats, weights: Floats) -> float:
-    """The metric that documents' values amount to."""
-    if kind == "perplexity":
-        return math.exp(min(-ratio(values, weights), 700.0))
-    return ratio(values, weights)

@@ -21,6 +21,7 @@ from qbench.gate.settings import GateSettings, MetricKind
 from qbench.gate.sign_flip import ratio
 from qbench.gate.verdict import settings_of
 from qbench.numbers import count, percent, significant
+from qbench.records.audit import UNQUANTIZED
 from qbench.records.store import Results, StoredRecord, read_results
 
 POWERS = (0.8, 0.9)
@@ -158,9 +159,9 @@ def _pairs(
         yield from join(results, read_results(against), settings).pairs
         return
     done = [stored for stored in results.current if stored.record.state == "done"]
-    unquantized = {_twin(stored): stored for stored in done if stored.record.cell.method == "none"}
+    unquantized = {_twin(stored): stored for stored in done if stored.record.cell.label == UNQUANTIZED}
     for stored in done:
-        if stored.record.cell.method != "none" and _twin(stored) in unquantized:
+        if stored.record.cell.label != UNQUANTIZED and _twin(stored) in unquantized:
             yield unquantized[_twin(stored)], stored
 
 

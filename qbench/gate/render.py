@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from tabulate import tabulate
 
-from qbench.errors import some
+from qbench.errors import first_of, some
 from qbench.gate.hypotheses import UNITS
 from qbench.gate.settings import MetricKind
 from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
@@ -124,10 +124,7 @@ def _by_differences(report: GateReport) -> Iterator[tuple[str, tuple[str, ...]]]
     for cell, differing in report.differences.items():
         cells.setdefault(differing, []).append(cell)
     for differing, names in cells.items():
-        shown = differing[:MAX_DIFFERENCES]
-        if len(differing) > len(shown):
-            shown += (f"and {len(differing) - len(shown)} more",)
-        yield some(names), shown or ("nothing that is recorded",)
+        yield some(names), tuple(first_of(differing, MAX_DIFFERENCES)) or ("nothing that is recorded",)
 
 
 def to_text(report: GateReport) -> str:

@@ -1,4 +1,4 @@
-"""What the gate is told: how sure it must be, and which losses do not matter. A recipe's field `gate` is this."""
+"""Settings of the gate: how sure it must be, and which losses do not matter. A recipe's field `gate` is this."""
 
 from typing import Annotated, Literal
 

@@ -232,7 +232,7 @@ def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, 
         notes.append("Audits were not compared (--scores-only).")
     untouched = len(then.current) - len(joined.pairs) - len(joined.missing) - len(joined.failed)
     if untouched:
-        notes.append(f"{untouched} cells of the baseline are no part of this run, which its recipe allows.")
+        notes.append(f"{untouched} cells of the baseline are not part of this run, which its recipe allows.")
     versions = [other_versions(before.record, after.record) for before, after in joined.pairs]
     notes += [f"Not the baseline's: {found}." for found in dict.fromkeys(versions) if found]
     return notes

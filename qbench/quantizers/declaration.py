@@ -108,7 +108,7 @@ class Quantizer:
 
     def write_config(self, bits: int, options: Any, dtype: str) -> dict[str, Any]:
         """The quantization_config of config.json, in the words of the library that reads it."""
-        return {OUR_METHOD: self.quant_method or self.name, "bits": bits, "options": options.model_dump()}
+        return {OUR_METHOD: self.config_name, "bits": bits, "options": options.model_dump()}
 
     def read_config(self, settings: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """Bits and options of a quantization_config; the inverse of `write_config`."""
@@ -118,6 +118,11 @@ class Quantizer:
         """Import what its cells need, before they are forked."""
         for bits in self.widths:
             self.layer_class(bits)
+
+    @property
+    def config_name(self) -> str:
+        """Its name in quantization_configs."""
+        return self.quant_method or self.name
 
     @property
     def is_installed(self) -> bool:

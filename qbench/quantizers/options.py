@@ -1,6 +1,5 @@
 """What can be asked for: the quantizers there are, and a `Quantization`, typed and checked. No torch here."""
 
-import hashlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from pydantic import ValidationError
 
 import qbench.quantizers
 from qbench.errors import did_you_mean, one_line
+from qbench.identity import json_hash, source_hash
 from qbench.quantizers.declaration import Options, QuantizeError, Quantizer
-from qbench.records.audit import UNQUANTIZED
+from qbench.records.audit import PART, UNQUANTIZED
 
 ENTRY_POINTS = "qbench.quantizers"  # the group in which other packages declare theirs
 
@@ -64,7 +64,7 @@ class Quantization:
     def label(self) -> str:
         """The name in tables: `hqq-3-g64`, `bnb-4-nf4`, `none-16`. Two different settings never share one."""
         weights = "-".join([self.method, str(self.bits), *self.options.label_parts()])
-        return "+".join([weights, *(part.label for part in self.parts)])
+        return PART.join([weights, *(part.label for part in self.parts)])
 
     @property
     def is_unquantized(self) -> bool:
@@ -99,6 +99,11 @@ def quantizers() -> dict[str, Quantizer]:
         declared = _load(point)
         if declared.name in found:
             raise QuantizeError(f"Two quantizers are called {declared.name}; rename the one in {point.value}.")
+        if declared.config_name in {own.config_name for own in found.values()}:
+            raise QuantizeError(
+                f"Two quantizers are called {declared.config_name} in a quantization_config; give the one in "
+                f"{point.value} another quant_method."
+            )
         found[declared.name] = declared
     return found
 
@@ -171,14 +176,14 @@ def _version(package: str) -> str:
 
 @cache
 def _code_hash(module: str) -> str:
-    """A hash of the Python files of the package that a module is in."""
+    """A hash of the code of the package that a module is in, by what it means."""
     spec = find_spec(module.split(".")[0])
     assert spec is not None
     assert spec.origin is not None
     origin = Path(spec.origin)
     files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
-    contents = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
-    return hashlib.sha256(contents).hexdigest()[:12]
+    by_name = {file.relative_to(origin.parent).as_posix(): source_hash(file.read_bytes()) for file in files}
+    return json_hash(by_name)[:12]
 
 
 def _unknown_option(method: str, bits: int, name: str) -> str:

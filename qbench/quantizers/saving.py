@@ -32,8 +32,8 @@ def quantization_config(wanted: Quantization, dtype: torch.dtype) -> dict[str, A
 def quantization_of(settings: dict[str, Any]) -> Quantization:
     """The quantization that a config.json's quantization_config means; the inverse of `quantization_config`."""
     method = settings.get(OUR_METHOD, settings.get("quant_method"))
-    known = {found.quant_method or name: found for name, found in quantizers().items() if name != "none"}
-    if method not in known:
+    known = {found.config_name: found for found in quantizers().values() if found.name != "none"}
+    if not isinstance(method, str) or method not in known:
         raise QuantizeError(
             f"quant_method is {method!r}, not one of {', '.join(known)}, in the quantization_config; "
             "give the unquantized one."

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, tokenizer_fingerprint
 from qbench.errors import InputError
-from qbench.evaluate.facts import TaskFacts, is_task_path, task_facts
+from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
 from qbench.identity import Identity, What, code_hash, package_versions
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
 from qbench.recipe.check import check_recipe
@@ -124,7 +124,7 @@ def cells(recipe: Recipe) -> list[Cell]:
     return found
 
 
-def recipe_tasks(recipe: Recipe) -> dict[str, TaskFacts]:
+def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
     """Facts of the recipe's tasks: fingerprints and sizes; NotFetchedError if a dataset is not on this machine."""
     try:
         return task_facts(

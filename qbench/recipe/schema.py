@@ -16,11 +16,11 @@ from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
 
 
-class _Part(BaseModel):
+class _RecipePart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class CheckpointSource(_Part):
+class CheckpointSource(_RecipePart):
     """A model on disk or on the Hub; a string alone is its path."""
 
     path: str = Field(min_length=1)  # a folder, relative to the recipe, or owner/name on the Hub
@@ -37,7 +37,7 @@ class CheckpointSource(_Part):
         return value
 
 
-class QuantizationEntry(_Part):
+class QuantizationEntry(_RecipePart):
     """A method at one or several widths; options for all of them, and for single widths."""
 
     method: str
@@ -58,7 +58,7 @@ class QuantizationEntry(_Part):
         return tuple(value) if isinstance(value, list) else (value,)
 
 
-class TaskSettings(_Part):
+class TaskSettings(_RecipePart):
     """How one task is run; what is not given here is the recipe's, or lm-eval's own."""
 
     num_fewshot: int | None = Field(None, ge=0)
@@ -71,7 +71,7 @@ class TaskSettings(_Part):
         return {} if value is None else value
 
 
-class Recipe(_Part):
+class Recipe(_RecipePart):
     """What a person writes: the matrix, and how to run it. The defaults here are the only ones."""
 
     description: str = ""

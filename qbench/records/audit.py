@@ -1,13 +1,14 @@
-"""The audit: what is measured on a quantized model, and what of it is no proof. Numbers only; measure.py takes them."""
+"""The audit: what is measured on a quantized model, and when it proves nothing. Only numbers; measure.py takes them."""
 
 import math
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 
-UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is quantized
+from qbench.errors import first_of
 
 UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is quantized
+PART = "+"  # in a label, before each part that is quantized beside the weights: hqq-4-g64+kv8
 
 # A weight on its grid's nearest level is a quarter of a step off at the median. GPTQ moves weights further on purpose,
 # but not so that the typical one is nearer to another level than to its own; one step too far puts the median at 1.
@@ -39,12 +40,21 @@ TOTALS_TOLERANCE = 1e-6
 MAX_REASONS = 8  # in the message of an error
 
 
+def weight_label(label: str) -> str:
+    """The part of a label that is about weights: hqq-4-g64 of hqq-4-g64+kv8."""
+    return label.partition(PART)[0]
+
+
+def names_weights(label: str, method: str, bits: int) -> bool:
+    """Whether a label is one of the method at that width."""
+    return f"{weight_label(label)}-".startswith(f"{method}-{bits}-")
+
+
 class AuditError(RuntimeError):
     """A quantized model that is not what was asked for; no number of it may reach a table."""
 
     def __init__(self, label: str, reasons: list[str], what_now: str) -> None:
-        more = len(reasons) - MAX_REASONS
-        shown = reasons[:MAX_REASONS] + ([f"and {more} more"] if more > 0 else [])
+        shown = first_of(reasons, MAX_REASONS)
         super().__init__(f"The audit of {label} failed. {what_now}\n- " + "\n- ".join(shown))
         self.reasons = reasons
 
@@ -78,7 +88,8 @@ class _Stored(BaseModel):
         """Storage bits per weight with scales, zeros and the rest; None if nothing is quantized."""
         return 8 * (self.code_bytes + self.metadata_bytes) / self.weights if self.weights else None
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def relative_error(self) -> float | None:
         """‖ŵ - w‖ / ‖w‖ (Frobenius); None if all weights are zero."""
         return math.sqrt(self.error_energy / self.source_energy) if self.source_energy else None
@@ -182,9 +193,8 @@ def failures(audit: Audit) -> list[str]:
 
 def _label_failures(audit: Audit) -> list[str]:
     """Why the label is not that of the method, the bits and the parts that the audit is of."""
-    weights, *parts = audit.label.split("+")
-    method_and_bits = f"{audit.method}-{audit.bits}"
-    if weights != method_and_bits and not weights.startswith(f"{method_and_bits}-"):
+    weights, *parts = audit.label.split(PART)
+    if not names_weights(audit.label, audit.method, audit.bits):
         return [f"The label is {audit.label}, but the audit is of {audit.method} at {audit.bits} bits."]
     if parts != (audited := [part.label for part in audit.parts]):
         return [f"The label is {audit.label}, but the parts audited beside the weights are {audited}."]
@@ -195,7 +205,7 @@ def _label_failures(audit: Audit) -> list[str]:
 
 def _total_failures(audit: Audit) -> list[str]:
     """Why the totals are not those of the layers, or the layers not all that were to be quantized."""
-    if not audit.layers and audit.label.split("+")[0] != UNQUANTIZED:
+    if not audit.layers and weight_label(audit.label) != UNQUANTIZED:
         return ["No layer was quantized."]
     reasons = []
     for name in TOTALS:

@@ -101,7 +101,7 @@ def _other_bits_per_byte(own: Mapping[str, ClaimedScore]) -> Iterator[Impossible
 def _words_below_bytes(own: Mapping[str, ClaimedScore]) -> Iterator[ImpossibleScore]:
     words, perplexity = own.get("word_perplexity"), own.get("byte_perplexity")
     if words and perplexity and perplexity.value > words.value + words.precision:
-        yield ImpossibleScore(words, f"{score(words.value)} is below byte_perplexity, but words have bytes.")
+        yield ImpossibleScore(words, f"{score(words.value)} is below byte_perplexity, but a word has one byte or more.")
 
 
 def _too_sure(own: Mapping[str, ClaimedScore]) -> Iterator[ImpossibleScore]:

@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 
+from qbench.records.audit import names_weights
 from qbench.records.metrics import facts_of
 from qbench.records.samples import AGGREGATIONS, WEIGHT, Floats, metric_columns, rows_of_tasks
 from qbench.records.schema import MetricValue, Record
@@ -34,7 +35,7 @@ def _other_identity(record: Record) -> list[str]:
         own, hashed = getattr(cell, field), getattr(what, field)
         if own != hashed:
             found.append(f"{RECORD}: the cell's {field} is {own}, but its identity says {hashed}.")
-    if not f"{cell.label}-".startswith(f"{cell.method}-{cell.bits}-"):
+    if not names_weights(cell.label, cell.method, cell.bits):
         found.append(f"{RECORD}: the label {cell.label} is not one of {cell.method} at {cell.bits} bits.")
     return found
 

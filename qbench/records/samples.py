@@ -35,7 +35,7 @@ FIELDS = pa.schema(
         ("gold", pa.list_(pa.int32())),  # which choices are right; null where the task has none
         ("target", pa.string()),  # the right text, for tasks without choices; null for whole pages
         ("response", pa.string()),  # what was generated; null for tasks that score
-        ("loglikelihoods", pa.list_(pa.float64())),  # one a choice, or of the target, or of the page
+        ("loglikelihoods", pa.list_(pa.float64())),  # one per choice, or of the target, or of the page
         ("is_greedy", pa.list_(pa.bool_())),
         ("characters", pa.list_(pa.int32())),  # of each choice (what acc_norm divides by), of the target or the page
         ("bytes", pa.list_(pa.int32())),  # the same in UTF-8: what acc_bytes divides by
@@ -52,6 +52,9 @@ class SamplesError(InputError):
     """A samples.parquet that cannot be read as one, in a sentence."""
 
 
+MAX_EXPONENT = 700.0  # beyond it, e to the power of it is infinite
+
+
 @dataclass(frozen=True)
 class Aggregation:
     """How the values of documents become one number: a function of Σ values / Σ weights."""
@@ -63,7 +66,7 @@ class Aggregation:
     def value(self, values: Floats, weights: Floats) -> float:
         """The number that these documents amount to."""
         ratio = self.factor * float(values.sum() / weights.sum())
-        return math.exp(ratio) if self.exponential else ratio
+        return math.exp(min(ratio, MAX_EXPONENT)) if self.exponential else ratio
 
 
 # By lm-eval's names. What is not here (F1, Matthews correlation, …) only lm-eval can compute.

@@ -7,14 +7,16 @@ from pydantic import BaseModel, ConfigDict
 from qbench.identity import Identity
 from qbench.records.audit import Audit
 
+SCHEMA_VERSION: Literal[1] = 1
+
 FailureKind = Literal["error", "audit", "out-of-memory", "killed", "crashed", "timeout"]
 
 
-class _Part(BaseModel):
+class _RecordPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class CellRef(_Part):
+class CellRef(_RecordPart):
     """What a cell is to a reader: one checkpoint and one quantization. Records of two runs are joined by this."""
 
     family: str  # such as 340M: joins a softmax checkpoint and its twins
@@ -30,7 +32,7 @@ class CellRef(_Part):
         return f"{self.family}-{self.attention}-{self.label}"
 
 
-class MetricValue(_Part):
+class MetricValue(_RecordPart):
     """One number of one task, by lm-eval's names; accuracies are shares, not percent."""
 
     task: str
@@ -42,14 +44,14 @@ class MetricValue(_Part):
     documents: int
 
 
-class QuantizerFacts(_Part):
+class QuantizerFacts(_RecordPart):
     """What reports need to know of the method that quantized a cell, so that they never import one."""
 
     title: str  # as papers write it: GPTQ
     calibrated: bool  # whether its numbers depend on calibration text
 
 
-class Cost(_Part):
+class Cost(_RecordPart):
     """What the cell took."""
 
     seconds: dict[str, float]  # by phase: load, quantize, evaluate
@@ -60,7 +62,7 @@ class Cost(_Part):
     weight_bytes: int | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
 
 
-class Provenance(_Part):
+class Provenance(_RecordPart):
     """Everything needed to get the numbers again."""
 
     recipe: str  # the file's name
@@ -72,7 +74,7 @@ class Provenance(_Part):
     finished: str
 
 
-class Failure(_Part):
+class Failure(_RecordPart):
     """Why a cell has no numbers."""
 
     kind: FailureKind
@@ -81,10 +83,10 @@ class Failure(_Part):
     log_tail: str = ""
 
 
-class Record(_Part):
+class Record(_RecordPart):
     """What a cell produced: numbers with the proof behind them, or the reason why there are none."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1] = SCHEMA_VERSION
     state: Literal["done", "failed"]
     cell: CellRef
     key: str
@@ -98,7 +100,7 @@ class Record(_Part):
     samples_sha256: str | None = None
 
 
-class PlannedCell(_Part):
+class PlannedCell(_RecordPart):
     """A cell as a run planned it."""
 
     cell: CellRef
@@ -106,10 +108,10 @@ class PlannedCell(_Part):
     not_offered: bool = False
 
 
-class RunPlan(_Part):
+class RunPlan(_RecordPart):
     """What run.json holds: the matrix as it was meant, so that a reader sees what is missing."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1] = SCHEMA_VERSION
     recipe: str
     resolved_recipe: dict[str, Any]
     cells: tuple[PlannedCell, ...]

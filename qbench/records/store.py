@@ -20,13 +20,12 @@ from pydantic import ValidationError
 
 from qbench.errors import InputError
 from qbench.files import file_name, write_atomically
-from qbench.records.schema import CellRef, PlannedCell, Record, RunPlan
+from qbench.records.schema import SCHEMA_VERSION, CellRef, PlannedCell, Record, RunPlan
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
 RECORD, SAMPLES, LOG, RUN = "record.json", "samples.parquet", "log.txt", "run.json"
 KEY_LETTERS = 10  # of a key, in the name of its folder
 CELL_FOLDER = re.compile(rf"-[0-9a-f]{{{KEY_LETTERS}}}$")
@@ -158,7 +157,7 @@ def write_plan(folder: Path, plan: RunPlan) -> None:
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left: temporary files, and cell folders in which nothing was finished.
 
-    Only for who holds the folder's lock.
+    Call only while holding the folder's lock.
     """
     cells = [found for found in folder.iterdir() if found.is_dir() and CELL_FOLDER.search(found.name)]
     for file in [path for place in (folder, *cells) for path in place.glob(".*.*")]:

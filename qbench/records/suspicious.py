@@ -6,6 +6,7 @@ All limits were set on the 20 quantized cells of results/mini (5 tasks with 400 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -14,6 +15,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from qbench.numbers import significant
 from qbench.records.audit import UNQUANTIZED, Audit, failures
 from qbench.records.impossible import ClaimedScore, impossible_scores
 from qbench.records.metrics import METRICS
@@ -38,9 +40,12 @@ MAX_EQUAL = 0.5
 # The limit is 1/22 of the smallest.
 MIN_MOVE = 0.025
 MIN_DOCUMENTS_MOVED = 16
-# Share of questions that a quantized cell may surely answer right beyond the unquantized model. The most in mini is
-# 0.010 (gptq-4, lambada, t = 0.9), in results/paper 0.008 (bnb-4, sciq).
+# By how much a quantized cell may surely be better than the unquantized model: right answers per document, or nats per
+# decision. The most in mini is 0.010 (gptq-4, lambada, t = 0.9) and 0.0086 (bnb-4, wikitext, t = 8.4), in results/paper
+# 0.008 (bnb-4, sciq) and 0.0089 (gptq-8, lambada).
 MAX_GAIN = 0.05
+ANSWERS = ("acc", "acc_norm", "exact_match")
+MIN_NATS = -math.log(100)  # per decision: a perplexity of 100
 SURE_T = 5.0
 # Damage that can be said to be gone: nats per decision in a task. A run may have 1/16 of it, the noise of two bits
 # (6 dB each). A cell of mini with one bit more has 1/2.6 to 1/9.5 of the damage, with two bits more 1/17 to 1/53.
@@ -227,14 +232,16 @@ def _equal_tasks(cell: MeasuredCell, other: MeasuredCell) -> Iterator[_EqualTask
 
 
 def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Suspicion]:
-    """Metrics that do not follow from the log-likelihoods beside them, though they do in other cells.
+    """Metrics that do not follow from the log-likelihoods beside them, though they do in most cells.
 
-    A task may define acc in another way than lm-eval does; then no cell of it agrees, and none is accused.
+    A task may define acc in another way than lm-eval does; then few cells agree, if any, and none is accused.
     """
-    following = {key for cell in (*evidence.cells, *evidence.references) for key in _following(cell, agree=True)}
+    every = (*evidence.cells, *evidence.references)
+    agreeing = Counter(key for cell in every for key in _following(cell, agree=True))
+    differing = Counter(key for cell in every for key in _following(cell, agree=False))
     for cell in evidence.cells:
         for (task, metric), off in _following(cell, agree=False).items():
-            if (task, metric) in following:
+            if agreeing[task, metric] > differing[task, metric]:
                 message = f"in {task} {metric} does not follow from the log-likelihoods of {off} documents."
                 yield Suspicion(cell.cell, "records", message)
 
@@ -267,9 +274,7 @@ def _expected(scores: TaskScores) -> dict[str, Floats]:
         for name, ranked in (("acc", within), ("acc_norm", by_length)):
             found[name] = (ranked.argmax(1)[:, None] == scores.gold).any(1).astype(np.float64)
     elif not has_choices.any():
-        found = dict.fromkeys(
-            ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"), scores.values[:, 0]
-        )
+        found = dict.fromkeys(LOG_LIKELIHOODS, scores.values[:, 0])
     return {name: column for name, column in found.items() if name in scores.metrics}
 
 
@@ -292,25 +297,34 @@ def _too_near(evidence: Evidence) -> Iterator[Suspicion]:
 
 
 def _too_good(evidence: Evidence) -> Iterator[Suspicion]:
-    """Quantized cells that answer better than the unquantized model.
-
-    By answers and not by nats: noise makes a model less sure, and so it gains nats where it is surely wrong.
-    """
+    """Quantized cells that are surely better than the unquantized model."""
     for cell, unquantized in evidence.with_unquantized():
         for task, (after, before) in _common(cell, unquantized).items():
-            if "acc" not in after.metrics or "acc" not in before.metrics:
-                continue
-            gain = after.metrics["acc"] - before.metrics["acc"]
-            gain = gain[np.isfinite(gain)]
+            gain, unit, limit = _gain(after, before)
             if len(gain) < MIN_DOCUMENTS:
                 continue
             mean, error = float(gain.mean()), float(gain.std(ddof=1)) / math.sqrt(len(gain))
-            if mean > MAX_GAIN and mean > SURE_T * error:
+            if mean > limit and mean > SURE_T * error:
                 message = (
-                    f"in {task} it answers {100 * mean:.1f} points more questions right than the unquantized model "
-                    f"(standard error {100 * error:.1f}); honest cells gain 1 at most."
+                    f"in {task} it is better than the unquantized model by {significant(mean)} {unit} (standard error "
+                    f"{significant(error)}); honest cells gain a fifth of the limit, {significant(limit)}, at most."
                 )
                 yield Suspicion(cell.cell, "records", message)
+
+
+def _gain(after: TaskScores, before: TaskScores) -> tuple[Floats, str, float]:
+    """By how much each document got better, the unit, and how much is too much.
+
+    By answers if there are any, since noise makes a model less sure, and so it gains nats where it is surely wrong.
+    By nats per word or target if not, and if the model knows the text: one that does not gains nats from noise too.
+    """
+    for name in ANSWERS:
+        if name in after.metrics and np.isfinite(after.metrics[name]).any():
+            gain = after.metrics[name] - before.metrics.get(name, np.nan)
+            return gain[np.isfinite(gain)], "right answers per document", MAX_GAIN
+    gain = after.decisions - before.decisions
+    known = np.nanmean(before.decisions) > MIN_NATS if np.isfinite(before.decisions).any() else False
+    return gain[np.isfinite(gain)] if known else np.empty(0), "nats per decision", MAX_GAIN
 
 
 def _recovered(evidence: Evidence) -> Iterator[Suspicion]:
@@ -394,16 +408,12 @@ def _measured(records: Sequence[StoredRecord]) -> list[MeasuredCell]:
         MeasuredCell(
             stored.record.cell,
             stored.record.identity.what.checkpoint,
-            _weight_error(stored.record.audit),
+            stored.record.audit.relative_error if stored.record.audit else None,
             task_scores(stored.table),
         )
         for stored in records
         if stored.record.state == "done" and stored.has_samples
     ]
-
-
-def _weight_error(audit: Audit | None) -> float | None:
-    return math.sqrt(audit.error_energy / audit.source_energy) if audit and audit.source_energy else None
 
 
 def task_scores(table: pa.Table) -> dict[str, TaskScores]:

@@ -35,8 +35,7 @@ class MetricDocuments:
     @property
     def score(self) -> float:
         """The score of the documents as they are, in the units of tables."""
-        value = self.factor * float(self.values.values.sum() / self.values.weights.sum())
-        return math.exp(value) if self.aggregation.exponential else value
+        return (100 if self.share else 1) * self.aggregation.value(self.values.values, self.values.weights)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Literal
 
 from qbench.numbers import score, signed, signed_interval
+from qbench.records.audit import PART
 from qbench.report.delta import Difference, Tone
 from qbench.report.metrics import Measure
 from qbench.report.results import NOTHING, FamilyQuantization, Gap, Score
@@ -77,8 +78,8 @@ def quantization_name(quantization: FamilyQuantization) -> str:
     """What tells quantizations of one method apart: 3-bit g64."""
     if quantization.is_unquantized:
         return NOTHING
-    prefix = f"{quantization.method}-{quantization.bits}"
-    return f"{quantization.bits}-bit {quantization.label.removeprefix(prefix).lstrip('-')}".strip()
+    options = quantization.label.removeprefix(f"{quantization.method}-{quantization.bits}").lstrip("-")
+    return f"{quantization.bits}-bit {options}".strip().replace(f"-bit {PART}", f"-bit{PART}")
 
 
 def score_field(table: Table, found: Score | Gap) -> Field:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
 from qbench.identity import Identity, TaskIdentity, cache_folder, code_hash
+from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import Quantization, quantizer
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
@@ -210,6 +211,8 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
 
     recipe, wanted = cell.recipe, cell.quantization
     assert isinstance(wanted, Quantization)  # what is not offered has no job
+    if wanted.parts:
+        raise QuantizeError(f"{wanted.label}: only weights can be quantized yet.")
     calibration = None
     if wanted.quantizer.calibrated and (source := recipe.calibration_source()):
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)

@@ -140,8 +140,11 @@ def without_working_folder(places: Iterable[str]) -> list[str]:
 
     A child has the driver's path, which begins with the working folder in notebooks and with `python -m`.
     """
+    first, *others = places
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [place for place in places if (place and place in named) or os.path.abspath(place) != os.getcwd()]
+    # Python puts it first. Its full path further on is there because somebody installed from it.
+    added = os.path.abspath(first) == os.getcwd() and first not in named
+    return [place for place in (others if added else [first, *others]) if place not in ("", ".")]
 
 
 def die_with_parent() -> None:

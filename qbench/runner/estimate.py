@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qbench.checkpoint import layout
 from qbench.checkpoint.layout import CheckpointError
-from qbench.evaluate.facts import TaskFacts
+from qbench.evaluate.facts import TaskSummary
 from qbench.quantizers.options import quantizer
 from qbench.recipe.cells import Cell
 from qbench.records.audit import UNQUANTIZED
@@ -25,7 +25,7 @@ class Estimate:
     work: float  # operations
 
 
-def estimate(cell: Cell, tasks: Mapping[str, TaskFacts]) -> Estimate | None:
+def estimate(cell: Cell, tasks: Mapping[str, TaskSummary]) -> Estimate | None:
     """A rough estimate; None if the checkpoint is not on this machine."""
     parameters = parameter_count(cell)
     if parameters is None:

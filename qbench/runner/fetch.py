@@ -9,6 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_files, tokenizer_files
+from qbench.errors import one_line
 from qbench.numbers import byte_size, count
 from qbench.quantizers.calibration import Calibration
 from qbench.recipe.cells import Recipe, cells
@@ -36,7 +37,7 @@ def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
     except NotFetchedError as error:  # offline, the Hub's library accepts what an interrupted download left
         return False, f"checkpoint {name}: {error}"
     except (HFValidationError, OSError) as error:
-        return False, f"checkpoint {name}: {NOT_DOWNLOADED} ({_reason(error)})"
+        return False, f"checkpoint {name}: {NOT_DOWNLOADED} ({one_line(error)})"
     size = byte_size(sum(file.stat().st_size for file in files))
     return True, f"checkpoint {name}: {size} {'in a local folder' if local else 'in the cache'}"
 
@@ -70,7 +71,7 @@ def _fetch_tokenizer(name: str, revision: str | None) -> tuple[bool, str]:
     try:
         AutoTokenizer.from_pretrained(name, revision=revision)
     except Exception as error:  # the Hub, its files and transformers raise a dozen kinds
-        return False, f"tokenizer {name}: {NOT_DOWNLOADED} ({_reason(error)})"
+        return False, f"tokenizer {name}: {NOT_DOWNLOADED} ({one_line(error)})"
     return True, f"tokenizer {name}: in the cache"
 
 
@@ -94,9 +95,5 @@ def _fetch_calibration(source: Calibration) -> tuple[bool, str]:
     try:
         load_dataset(**source.dataset(), split=source.split)
     except Exception as error:  # offline, not cached, no such dataset: datasets and the Hub raise a dozen kinds
-        return False, f"calibration {source.source}: not in the cache, and could not be downloaded ({_reason(error)})"
+        return False, f"calibration {source.source}: not in the cache, and could not be downloaded ({one_line(error)})"
     return True, f"calibration {source.source}: in the cache"
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

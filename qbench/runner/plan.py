@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from qbench.checkpoint.fingerprint import NotCachedError, NotFetchedError
-from qbench.evaluate.facts import TaskFacts
+from qbench.evaluate.facts import TaskSummary
 from qbench.identity import Identity, TaskIdentity
 from qbench.numbers import count
 from qbench.quantizers.options import NotOffered
@@ -49,7 +49,7 @@ class Plan:
     out: Path
     entries: tuple[PlanEntry, ...]
     superseded: tuple[StoredRecord, ...]
-    tasks: dict[str, TaskFacts]  # empty if one is not fetched
+    tasks: dict[str, TaskSummary]  # empty if one is not fetched
 
     def to_run_plan(self) -> RunPlan:
         """What run.json says."""

@@ -9,6 +9,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from qbench.files import file_name
+from qbench.records.audit import UNQUANTIZED
 from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantized_for_cell
 from qbench.runner.child import Child, fork_server, how_it_died
 from qbench.runner.estimate import estimate
@@ -101,8 +102,8 @@ def _one_of_each_kind(jobs: Sequence[Job]) -> list[Job]:
     kinds: dict[str, Job] = {}
     for job in jobs:
         what = job.identity.what
-        if what.method != "none":
-            kinds.setdefault(json.dumps([what.method, what.options], sort_keys=True), job)
+        if job.cell.ref.label != UNQUANTIZED:
+            kinds.setdefault(json.dumps([what.method, what.options, what.parts], sort_keys=True), job)
     return list(kinds.values())
 
 

@@ -316,7 +316,7 @@ def test_a_part_of_the_baseline_passes_where_the_recipe_says_so(baseline: Path, 
     part = {CELLS[0]: POPULATION.samples(seed=1)}
     report = check(write_cells(tmp_path / "run", part, gate={"baseline_may_hold_more": True}), baseline)
     assert report.passed
-    assert report.notes == ("1 cells of the baseline are no part of this run, which its recipe allows.",)
+    assert report.notes == ("1 cells of the baseline are not part of this run, which its recipe allows.",)
 
 
 def test_a_checkpoint_may_be_elsewhere(baseline: Path, tmp_path: Path) -> None:

@@ -129,7 +129,9 @@ print(*quantization("rtn", 4).packages().items(), quantization("none", 16).packa
     (rtn, none), layer = here.python("-c", show).splitlines(), tmp_path / "added" / "nearest" / "layer.py"
     assert rtn.startswith("('nearest', '0.3 (")
     assert none == "{}"
-    layer.write_text(layer.read_text() + "\n")
+    layer.write_text(layer.read_text() + "\n\n# a comment\n")
+    assert here.python("-c", show).splitlines()[0] == rtn
+    layer.write_text(layer.read_text() + "\nSTEPS = 2\n")
     assert here.python("-c", show).splitlines()[0] != rtn
 
 

@@ -154,7 +154,20 @@ def test_a_quantized_cell_that_is_better_than_its_model(nats: float, accused: bo
     into = find("hqq-8-g64")
     found = suspicious_records(replaced(forged(tmp_path, into, improved(into.samples(), nats))))
     assert names(found) == ({into.record.cell.name} if accused else set())
-    assert all("right than the unquantized model" in f.message for f in found)
+    assert all("better than the unquantized model" in f.message for f in found)
+
+
+@pytest.mark.parametrize(("nats", "accused"), [(0.02, False), (0.2, True)])
+def test_pages_that_are_likelier_than_to_the_model(nats: float, accused: bool, tmp_path: Path) -> None:
+    into = find("hqq-8-g64")
+    samples = into.samples()
+    pages = samples["task"] == "mini_wikitext"
+    words = samples["word_perplexity.weight"].fillna(0.0)
+    values = [row + nats * n for row, n in zip(samples["loglikelihoods"], words, strict=True)]
+    likelier = rescored(samples.assign(loglikelihoods=values)).where(pages, samples)
+    found = suspicious_records(replaced(forged(tmp_path, into, likelier)))
+    assert names(found) == ({into.record.cell.name} if accused else set())
+    assert all("nats per decision" in f.message for f in found)
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.6])

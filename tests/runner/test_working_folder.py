@@ -46,7 +46,10 @@ def test_the_doctors_checks_do_not_either(folder: Path, monkeypatch: pytest.Monk
 def test_a_child_forgets_the_working_folder_of_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert without_working_folder(["", str(tmp_path), ".", "/usr/lib"]) == ["/usr/lib"]
+    assert without_working_folder(["", ".", "/usr/lib"]) == ["/usr/lib"]
+    assert without_working_folder([str(tmp_path), "/usr/lib"]) == ["/usr/lib"]
+    installed_from = ["/usr/lib", str(tmp_path)]  # an editable install adds its folder by a .pth file
+    assert without_working_folder(["", *installed_from]) == installed_from
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere:{tmp_path}")
     assert without_working_folder(["", str(tmp_path), "/usr/lib"]) == [str(tmp_path), "/usr/lib"]
 

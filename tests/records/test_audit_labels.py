@@ -1,0 +1,27 @@
+"""Labels of quantizations with parts beside the weights."""
+
+import pytest
+
+from qbench.files import file_name
+from qbench.records.audit import names_weights, weight_label
+
+
+@pytest.mark.parametrize(
+    ("label", "method", "bits", "named"),
+    [
+        ("hqq-4-g64", "hqq", 4, True),
+        ("none-16+kv8", "none", 16, True),
+        ("bnb-8+kv8+dead1e-06", "bnb", 8, True),
+        ("bnb-8", "bnb", 8, True),
+        ("hqq-40-g64", "hqq", 4, False),
+        ("hqq-4-g64", "hqq", 8, False),
+        ("gptq-4-g128", "hqq", 4, False),
+    ],
+)
+def test_a_label_names_its_weights(label: str, method: str, bits: int, named: bool) -> None:
+    assert names_weights(label, method, bits) is named
+
+
+def test_parts_come_after_the_weights_and_may_be_in_names_of_folders() -> None:
+    assert weight_label("hqq-4-g64+kv8") == "hqq-4-g64"
+    assert file_name("mini-softmax-hqq-4-g64+kv8") == "mini-softmax-hqq-4-g64+kv8"
