@@ -9,8 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,8 @@ MIN_DOCUMENTS = 8
 # Share of a task's documents that are equal to the last bit. Between two honest cells of mini it is 0 in 1,154 of 1,155
 # comparisons, and 0.6% (1 of 158 documents) in the other; it is 1 for the same weights.
 MAX_EQUAL = 0.5
+# Documents per task by which the pairs to compare are found. If half of the documents are equal, one of these is.
+PROBES = 32
 # How far log-likelihoods L move for each unit of the audit's relative weight error: the median document's mean of
 # |ΔL| / min(|L|, √|L|). The divisor is what noise in the logits does to L: it scales 1 - p of a sure token, and adds up
 # as a random walk over the unsure ones. In mini the ratio is at least 0.56 (gptq-8, wikitext), and of the
@@ -92,6 +94,18 @@ class MeasuredCell:
     checkpoint: str  # the fingerprint of the unquantized model
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
     tasks: Mapping[str, TaskScores]
+
+    @cached_property
+    def probes(self) -> "frozenset[tuple[str, str, str, bytes]]":
+        """Family, task, document and log-likelihoods of a few documents: those whose hashes come first."""
+        found = set()
+        for task, scores in self.tasks.items():
+            rows = np.argsort(scores.hashes)[:PROBES]
+            for row in rows[_informative(scores.values[rows]).any(axis=1)]:
+                values = scores.values[row]
+                own = values[~np.isnan(values)]  # cells may be padded to different widths
+                found.add((self.cell.family, task, str(scores.hashes[row]), own.tobytes()))
+        return frozenset(found)
 
     @property
     def model(self) -> tuple[str, str]:
@@ -185,16 +199,31 @@ def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
     Accused is the one that is not what it was in the baseline; the narrower one if that does not tell. A cell that is
     equal to a narrower one of the baseline is not accused: there it is the baseline that is wrong.
     """
-    cells = sorted(evidence.cells, key=lambda c: c.cell.bits)
-    for narrow, wide in combinations(cells, 2):
-        if narrow.cell.family == wide.cell.family and (found := _equal_task(narrow, wide)):
-            forged, other = (wide, narrow) if _as_in(evidence.references, narrow, found.task) else (narrow, wide)
-            yield Suspicion(forged.cell, "records", _measured_twice(found, other.cell.name))
-    for cell in cells:
-        for other in evidence.references:
-            one_family = cell.cell.family == other.cell.family and cell.cell.name != other.cell.name
-            if one_family and cell.cell.bits <= other.cell.bits and (found := _equal_task(cell, other)):
-                yield Suspicion(cell.cell, "records", _measured_twice(found, f"the baseline's {other.cell.name}"))
+    for cell, other in _sharing_a_document(evidence.cells, evidence.cells):
+        narrow, wide = sorted((cell, other), key=lambda c: c.cell.bits)
+        if found := _equal_task(narrow, wide):
+            forged, real = (wide, narrow) if _as_in(evidence.references, narrow, found.task) else (narrow, wide)
+            yield Suspicion(forged.cell, "records", _measured_twice(found, real.cell.name))
+    for cell, other in _sharing_a_document(evidence.cells, evidence.references):
+        if cell.cell.bits <= other.cell.bits and (found := _equal_task(cell, other)):
+            yield Suspicion(cell.cell, "records", _measured_twice(found, f"the baseline's {other.cell.name}"))
+
+
+def _sharing_a_document(
+    cells: Sequence[MeasuredCell], others: Sequence[MeasuredCell]
+) -> list[tuple[MeasuredCell, MeasuredCell]]:
+    """The pairs of different cells of one family that have equal log-likelihoods in one of a few documents.
+
+    Comparing a hundred cells with each other in all documents takes many seconds, and hardly any pair shares one.
+    """
+    known: dict[Any, list[int]] = {}
+    for i, other in enumerate(others):
+        for probe in other.probes:
+            known.setdefault(probe, []).append(i)
+    pairs = {(i, j) for i, cell in enumerate(cells) for probe in cell.probes for j in known.get(probe, ())}
+    if others is cells:
+        pairs = {(i, j) for i, j in pairs if i < j}
+    return [(cells[i], others[j]) for i, j in sorted(pairs) if cells[i].cell.name != others[j].cell.name]
 
 
 @dataclass(frozen=True)
