@@ -149,6 +149,19 @@ def _kernels_folder() -> Path:
     return Path(found.origin).parent
 
 
+@functools.cache
+def package_code_hash(module: str) -> str:
+    """A hash of the Python files of the package, of another than ours, that a module is in."""
+    package = module.split(".")[0]
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise InputError(f"The package {package} is not found; install it, or put its folder on PYTHONPATH.")
+    origin = Path(spec.origin)
+    files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+    contents = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
+    return hashlib.sha256(contents).hexdigest()[:12]
+
+
 def source_hash(source: str | bytes) -> str:
     """A hash of Python code without its comments, docstrings and formatting."""
     return hashlib.sha256(repr(_meaning(ast.parse(source))).encode()).hexdigest()

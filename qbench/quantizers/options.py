@@ -1,19 +1,17 @@
 """What can be asked for: the quantizers there are, and a `Quantization`, typed and checked. No torch here."""
 
-import hashlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module, metadata
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 import qbench.quantizers
 from qbench.errors import did_you_mean, one_line
+from qbench.identity import package_code_hash
 from qbench.quantizers.declaration import Options, QuantizeError, Quantizer
 from qbench.records.audit import UNQUANTIZED
 
@@ -87,7 +85,7 @@ class Quantization:
         found = {library: _version(library)} if library else {}
         for point in _outside():
             if point.dist and _load(point).name == self.method:
-                found[point.dist.name] = f"{point.dist.version} ({_code_hash(point.module)})"
+                found[point.dist.name] = f"{point.dist.version} ({package_code_hash(point.module)})"
         return found
 
 
@@ -167,18 +165,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-@cache
-def _code_hash(module: str) -> str:
-    """A hash of the Python files of the package that a module is in."""
-    spec = find_spec(module.split(".")[0])
-    assert spec is not None
-    assert spec.origin is not None
-    origin = Path(spec.origin)
-    files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
-    contents = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
-    return hashlib.sha256(contents).hexdigest()[:12]
 
 
 def _unknown_option(method: str, bits: int, name: str) -> str:
