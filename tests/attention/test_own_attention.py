@@ -1,4 +1,4 @@
-"""Your own attention: the one of docs/attention.md, in the table or from another package, runs and is said to be slow."""
+"""Your own attention: that of docs/attention.md runs, from the table or another package, and is said to be slow."""
 
 import os
 import re

@@ -7,14 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 from safetensors.torch import load_file, save_file
-from transformers import DynamicCache, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from qbench import load_checkpoint, quantize, save_checkpoint
+from qbench import Scorer, load_checkpoint, quantize, save_checkpoint
 from qbench.attention.kinds import ATTENTIONS
 from qbench.attention.register import attention_kind, build_model, set_attention
 from qbench.checkpoint.layout import config_attention, config_sizes, parameter_count, tensor_shapes
+from qbench.recipe.cells import load_recipe
+from qbench.recipe.yaml import RecipeError
 
+from ..small_recipe import write_recipe
 from .small_checkpoints import (
     FLA,
     HEADS,
@@ -25,6 +32,7 @@ from .small_checkpoints import (
     SAYS,
     SCALED,
     SINKS,
+    VOCAB,
     S,
     error,
     expected_logits,
@@ -140,13 +148,54 @@ def test_a_new_model_is_ready_to_train(tmp_path: Path, kind: str) -> None:
         assert torch.equal(getattr(attention, name).unique(), torch.tensor([0.3 if name == "s" else 0.0]))
 
 
-def test_quantizers_see_a_gated_q_proj_as_one_linear(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["hqq", "gptq"])
+def test_quantizers_see_a_gated_q_proj_as_one_linear(tmp_path: Path, method: str) -> None:
     model = load_checkpoint(fla(tmp_path, "gated"))
     expected = logits(model)
-    quantized, audit = quantize(model, "hqq", 8, group_size=16, execution="packed")
+    calibration = list(torch.randint(0, VOCAB, (8, 64), generator=torch.Generator().manual_seed(0)).split(1))
+    options = {"calibration": calibration} if method == "gptq" else {}
+    quantized, audit = quantize(model, method, 8, group_size=16, execution="packed", **options)
     assert len(audit.layers) == 7 * LAYERS
     assert audit.weights == sum(t.numel() for name, t in fla_tensors("gated").items() if "_proj" in name)
     assert 0 < (logits(quantized) - expected).abs().max() < 0.2
+
+
+@each
+@torch.no_grad()
+def test_generate_with_a_static_cache_and_padding_gives_what_a_full_forward_gives(tmp_path: Path, kind: str) -> None:
+    model = load_checkpoint(fla(tmp_path, kind))
+    padded = torch.cat([torch.full((1, 5), 7), IDS], dim=1)
+    mask = (torch.arange(padded.shape[1]) >= 5).long()[None]
+    settings = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static", "disable_compile": True}
+    out = model.generate(padded, attention_mask=mask, eos_token_id=None, pad_token_id=7, **settings)[:, 5:]
+    assert out[0, IDS.shape[1] :].tolist() == model(out).logits[0, IDS.shape[1] - 1 : -1].argmax(-1).tolist()
+
+
+def word(token: int) -> str:
+    return f"w{token}."  # no word is a part of another, which a special token would split
+
+
+def a_request(context: list[int], continuation: list[int], number: int) -> Instance:
+    arguments = (" ".join(map(word, context)), "".join(f" {word(token)}" for token in continuation))
+    return Instance("loglikelihood", {}, arguments, number, metadata=("numbers", number, 1))
+
+
+@each
+@torch.no_grad()
+def test_the_scorer_gives_the_log_probabilities_of_the_definition(tmp_path: Path, kind: str) -> None:
+    """Contexts of several lengths, each kept in a cache for its continuations, which are padded on their left."""
+    model = load_checkpoint(fla(tmp_path, kind))
+    ids = IDS[0].tolist()
+    rows = [(ids[:n], ids[n : n + m]) for n in (3, 6, 9) for m in (1, 2, 3)]
+    requests = [a_request(context, continuation, number) for number, (context, continuation) in enumerate(rows)]
+    words = Tokenizer(WordLevel({word(token): token for token in range(VOCAB)}, unk_token=word(0)))
+    words.pre_tokenizer = WhitespaceSplit()
+    scorer = Scorer(model, PreTrainedTokenizerFast(tokenizer_object=words, unk_token=word(0), eos_token=word(0)))
+    likely = expected_logits(kind).log_softmax(-1)
+    for (found, _), (context, continuation) in zip(scorer.loglikelihood(requests), rows, strict=True):
+        start = len(context) - 1
+        wanted = sum(likely[start + n, token].item() for n, token in enumerate(continuation))
+        assert found == pytest.approx(wanted, abs=1e-4)
 
 
 # --- None runs as another
@@ -214,6 +263,17 @@ def test_a_model_type_alone_names_its_kind(tmp_path: Path, kind: str) -> None:
 
 
 # --- Bad input
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("gpt_os_sink", "gpt_oss_sink"), ("scaled-softpick", "scaled_softpick"), ("rectifed", "rectified")],
+)
+def test_a_misspelt_kind_is_answered_with_the_right_one(tmp_path: Path, misspelt: str, meant: str) -> None:
+    assert error(fla(tmp_path / "fla"), attention=misspelt).endswith(f"Did you mean {meant}?")
+    file = write_recipe(tmp_path, checkpoints={"tiny": {misspelt: "fla"}})
+    with pytest.raises(RecipeError, match=rf"checkpoints\.tiny\.{misspelt}.*Did you mean {meant}\?"):
+        load_recipe(file)
 
 
 @pytest.mark.parametrize(
