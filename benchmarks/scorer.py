@@ -78,11 +78,11 @@ def make_model(attention: str) -> Any:
     import torch
     from transformers import LlamaConfig
 
-    from qbench.attention.kinds import ATTENTIONS
+    from qbench.attention.kinds import attentions
     from qbench.attention.register import build_model, set_attention
 
     config = LlamaConfig(**SHAPE, vocab_size=VOCABULARY, max_position_embeddings=MAX_LENGTH)
-    set_attention(config, ATTENTIONS[attention])
+    set_attention(config, attentions()[attention])
     torch.manual_seed(0)
     return build_model(config).eval()
 

@@ -147,6 +147,19 @@ def _kernels_folder() -> Path:
     return Path(found.origin).parent
 
 
+@functools.cache
+def package_code_hash(module: str) -> str:
+    """A hash of the code of the package, of another than ours, that a module is in, by what it means."""
+    package = module.split(".")[0]
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise InputError(f"The package {package} is not found; install it, or put its folder on PYTHONPATH.")
+    origin = Path(spec.origin)
+    files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+    by_name = {file.relative_to(origin.parent).as_posix(): source_hash(file.read_bytes()) for file in files}
+    return json_hash(by_name)[:12]
+
+
 def source_hash(source: str | bytes) -> str:
     """A hash of Python code without its comments, docstrings and formatting."""
     return hashlib.sha256(repr(_meaning(ast.parse(source))).encode()).hexdigest()

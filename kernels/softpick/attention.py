@@ -6,10 +6,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from softpick import reference
+from softpick import reference, sdpa
+from softpick.normalizers import NORMALIZERS, check_normalizer
 from softpick.tiles import MAX_HEAD_DIM, has_tiles
 
-BACKENDS = ("triton", "cpu", "reference")
+BACKENDS = ("triton", "cpu", "reference", "sdpa")
 HAS_TRITON = find_spec("triton") is not None
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -30,16 +31,43 @@ def softpick_attention(
     q [batch, heads, q_len, dim]; k, v [batch, kv_heads, k_len, dim]; the queries are the last q_len positions.
     key_mask [batch, k_len] bool, False = padding. backend: "triton", "cpu", "reference", or None: by device.
     """
+    return normalized_attention(
+        q, k, v, normalizer="softpick", scale=scale, causal=causal, key_mask=key_mask, eps=eps, backend=backend
+    )
+
+
+def normalized_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    normalizer: str,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    eps: float = 1e-6,
+    backend: str | None = None,
+) -> Tensor:
+    """Attention with one of NORMALIZERS: normalizer(q kᵀ · scale) v, as [batch, heads, q_len, dim].
+
+    Shapes and masks as in `softpick_attention`; sinks [heads] are the logits s of "sink_softmax", and have gradients.
+    backend: as there, or "sdpa", torch's own softmax; None takes "sdpa" for "softmax".
+    """
+    check_normalizer(normalizer)
     _check_shapes(q, k, v)
     _check_key_mask(key_mask, k)
+    _check_sinks(sinks, q, normalizer)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     if not 0 < scale < math.inf:
         raise ValueError(f"scale is {scale}; it must be a positive, finite number.")
     if not 0 < eps < math.inf:
         raise ValueError(f"eps is {eps}; it must be a positive, finite number (the paper's is 1e-6).")
-    backend = choose_backend(q, backend)
+    backend = choose_backend(q, backend, normalizer)
+    if backend == "sdpa":
+        return sdpa.attention(q, k, v, key_mask, scale, causal)
     if backend == "reference":
-        return reference.attention(q, k, v, key_mask, scale, causal, eps)
+        return reference.attention(q, k, v, sinks, key_mask, normalizer, scale, causal, eps)
     if backend == "cpu":
         from softpick import cpu as module
     else:
@@ -47,15 +75,23 @@ def softpick_attention(
     return module.attention(q, k, v, key_mask, scale, causal, eps)[0]
 
 
-def choose_backend(q: Tensor, backend: str | None = None) -> str:
+def choose_backend(q: Tensor, backend: str | None = None, normalizer: str = "softpick") -> str:
     """The backend for a tensor's device and dtype, or the one asked for if this machine can run it."""
     if backend is None:
+        if normalizer == "softmax":
+            return "sdpa"
+        if normalizer != "softpick":
+            return "reference"
         if q.device.type == "cpu":
             return "cpu"
         fits = q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= MAX_HEAD_DIM and HAS_TRITON
         return "triton" if fits and has_tiles(q.device) else "reference"
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; it must be None or one of {', '.join(BACKENDS)}.")
+    if backend == "sdpa" and normalizer != "softmax":
+        raise ValueError(f"backend 'sdpa' computes softmax only; normalizer is {normalizer!r}.")
+    if backend in ("cpu", "triton") and normalizer != "softpick":
+        raise ValueError(f"backend {backend!r} computes softpick only; normalizer is {normalizer!r}.")
     if backend == "cpu" and q.device.type != "cpu":
         raise ValueError(
             f"backend 'cpu' needs CPU tensors; q is on {q.device}. Leave backend=None to choose by device."
@@ -124,3 +160,18 @@ def _check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
         )
     if key_mask.device != k.device:
         raise ValueError(f"key_mask is on {key_mask.device} and k on {k.device}; they must be on one device.")
+
+
+def _check_sinks(sinks: Tensor | None, q: Tensor, normalizer: str) -> None:
+    if (sinks is not None) != NORMALIZERS[normalizer].sinks:
+        raise ValueError(
+            f"normalizer is {normalizer!r} and sinks is {'None' if sinks is None else 'given'}; "
+            "'sink_softmax' needs sinks [heads], and no other normalizer takes them."
+        )
+    if sinks is None:
+        return
+    if list(sinks.shape) != [q.shape[1]] or sinks.dtype not in DTYPES or sinks.device != q.device:
+        raise ValueError(
+            f"sinks has shape {list(sinks.shape)} and dtype {sinks.dtype} on {sinks.device}; "
+            f"it must be floating-point of shape [heads] = [{q.shape[1]}] on {q.device}."
+        )

@@ -1,10 +1,14 @@
-"""Softpick in plain torch: the definition that every other backend is measured against.
+"""The normalizers in plain torch: the definitions that every other backend is measured against.
 
 softpick(x)_i = ReLU(e^{x_i} - 1) / (sum_j |e^{x_j} - 1| + eps), https://arxiv.org/abs/2504.20966
 """
 
+import math
+
 import torch
 from torch import Tensor
+
+from softpick.normalizers import NORMALIZERS, Normalizer
 
 
 def softpick(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
@@ -14,8 +18,13 @@ def softpick(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
         raise ValueError(f"x is {dtype}; softpick takes floating-point scores.")
     if dtype in (torch.float16, torch.bfloat16):
         x = x.float()
+    return _shifted_weights(x, dim, eps, absolute=True).to(dtype)
+
+
+def _shifted_weights(x: Tensor, dim: int, eps: float, absolute: bool) -> Tensor:
+    """ReLU(e^x - 1) over its sum, or over the sum of |e^x - 1|, plus eps e^m; a score of 0 adds nothing."""
     if x.shape[dim] == 0:
-        return x.to(dtype)
+        return x
     # m >= 0 keeps e^{-m} finite. It is a constant to autograd: it only scales eps.
     m = x.detach().amax(dim, keepdim=True).clamp_min(0)
     above, below = x.clamp_min(0), x.clamp_max(0)
@@ -24,9 +33,23 @@ def softpick(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
     negative = torch.exp(-m) * torch.expm1(below)
     # `where` rather than abs and relu: sign(0) is +1 and step(0) is 0 in the derivative
     #   ds_i/dx_j = e^{x_j-m} / sum * (delta_ij step(x_i) - sign(x_j) s_i).
-    magnitude = torch.where(x >= 0, positive, -negative)
     rectified = torch.where(x > 0, positive, 0)
-    return (rectified / (magnitude.sum(dim, keepdim=True) + eps)).to(dtype)
+    summed = torch.where(x >= 0, positive, -negative) if absolute else rectified
+    return rectified / (summed.sum(dim, keepdim=True) + eps)
+
+
+def _exponential_weights(x: Tensor, normalizer: Normalizer, sinks: Tensor | None) -> Tensor:
+    """e^x over its sum, plus e^s with sinks [heads]; x [batch, heads, q_len, k_len], -inf where a key is not seen."""
+    if normalizer.rectified:
+        x = x.masked_fill(x < 0, -math.inf)
+    logits = x if sinks is None else torch.cat([x, sinks[:, None, None].expand(*x.shape[:3], 1)], -1)
+    if logits.shape[-1] == 0:
+        return x
+    # A constant to autograd, as the weights do not depend on it; 0 in a row that has nothing to attend to.
+    m = logits.detach().amax(-1, keepdim=True)
+    numerator = torch.exp(logits - m.masked_fill(m == -math.inf, 0))
+    total = numerator.sum(-1, keepdim=True)
+    return numerator[..., : x.shape[-1]] / total.masked_fill(total == 0, 1)
 
 
 def visible_keys(q_len: int, k_len: int, device: torch.device) -> Tensor:
@@ -39,21 +62,30 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Tensor | None,
     key_mask: Tensor | None,
+    normalizer: str,
     scale: float,
     causal: bool,
     eps: float,
 ) -> Tensor:
-    """Softpick attention with the whole [q_len, k_len] matrix in memory; arguments as in `softpick_attention`."""
-    dtype = q.dtype
+    """Attention with the whole [q_len, k_len] matrix in memory; arguments as in `normalized_attention`."""
+    dtype, kind = q.dtype, NORMALIZERS[normalizer]
     if dtype in (torch.float16, torch.bfloat16):
         q, k, v = q.float(), k.float(), v.float()
+    # A score of 0 adds 0 to numerator and denominator of ReLU(e^x - 1); elsewhere only -inf does.
+    unseen = 0 if kind.minus_one else -math.inf
     if key_mask is not None:
-        # A key of zeros scores 0, and a score of 0 adds 0 to numerator and denominator.
         k, v = (t.masked_fill(~key_mask[:, None, :, None], 0) for t in (k, v))
     group = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) * scale  # [batch, heads, q_len, k_len]
     if causal:
-        scores = scores.masked_fill(~visible_keys(q.shape[2], k.shape[2], q.device), 0)
-    return (softpick(scores, dim=-1, eps=eps) @ v).to(dtype)
+        scores = scores.masked_fill(~visible_keys(q.shape[2], k.shape[2], q.device), unseen)
+    if key_mask is not None and not kind.minus_one:
+        scores = scores.masked_fill(~key_mask[:, None, None, :], unseen)
+    if kind.minus_one:
+        weights = _shifted_weights(scores, -1, eps, kind.absolute)
+    else:
+        weights = _exponential_weights(scores, kind, None if sinks is None else sinks.to(q.dtype))
+    return (weights @ v).to(dtype)

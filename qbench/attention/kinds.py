@@ -1,29 +1,51 @@
 """The kinds of attention that qbench runs, one entry each. Imports no torch.
 
-To add a kind:
-1. Write its function in kernels/softpick: `f(q, k, v, *, scale=None, causal=True, key_mask=None, backend=None)`,
-   as `softpick_attention` does, with the kind's extra tensors as further keywords.
-2. Add its entry below. Recipes, checkpoints, transformers' registry and `qbench doctor` read this table.
+A kind is a normalizer of the scores and, optionally, a factor on the queries and a gate on the output.
+docs/attention.md has the formulas, and shows how to add a kind: here, or in another package with an entry point in the
+group "qbench.attentions". Recipes, checkpoints, transformers' registry and `qbench doctor` read `attentions()`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
 from typing import Any
+
+from qbench.errors import InputError, one_line
+
+ENTRY_POINTS = "qbench.attentions"
+TRANSFORMERS_OWN = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+
+
+class AttentionError(InputError):
+    """A kind of attention that is declared wrongly."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """A kind of attention: its names in configs, its extra tensors, and the function that computes it."""
+    """A kind of attention: its names in configs, its extra tensors, and what computes it."""
 
-    name: str  # in recipes and records; in our configs and in transformers' registry if the kind has a function
+    name: str  # in recipes and records; in our configs and in transformers' registry, unless it is softmax
     title: str  # for people
-    attn_impl: tuple[str, ...]  # what the FLA layout's config calls it
-    attn_implementation: tuple[str, ...]  # what the Llama layout's config calls it
-    architecture: str  # what config.json says on saving; vLLM refuses the ones that it does not know
+    attn_impl: tuple[str, ...] = ()  # what the FLA layout's config calls it
     model_type: str = "transformer"  # the FLA layout's
-    function: str | None = None  # "module:function"; None: transformers' own attention
-    # Parameters of a layer's attention beside the projections: the shape by names of layout.Sizes or as numbers.
+    fla_flag: str | None = None  # a field of the FLA layout's config that is true for this kind alone
+    # Values of attn_impl that another formula may have been trained under: they load with this warning.
+    doubts: Mapping[str, str] = field(default_factory=dict)
+    # What computes it: a normalizer of softpick.normalized_attention, or "module:function" for a function
+    # f(q, k, v, *, scale, causal, key_mask), the arguments as there, with the extra tensors as further keywords.
+    normalizer: str | None = None
+    function: str | None = None
+    scaled: bool = False  # queries times s_h · ln(t + 2), t = the query's position in real tokens, from 0
+    gated: bool = False  # q_proj has the gate's rows after the query's; the output times σ(gate) goes to o_proj
+    # Parameters of a layer's attention besides the projections: the shape by names of layout.Sizes or as numbers.
     extra_tensors: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+    initial: Mapping[str, float] = field(default_factory=dict)  # what extra tensors are before training, if not 0
+
+    def __post_init__(self) -> None:
+        """Check that one thing computes it."""
+        if (self.normalizer is None) == (self.function is None):
+            raise AttentionError(f"Attention {self.name!r} must have a normalizer or a function, and not both.")
 
     def extra_shapes(self, sizes: Any) -> dict[str, tuple[int, ...]]:
         """The shapes of the extra tensors in a model of these sizes: layout.Sizes, or a LlamaConfig."""
@@ -33,9 +55,25 @@ class Attention:
         }
 
     @property
+    def is_softmax(self) -> bool:
+        """Whether it is transformers' own attention."""
+        return self.name == "softmax"
+
+    @property
     def runs_as(self) -> str:
         """The attn_implementation under which transformers runs it."""
-        return self.name if self.function else "sdpa"
+        return "sdpa" if self.is_softmax else self.name
+
+    @property
+    def attn_implementation(self) -> tuple[str, ...]:
+        """What the Llama layout's config calls it."""
+        return TRANSFORMERS_OWN if self.is_softmax else (self.name,)
+
+    @property
+    def architecture(self) -> str:
+        """What config.json says on saving; vLLM refuses the ones that it does not know."""
+        own = "" if self.is_softmax else "".join(part.capitalize() for part in self.name.split("_"))
+        return f"{own}LlamaForCausalLM"
 
 
 # The first one is what a config means that says nothing of attention.
@@ -46,16 +84,109 @@ ATTENTIONS: dict[str, Attention] = {
             name="softmax",
             title="Softmax",
             attn_impl=("flash_attn", "parallel_attn", "naive_attn"),
-            attn_implementation=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
-            architecture="LlamaForCausalLM",
+            normalizer="softmax",
         ),
         Attention(
             name="softpick",
             title="Softpick",
             attn_impl=("parallel_softpick_attn", "naive_softpick_attn"),
-            attn_implementation=("softpick",),
-            architecture="SoftpickLlamaForCausalLM",
-            function="softpick:softpick_attention",
+            normalizer="softpick",
+        ),
+        Attention(
+            name="rectified",
+            title="Rectified-Only",
+            attn_impl=("parallel_rectified_attn", "naive_rectified_attn"),
+            normalizer="rectified",
+        ),
+        Attention(
+            name="relu_softmax",
+            title="ReLU Softmax",
+            attn_impl=("parallel_relu_softpick_1_attn", "naive_relu_softpick_1_attn"),
+            model_type="relu_softpick_1_transformer",
+            normalizer="relu_softmax",
+        ),
+        Attention(
+            name="softmax_plus_one",
+            title="Softmax Plus One",
+            attn_impl=("parallel_softmax_plus_one_attn", "naive_softmax_plus_one_attn"),
+            model_type="softmax_plus_one_transformer",
+            normalizer="sink_softmax",  # without learned sinks: e^0 = 1
+        ),
+        Attention(
+            name="gpt_oss_sink",
+            title="GPT-OSS Sink",
+            attn_impl=("gpt_oss_flex_attention_sink", "gpt_oss_naive_sink"),
+            model_type="gpt_oss_sink_transformer",
+            fla_flag="gpt_oss_sink",
+            doubts={
+                "gpt_oss_naive_sink": "the code that trains under this name mixes heads and positions before o_proj, "
+                "and the checkpoint runs by the formula, without that; its scores may not be those of its training."
+            },
+            normalizer="sink_softmax",
+            extra_tensors={"sinks": ("num_attention_heads",)},
+        ),
+        Attention(
+            name="gated",
+            title="Gated",
+            attn_impl=("parallel_gated_attn", "naive_gated_attn", "gated_attn"),
+            model_type="gated_attention_transformer",
+            fla_flag="elementwise_gate",
+            normalizer="softmax",
+            gated=True,
+        ),
+        Attention(
+            name="scaled_softpick",
+            title="Scaled Softpick",
+            attn_impl=("parallel_scaled_softpick_attn", "naive_scaled_softpick_attn"),
+            normalizer="softpick",
+            scaled=True,
+            extra_tensors={"s": ("num_attention_heads", 1)},
+            initial={"s": 0.3},
+        ),
+        Attention(
+            name="scalable_softmax",
+            title="Scalable Softmax",
+            attn_impl=("parallel_scaled_attn", "naive_scaled_attn"),
+            normalizer="softmax",
+            scaled=True,
+            extra_tensors={"s": ("num_attention_heads", 1)},
+            initial={"s": 0.3},
         ),
     )
 }
+
+
+def attentions() -> dict[str, Attention]:
+    """Every kind by its name: ours, then those of other packages."""
+    return ATTENTIONS | _installed()
+
+
+@cache
+def _installed() -> dict[str, Attention]:
+    found: dict[str, Attention] = {}
+    for point in sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        kind = _load(point)
+        for other in (ATTENTIONS | found).values():
+            shared = {kind.name, *kind.attn_impl} & {other.name, *other.attn_implementation, *other.attn_impl}
+            if shared:
+                raise AttentionError(
+                    f"The attentions {kind.name} ({point.value}) and {other.name} are both called "
+                    f"{min(shared)}; a name must mean one kind: rename it in {point.value}."
+                )
+        found[kind.name] = kind
+    return found
+
+
+def _load(point: metadata.EntryPoint) -> Attention:
+    try:
+        declared = point.load()
+    except Exception as error:  # whatever another package's import raises
+        raise AttentionError(
+            f"The attention {point.name} ({point.value}) cannot be imported: {one_line(error)}. Repair or uninstall "
+            "the package that declares it."
+        ) from error
+    if not isinstance(declared, Attention):
+        raise AttentionError(
+            f"The attention {point.name} ({point.value}) is a {type(declared).__name__}; it must be an Attention."
+        )
+    return declared

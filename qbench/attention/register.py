@@ -1,7 +1,8 @@
 """The kinds of attention inside transformers' own models.
 
-`register_all` makes each kind that has a function an `attn_implementation`: the attention function with transformers'
-AttentionInterface, and beside it the mask function that hands it the padding and nothing else.
+`register_all` makes each kind but softmax an `attn_implementation`: the attention function with transformers'
+AttentionInterface, and beside it the mask function that hands it the padding and nothing else. A gate needs a module of
+its own besides, `GatedAttention`.
 """
 
 import pkgutil
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import softpick
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -19,24 +21,75 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.cache_utils import Cache
 from transformers.masking_utils import causal_mask_function
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
-from qbench.attention.kinds import ATTENTIONS, Attention
+from qbench.attention.kinds import Attention, AttentionError, attentions
+from qbench.errors import one_line
 
 # Arguments of transformers that change what attention computes or returns: to ignore one would be silently wrong.
 _UNSUPPORTED = ("output_attentions", "softcap", "sliding_window", "position_bias", "s_aux", "cu_seq_lens_q", "cache")
 
 
 def attention_function(kind: Attention) -> Callable[..., Tensor]:
-    """The function of a kind that is not transformers' own."""
+    """What computes a kind, from rotated queries to what its gate, if any, is multiplied with.
+
+    f(q, k, v, *, scale, causal, key_mask), the arguments of `softpick.normalized_attention`, and the extra tensors; a
+    kind without a function of its own takes `backend` too.
+    """
+    function: Callable[..., Tensor]
+    if kind.normalizer is None:
+        function = _own_function(kind)
+    else:
+        function = partial(softpick.normalized_attention, normalizer=kind.normalizer)
+    if kind.normalizer == "sink_softmax" and "sinks" not in kind.extra_tensors:
+        function = partial(_plus_one, function)
+    return partial(_scaled, function) if kind.scaled else function
+
+
+def _own_function(kind: Attention) -> Callable[..., Tensor]:
     assert kind.function is not None
-    return pkgutil.resolve_name(kind.function)
+    try:
+        return pkgutil.resolve_name(kind.function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise AttentionError(
+            f"{kind.name} attention's function is {kind.function!r}, which cannot be imported ({one_line(error)}); "
+            "it must be 'module:function'."
+        ) from error
+
+
+def _plus_one(function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Sinks that are not learned: e^0 = 1."""
+    return function(q, k, v, sinks=q.new_zeros(q.shape[1]), **options)
+
+
+def _scaled(
+    function: Callable[..., Tensor],
+    q: Tensor,  # [batch, heads, q_len, dim]
+    k: Tensor,
+    v: Tensor,
+    *,
+    s: Tensor,  # [heads, 1]
+    key_mask: Tensor | None = None,  # [batch, k_len]
+    **options: Any,
+) -> Tensor:
+    """Attention whose scores are x · s_h · ln(t + 2); t counts the real tokens before a query, cached ones too."""
+    q_len, k_len = q.shape[2], k.shape[2]
+    if key_mask is None:
+        t = torch.arange(k_len - q_len, k_len, device=q.device)[None]  # [1, q_len]
+    else:
+        t = (key_mask.cumsum(1)[:, k_len - q_len :] - 1).clamp_min(0)  # [batch, q_len]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    factor = s.to(wide)[None, :, :, None] * (t + 2).to(wide).log()[:, None, :, None]  # [batch or 1, heads, q_len, 1]
+    return function((q * factor).to(q.dtype), k, v, key_mask=key_mask, **options)
 
 
 def register_all() -> None:
-    """Make every kind that has a function known to transformers; `build_model` calls it."""
-    for kind in ATTENTIONS.values():
-        if kind.function:
+    """Make every kind but softmax known to transformers; `build_model` calls it."""
+    for kind in attentions().values():
+        if not kind.is_softmax:
             AttentionInterface.register(kind.name, partial(_forward, kind, attention_function(kind)))
             AttentionMaskInterface.register(kind.name, partial(_key_mask, kind.name))
 
@@ -44,24 +97,29 @@ def register_all() -> None:
 def set_attention(config: LlamaConfig, kind: Attention) -> None:
     """Make the models of a config run a kind of attention, and the config.json that is written from it say so."""
     config._attn_implementation = kind.runs_as
-    if kind.function:
+    if not kind.is_softmax:
         # As a plain attribute it is serialized, so that the model's own save_pretrained keeps it too.
         config.attn_implementation = kind.name
 
 
 def build_model(config: LlamaConfig) -> LlamaForCausalLM:
-    """A new model with the attention of its config; extra tensors are zeros."""
+    """A new model with the attention of its config; extra tensors are as before training."""
     register_all()
-    model = LlamaForCausalLM(config)
-    for name, shape in config_kind(config).extra_shapes(config).items():
-        for layer in model.model.layers:
-            layer.self_attn.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+    model, kind = LlamaForCausalLM(config), config_kind(config)
+    for number, layer in enumerate(model.model.layers):
+        if kind.gated:
+            layer.self_attn = GatedAttention(config, number)
+            layer.self_attn.apply(model._init_weights)
+        for name, shape in kind.extra_shapes(config).items():
+            initial = torch.full(shape, kind.initial.get(name, 0.0))
+            layer.self_attn.register_parameter(name, nn.Parameter(initial))
     return model
 
 
 def config_kind(config: PreTrainedConfig) -> Attention:
     """The attention that models of a config run: all of transformers' own implementations are softmax."""
-    return ATTENTIONS.get(config._attn_implementation, ATTENTIONS["softmax"])
+    known = attentions()
+    return known.get(config._attn_implementation, known["softmax"])
 
 
 def attention_kind(model: PreTrainedModel) -> str:
@@ -75,6 +133,38 @@ def attention_kind(model: PreTrainedModel) -> str:
             f"call model.set_attn_implementation({trained!r})."
         )
     return kind
+
+
+class GatedAttention(LlamaAttention):
+    """Llama's attention with σ(g) times the heads' outputs; q_proj has the rows of q, then those of g."""
+
+    def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
+        """As Llama's, with a q_proj of twice the rows."""
+        super().__init__(config, layer_idx)
+        rows = 2 * config.num_attention_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, rows, bias=config.attention_bias)
+
+    def forward(  # type: ignore[override]  # transformers' keywords are a TypedDict
+        self,
+        hidden_states: Tensor,  # [batch, q_len, hidden]
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As Llama's; the gate is not rotated."""
+        flat, gate = self.q_proj(hidden_states).chunk(2, dim=-1)  # [batch, q_len, heads · dim] each
+        query, key, value = (
+            projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [batch, heads or kv_heads, q_len, dim]
+            for projected in (flat, self.k_proj(hidden_states), self.v_proj(hidden_states))
+        )
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        dropout = self.attention_dropout if self.training else 0.0
+        out, weights = attend(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        return self.o_proj(out.flatten(2) * gate.sigmoid()), weights
 
 
 def _forward(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qbench.attention.kinds import ATTENTIONS, Attention
+from qbench.attention.kinds import Attention, attentions
 from qbench.errors import InputError, did_you_mean
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -68,6 +68,7 @@ FLA_FIXED: dict[str, tuple[Any, ...]] = {
     "rope_scaling": (None,),
     "use_rope": (True,),
     "logit_soft_cap": (None,),
+    "headwise_gate": (False, None),
     "quantization_config": (None,),
 }
 # Llama's tensor names to FLA's.
@@ -94,6 +95,7 @@ class Sizes:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    max_position_embeddings: int
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
@@ -118,7 +120,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def is_fla(fields: dict[str, Any], file: Path) -> bool:
     """Whether a config.json has the FLA layout; False: the Llama layout."""
     model_type = fields.get("model_type")
-    known = list(dict.fromkeys(kind.model_type for kind in ATTENTIONS.values()))
+    known = list(dict.fromkeys(kind.model_type for kind in attentions().values()))
     if model_type != "llama" and model_type not in known:
         raise CheckpointError(
             f"{file}: model_type is {model_type!r}; supported are 'llama' (Hugging Face's Llama layout) and "
@@ -129,45 +131,54 @@ def is_fla(fields: dict[str, Any], file: Path) -> bool:
 
 def config_attention(fields: dict[str, Any], file: Path, asked: str | None = None) -> Attention:
     """The attention that a config.json means; an error if it is another one than was asked for."""
-    if asked is not None and asked not in ATTENTIONS:
-        known = ", ".join(ATTENTIONS)
+    known = attentions()
+    if asked is not None and asked not in known:
         raise CheckpointError(
-            f"attention is {asked!r}; it must be None or one of {known}.{did_you_mean(asked, ATTENTIONS)}"
+            f"attention is {asked!r}; it must be None or one of {', '.join(known)}.{did_you_mean(asked, known)}"
         )
     says = _said_of_attention(fields, file)
-    fitting = [name for name in ATTENTIONS if all(name in meant for meant in says.values())]
+    fitting = [name for name in known if all(name in meant for meant in says.values())]
     if not fitting:
         raise CheckpointError(f"{file}: {' and '.join(says)} contradict each other; they must mean one attention.")
-    kind = fitting[0]
-    if asked not in (None, kind):
+    kind = known[fitting[0]]
+    if asked not in (None, kind.name):
         against = [text for text, meant in says.items() if asked not in meant]
         source = against[0] if against else "no attn_impl or attn_implementation"
         raise CheckpointError(
-            f"attention={asked!r} was asked for, but {file} has {source}, which is {kind}; "
-            f"ask for {kind!r}, or leave attention out."
+            f"attention={asked!r} was asked for, but {file} has {source}, which is {kind.name}; "
+            f"ask for {kind.name!r}, or leave attention out."
         )
-    return ATTENTIONS[kind]
+    if kind.gated and kind.fla_flag and is_fla(fields, file) and fields.get(kind.fla_flag) is not True:
+        raise CheckpointError(
+            f"{file}: {kind.fla_flag} is {fields.get(kind.fla_flag)!r}; {kind.name} attention must have true: "
+            "one gate per element. A gate per head is not supported."
+        )
+    return kind
 
 
 def _said_of_attention(fields: dict[str, Any], file: Path) -> dict[str, list[str]]:
     """What the config says of its attention, field by field, and the kinds that each may mean."""
     says: dict[str, list[str]] = {}
+    kinds = attentions().values()
     for name, own in ATTENTION_FIELDS.items():
         value = fields.get(name)
         if value is None:
             continue
-        values = {known: kind.name for kind in ATTENTIONS.values() for known in getattr(kind, own)}
+        values = {known: kind.name for kind in kinds for known in getattr(kind, own)}
         if not isinstance(value, str) or value not in values:
             raise CheckpointError(f"{file}: {name} is {value!r}; supported are {', '.join(values)}.")
         says[f"{name} {value!r}"] = [values[value]]
+    for flag in (kind.fla_flag for kind in kinds if kind.fla_flag):
+        if (value := fields.get(flag)) is not None:
+            says[f"{flag} {value!r}"] = [kind.name for kind in kinds if (kind.fla_flag == flag) == (value is True)]
     architectures = fields.get("architectures")
     if isinstance(architectures, list):
         # transformers' own name says nothing: other tools write it whatever the attention is.
-        own_names = [kind.name for kind in ATTENTIONS.values() if kind.function and kind.architecture in architectures]
+        own_names = [kind.name for kind in kinds if not kind.is_softmax and kind.architecture in architectures]
         says |= {f"architectures {architectures!r}": own_names} if own_names else {}
     if is_fla(fields, file):
         model_type = fields["model_type"]
-        says[f"model_type {model_type!r}"] = [k.name for k in ATTENTIONS.values() if k.model_type == model_type]
+        says[f"model_type {model_type!r}"] = [kind.name for kind in kinds if kind.model_type == model_type]
     return says
 
 
@@ -205,7 +216,6 @@ def config_sizes(fields: dict[str, Any], file: Path) -> Sizes:
             raise CheckpointError(f"{file}: {names.get(field, field)} is {value!r}; it must be a positive integer.")
         return value
 
-    size("max_position_embeddings")
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     kv_heads, dim = size("num_key_value_heads", heads), size("head_dim", hidden // heads)
     heads_name = names.get("num_attention_heads", "num_attention_heads")
@@ -225,6 +235,7 @@ def config_sizes(fields: dict[str, Any], file: Path) -> Sizes:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=dim,
+        max_position_embeddings=size("max_position_embeddings"),
         tie_word_embeddings=bool(llama["tie_word_embeddings"]),
         attention_bias=bool(llama["attention_bias"]),
         mlp_bias=bool(llama["mlp_bias"]),
@@ -238,8 +249,14 @@ def tensor_shapes(sizes: Sizes, attention: Attention) -> dict[str, tuple[int, ..
     """The shape of each tensor of a checkpoint, by Llama's names; a tied lm_head is not counted."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     q, kv = sizes.num_attention_heads * sizes.head_dim, sizes.num_key_value_heads * sizes.head_dim
+    q_rows = 2 * q if attention.gated else q
     projections = {
-        "self_attn": {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, q)},
+        "self_attn": {
+            "q_proj": (q_rows, hidden),
+            "k_proj": (kv, hidden),
+            "v_proj": (kv, hidden),
+            "o_proj": (hidden, q),
+        },
         "mlp": {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)},
     }
     biased = {"self_attn": sizes.attention_bias, "mlp": sizes.mlp_bias}

@@ -5,6 +5,7 @@ never run.
 """
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from qbench.attention.register import build_model, set_attention
+from qbench.attention.register import build_model, config_kind, set_attention
 from qbench.checkpoint.layout import (
     CONFIG,
     GENERATION_CONFIG,
@@ -58,7 +59,7 @@ def load_checkpoint(
 ) -> LlamaForCausalLM:
     """Load a Llama-style checkpoint with the attention it was trained with, in eval mode.
 
-    attention: a kind ("softmax", "softpick") if the caller relies on it; another one in the checkpoint is an error.
+    attention: a kind ("softmax", "softpick", …) if the caller relies on it; another one in the checkpoint is an error.
     """
     if dtype not in WEIGHT_DTYPES.values():
         raise CheckpointError(f"dtype is {dtype!r}; it must be one of {_list(WEIGHT_DTYPES.values())}.")
@@ -67,6 +68,8 @@ def load_checkpoint(
     file = folder / CONFIG
     fields = read_json(file)
     kind = config_attention(fields, file, attention)
+    if doubt := kind.doubts.get(fields.get("attn_impl", "")):
+        warnings.warn(f"{file}: attn_impl is {fields['attn_impl']!r}; {doubt}", stacklevel=2)
     config = llama_config(fields, file)
     config.dtype = dtype
     config._name_or_path = str(folder)
@@ -77,6 +80,8 @@ def load_checkpoint(
     except (KeyError, AssertionError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file}: transformers cannot build a Llama from it ({one_line(error)}).") from error
     stored = _stored_tensors(folder)
+    if kind.scaled and is_fla(fields, file):
+        _check_logn(config, folder, stored)
     if settings := fields.get("quantization_config"):
         _place_packed(model, settings, file, stored, device, dtype)
     weights = _read_weights(model, folder, is_fla(fields, file), stored, device, dtype)
@@ -193,8 +198,8 @@ def _read_weights(
     """The tensors by Llama's names, after the headers of all files have shown that they are what the model needs."""
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     expected = {fla_name(name) if fla else name: name for name in parameters}
-    tied = model.config.tie_word_embeddings
-    _check_names(folder, set(expected), set(stored), optional={"lm_head.weight"} if tied else set())
+    tied, kind = model.config.tie_word_embeddings, config_kind(model.config)
+    _check_names(folder, kind.name, set(expected), set(stored), optional={"lm_head.weight"} if tied else set())
     weights: dict[str, Tensor] = {}
     for source, name in expected.items():
         if source not in stored:
@@ -202,7 +207,8 @@ def _read_weights(
         tensor, shape = stored[source], list(model.get_parameter(name).shape)
         if tensor.shape != shape:
             raise CheckpointError(
-                f"{tensor.file}: {source} has shape {tensor.shape}; by config.json it must be {shape}."
+                f"{tensor.file}: {source} has shape {tensor.shape}; by config.json it must be {shape}, for "
+                f"{kind.name} attention."
             )
         if tensor.dtype not in WEIGHT_DTYPES:
             raise CheckpointError(
@@ -219,18 +225,47 @@ def _read_weights(
     return weights
 
 
-def _check_names(folder: Path, expected: set[str], found: set[str], optional: set[str]) -> None:
+def _check_names(folder: Path, kind: str, expected: set[str], found: set[str], optional: set[str]) -> None:
     if missing := sorted(expected - found - optional):
         raise CheckpointError(
             f"{folder}: {len(missing)} of the {len(expected)} tensors that config.json asks for are missing, "
-            f"the first is {missing[0]}."
+            f"the first is {missing[0]}. The attention in config.json is {kind}."
         )
     # Old Llama checkpoints carry the rotary frequencies, which follow from the config.
     if extra := sorted(name for name in found - expected if not name.endswith("rotary_emb.inv_freq")):
         raise CheckpointError(
             f"{folder}: {len(extra)} tensors have no place in the model that config.json describes, "
-            f"the first is {extra[0]}; there must be none."
+            f"the first is {extra[0]}; there must be none. The attention in config.json is {kind}."
         )
+
+
+def _check_logn(config: LlamaConfig, folder: Path, stored: dict[str, StoredTensor]) -> None:
+    """Check the FLA layout's table of ln(t + 2), [4 · max_position, 1, 1] in each layer, and take it off what is read.
+
+    It follows from the config: models compute it, for any t, and our layout has no place for it.
+    """
+    length = 4 * config.max_position_embeddings
+    wanted = (torch.arange(length, dtype=torch.float64) + 2).log()[:, None, None]
+    for number in range(config.num_hidden_layers):
+        name = fla_name(f"model.layers.{number}.self_attn.logn")
+        if name not in stored:
+            kind = config_kind(config).name
+            raise CheckpointError(f"{folder}: {name} is missing; {kind} attention must have it: ln(t + 2).")
+        tensor = stored.pop(name)
+        if tensor.shape != list(wanted.shape):
+            raise CheckpointError(
+                f"{tensor.file}: {name} has shape {tensor.shape}; by config.json it must be {list(wanted.shape)}, "
+                "4 · max_position_embeddings first."
+            )
+        found = _read_tensor(tensor.file, name, torch.device("cpu"))
+        rounding = 2 * torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+        off = (found.double() - wanted).abs() > rounding * wanted
+        if off.any():
+            t = int(off.flatten().nonzero()[0])
+            raise CheckpointError(
+                f"{tensor.file}: {name} is {found.flatten()[t].item():.6g} at t = {t}; it must be ln(t + 2) = "
+                f"{wanted.flatten()[t].item():.6g}: other factors are not supported."
+            )
 
 
 def _read_tensor(file: Path, name: str, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

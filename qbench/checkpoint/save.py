@@ -10,7 +10,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from qbench.attention.kinds import ATTENTIONS
+from qbench.attention.kinds import attentions
 from qbench.attention.register import attention_kind, set_attention
 from qbench.checkpoint.layout import CONFIG, GENERATION_CONFIG, CheckpointError
 from qbench.checkpoint.load import WEIGHT_DTYPES, empty_model
@@ -53,7 +53,7 @@ def write_checkpoint(
     quantization_config: dict[str, Any] | None = None,
 ) -> None:
     """Write a model's config and tokenizer with tensors that stand for it: its own, or packed ones."""
-    kind = ATTENTIONS[attention_kind(model)]
+    kind = attentions()[attention_kind(model)]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # config.json goes first and comes last: a folder without it is not a checkpoint, so what an interrupted save

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qbench.attention.kinds import ATTENTIONS, Attention
+from qbench.attention.kinds import Attention, attentions
 from qbench.errors import one_line
 from qbench.quantizers.options import quantizer
 
@@ -35,40 +35,43 @@ class CheckFailedError(Exception):
 
 
 def attention_cases(device: str) -> Iterator[Case]:
-    """Each kind with a function: forward and backward by each backend that models on the device use, and a model."""
-    for kind in ATTENTIONS.values():
-        if kind.function:
-            for backend, dtype, note in _backends(device):
+    """Each kind but softmax: forward and backward by each backend that models on the device use, and a model."""
+    for kind in attentions().values():
+        if not kind.is_softmax:
+            for backend, dtype, note in _backends(kind, device):
                 name = f"{kind.name} {backend} {_name(dtype)}{note}"
                 yield name, partial(check_attention, kind, backend, device, dtype)
             yield f"{kind.name} model {_name(_dtype(device))}", partial(check_model, kind, device)
 
 
-def _backends(device: str) -> Iterator[tuple[str, torch.dtype, str]]:
-    from softpick.attention import HAS_TRITON
-    from softpick.tiles import has_tiles
+def _backends(kind: Attention, device: str) -> Iterator[tuple[str, torch.dtype, str]]:
+    if kind.normalizer is None:
+        yield "function", _dtype(device), ""
+        return
+    from softpick.attention import HAS_TRITON, choose_backend
 
-    if device == "cpu":
-        yield "cpu", torch.float32, ""
-        if HAS_TRITON:  # float32 alone: the interpreter multiplies bfloat16 wrongly
-            yield "triton", torch.float32, " (interpreter)"
-    else:
-        backend = "triton" if HAS_TRITON and has_tiles(torch.device(device)) else "reference"
-        for dtype in TOLERANCE:
-            yield backend, dtype, ""
+    for dtype in (torch.float32,) if device == "cpu" else TOLERANCE:
+        q = torch.empty(1, 1, 1, 64, device=device, dtype=dtype)
+        yield choose_backend(q, None, kind.normalizer), dtype, ""
+    if device == "cpu" and HAS_TRITON and not (kind.scaled or kind.gated):  # these have the kernel of another kind
+        try:  # float32 alone: the interpreter multiplies bfloat16 wrongly
+            yield choose_backend(q, "triton", kind.normalizer), torch.float32, " (interpreter)"
+        except ValueError:
+            return  # not a kernel of this kind, or no interpreter in this process
 
 
 def check_attention(kind: Attention, backend: str, device: str, dtype: torch.dtype) -> str:
     """Output and gradients beside those of the definition in float64."""
     worst = 0.0
     for shape, padded in SHAPES:
-        found = _attention(kind, shape, padded, dtype, backend, device)
-        wanted = _attention(kind, shape, padded, dtype, "reference", "cpu")
-        for name, ours, answer in zip(("output", "dq", "dk", "dv"), found, wanted, strict=True):
-            error = ((ours.cpu().double() - answer).norm() / answer.norm()).item()
+        found = _attention(kind, shape, padded, dtype, dtype, backend, device)
+        wanted = _attention(kind, shape, padded, dtype, torch.float64, "reference", "cpu")
+        for name, answer in wanted.items():
+            error = ((found[name].cpu().double() - answer).norm() / answer.norm()).item()
             _hold(f"{name} of {list(shape)}", error, TOLERANCE[dtype])
             worst = max(worst, error)
-    return f"within {worst:.0e} of the definition, gradients too"
+    measured = f"within {worst:.0e} of the definition, gradients too"
+    return f"{measured}; it has no kernel and runs slowly" if kind.function else measured
 
 
 def check_model(kind: Attention, device: str) -> str:
@@ -96,30 +99,36 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _attention(
-    kind: Attention, shape: tuple[int, ...], padded: bool, dtype: torch.dtype, backend: str, device: str
-) -> list[Tensor]:
-    """[output, dq, dk, dv]; the reference takes the same numbers in float64."""
+    kind: Attention,
+    shape: tuple[int, ...],
+    padded: bool,
+    drawn: torch.dtype,
+    computed: torch.dtype,
+    backend: str,
+    device: str,
+) -> dict[str, Tensor]:
+    """The output, and the gradients of all inputs and extra tensors."""
     from qbench.attention.register import attention_function
 
     batch, heads, kv_heads, q_len, k_len, dim = shape
     draw = torch.Generator().manual_seed(0)
-    computed = torch.float64 if backend == "reference" else dtype
 
-    def normal(heads: int, length: int) -> Tensor:
-        drawn = torch.randn(batch, heads, length, dim, generator=draw).to(dtype)
-        return drawn.to(device, computed).requires_grad_()
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=draw).to(drawn).to(device, computed).requires_grad_()
 
-    q, k, v, grad = normal(heads, q_len), normal(kv_heads, k_len), normal(kv_heads, k_len), normal(heads, q_len)
+    q, k, v = (normal(batch, n, length, dim) for n, length in ((heads, q_len), (kv_heads, k_len), (kv_heads, k_len)))
+    grad = normal(batch, heads, q_len, dim).detach()
     mask = None
     if padded:
         mask = torch.ones(batch, k_len, dtype=torch.bool, device=device)
         mask[0, :9] = False
-    extra = {
-        name: torch.randn(size, generator=draw).to(dtype).to(device, computed)
-        for name, size in kind.extra_shapes(SimpleNamespace(num_attention_heads=heads, head_dim=dim)).items()
-    }
-    out = attention_function(kind)(q, k, v, key_mask=mask, backend=backend, **extra)
-    return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad.detach())]
+    sizes = SimpleNamespace(num_attention_heads=heads, head_dim=dim)
+    extra = {name: normal(*size) for name, size in kind.extra_shapes(sizes).items()}
+    options = {} if kind.function else {"backend": backend}
+    out = attention_function(kind)(q, k, v, scale=dim**-0.5, causal=True, key_mask=mask, **options, **extra)
+    inputs = {"q": q, "k": k, "v": v} | extra
+    gradients = torch.autograd.grad(out, list(inputs.values()), grad)
+    return {"output": out.detach()} | {f"d{name}": found for name, found in zip(inputs, gradients, strict=True)}
 
 
 def quantizer_cases(method: str, device: str) -> Iterator[Case]:
@@ -132,7 +141,7 @@ def check_quantizer(method: str, bits: int, device: str) -> str:
     """Quantize a tiny model, packed and dense: its audit raises if that did not happen."""
     from qbench.quantizers.quantize import quantize
 
-    model = _tiny_model(ATTENTIONS["softmax"]).to(device, _dtype(device))
+    model = _tiny_model(attentions()["softmax"]).to(device, _dtype(device))
     calibration = torch.randint(0, VOCABULARY, (16, 64), generator=torch.Generator().manual_seed(1))
     _, audit = quantize(model, method, bits, calibration=list(calibration.split(1)))
     return f"{audit.code_bytes * 8 / audit.weights:.2f} bits per weight, KL {audit.kl:.1e}"

@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from qbench.attention.kinds import ATTENTIONS
+from qbench.attention.kinds import attentions
 from qbench.identity import PACKAGES
 from qbench.machine import gpus, has_cuda, machine, torch_build
 from qbench.quantizers.options import quantizers
@@ -117,7 +117,7 @@ def examine() -> DoctorReport:
     return DoctorReport(
         machine=machine(),
         device="cuda" if has_cuda() else "cpu",
-        notes=notes(),
+        notes=[*notes(), *slow_attentions()],
         packages=packages(),
         methods=methods(),
         attention=backends(),
@@ -166,6 +166,15 @@ def methods() -> list[Support]:
         note = "" if method.is_installed else f"needs {method.library}: pip install {method.library}"
         found.append(Support(name, tuple(method.widths), method.is_installed, note))
     return found
+
+
+def slow_attentions() -> list[str]:
+    """The kinds of attention that none of our kernels computes."""
+    return [
+        f"{kind.title} attention has no kernel: {kind.function} computes it on every device, slowly"
+        for kind in attentions().values()
+        if kind.function
+    ]
 
 
 def backends() -> list[Support]:
@@ -225,7 +234,7 @@ def render_report(report: DoctorReport, *, all_packages: bool = False) -> str:
         *(f"GPU       {gpu}" for gpu in gpus_found),
         f"software  Python {here['python']}, {here['platform']}",
         *(f"note      {note}" for note in report.notes),
-        f"attention {', '.join(kind.title for kind in ATTENTIONS.values())}",
+        _wrapped("attention ", ", ".join(kind.title for kind in attentions().values())),
         packages_in_short(report.packages),
         "",
     ]
@@ -247,7 +256,11 @@ def packages_in_short(found: list[Package]) -> str:
     fine = sum(not package.state for package in found)
     count = f"{fine} of {len(found)}" if fine < len(found) else f"all {fine}"
     text = ", ".join([*versions, f"{count} packages as pinned (--packages lists them)"])
-    return textwrap.fill(text, 120, initial_indent="packages  ", subsequent_indent=" " * 10, break_on_hyphens=False)
+    return _wrapped("packages  ", text)
+
+
+def _wrapped(head: str, text: str) -> str:
+    return textwrap.fill(text, 120, initial_indent=head, subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def _yes(runs: bool) -> str:

@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module, metadata
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 import qbench.quantizers
 from qbench.errors import did_you_mean, one_line
-from qbench.identity import json_hash, source_hash
+from qbench.identity import package_code_hash
 from qbench.quantizers.declaration import Options, QuantizeError, Quantizer
 from qbench.records.audit import PART, UNQUANTIZED
 
@@ -87,7 +85,7 @@ class Quantization:
         found = {library: _version(library)} if library else {}
         for point in _outside():
             if point.dist and _load(point).name == self.method:
-                found[point.dist.name] = f"{point.dist.version} ({_code_hash(point.module)})"
+                found[point.dist.name] = f"{point.dist.version} ({package_code_hash(point.module)})"
         return found
 
 
@@ -172,18 +170,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-@cache
-def _code_hash(module: str) -> str:
-    """A hash of the code of the package that a module is in, by what it means."""
-    spec = find_spec(module.split(".")[0])
-    assert spec is not None
-    assert spec.origin is not None
-    origin = Path(spec.origin)
-    files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
-    by_name = {file.relative_to(origin.parent).as_posix(): source_hash(file.read_bytes()) for file in files}
-    return json_hash(by_name)[:12]
 
 
 def _unknown_option(method: str, bits: int, name: str) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from qbench.attention.kinds import attentions
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, tokenizer_fingerprint
 from qbench.errors import InputError
 from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
-from qbench.identity import Identity, What, code_hash, package_versions
+from qbench.identity import Identity, What, code_hash, package_code_hash, package_versions
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
 from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
@@ -52,6 +53,8 @@ class Cell:
     def packages(self) -> dict[str, str]:
         """The versions of the packages that compute this cell."""
         own = self.quantization.packages() if isinstance(self.quantization, Quantization) else {}
+        if function := attentions()[self.ref.attention].function:
+            own |= {function.split(":")[0].split(".")[0]: package_code_hash(function.split(":")[0])}
         return package_versions() | own
 
     def identity(self) -> Identity:

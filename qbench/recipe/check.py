@@ -6,7 +6,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from qbench.attention.kinds import ATTENTIONS
+from qbench.attention.kinds import attentions
 from qbench.errors import did_you_mean
 from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name
@@ -44,15 +44,16 @@ def _folded(text: str) -> str:
 
 
 def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
+    known = attentions()
     for family, twins in recipe.checkpoints.items():
         where: Where = ("checkpoints", family)
         if not twins:
-            raise file.error(where, f"is empty; it must have at least one of {', '.join(ATTENTIONS)}.")
+            raise file.error(where, f"is empty; it must have at least one of {', '.join(known)}.")
         for attention, source in twins.items():
-            if attention not in ATTENTIONS:
+            if attention not in known:
                 raise file.error(
                     (*where, attention),
-                    f"an attention must be one of {', '.join(ATTENTIONS)}.{did_you_mean(attention, ATTENTIONS)}",
+                    f"an attention must be one of {', '.join(known)}.{did_you_mean(attention, known)}",
                 )
             _check_source((*where, attention), source.path, recipe)
             if source.tokenizer:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from mini.muon import Muon
-from qbench.attention.kinds import ATTENTIONS
+from qbench.attention.kinds import attentions
 from qbench.attention.register import build_model, set_attention
 from qbench.errors import InputError, one_line
 from qbench.files import write_atomically
@@ -66,7 +66,7 @@ def new_model(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings)
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    set_attention(config, ATTENTIONS[kind])
+    set_attention(config, attentions()[kind])
     torch.manual_seed(settings.seed)
     return build_model(config)
 

@@ -32,10 +32,11 @@ def test_only_softmax_runs_as_transformers_own() -> None:
 
 
 def test_the_documentation_has_every_kind_with_its_values() -> None:
-    lines = (ROOT / "docs" / "attention.md").read_text().splitlines()
+    page = (ROOT / "docs" / "attention.md").read_text()
     for kind in ATTENTIONS.values():
-        (row,) = [line for line in lines if line.startswith(f"| `{kind.name}` |")]
-        assert all(f"`{value}`" in row for value in (*kind.attn_impl, *kind.attn_implementation))
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{kind.name}` |")]
+        assert all(f"`{value}`" in row for value in (*kind.attn_impl, kind.model_type, *kind.extra_tensors))
+        assert all(f"`{value}`" in page for value in kind.attn_implementation)
 
 
 def test_it_imports_no_torch() -> None:

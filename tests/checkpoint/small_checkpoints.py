@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,29 @@ from qbench.checkpoint.layout import CheckpointError
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, VOCAB = 64, 96, 2, 4, 2, 61
 IDS = torch.tensor([[1, 5, 9, 33, 60, 2, 17, 17, 4, 50, 8, 12]])
-ATTN_IMPL = {"softmax": "parallel_attn", "softpick": "parallel_softpick_attn"}
+# What the FLA layout's config says of each kind, besides model_type "transformer".
+SAYS: dict[str, dict[str, object]] = {
+    "softmax": {"attn_impl": "parallel_attn"},
+    "softpick": {"attn_impl": "parallel_softpick_attn"},
+    "rectified": {"attn_impl": "parallel_rectified_attn"},
+    "relu_softmax": {"attn_impl": "parallel_relu_softpick_1_attn", "model_type": "relu_softpick_1_transformer"},
+    "softmax_plus_one": {
+        "attn_impl": "parallel_softmax_plus_one_attn",
+        "model_type": "softmax_plus_one_transformer",
+    },
+    "gpt_oss_sink": {"attn_impl": "gpt_oss_flex_attention_sink", "model_type": "gpt_oss_sink_transformer"},
+    "gated": {
+        "attn_impl": "parallel_gated_attn",
+        "model_type": "gated_attention_transformer",
+        "elementwise_gate": True,
+    },
+    "scaled_softpick": {"attn_impl": "parallel_scaled_softpick_attn"},
+    "scalable_softmax": {"attn_impl": "parallel_scaled_attn"},
+}
+SINKS = torch.linspace(-1, 1.5, HEADS)
+S = torch.linspace(0.4, 1.2, HEADS)[:, None]
+LOGN = (torch.arange(4 * 2048) + 2.0).log()[:, None, None]
+SCALED = ("scaled_softpick", "scalable_softmax")
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -36,7 +59,7 @@ FLA = {
 }
 
 
-def fla_tensors(std: float = 0.15) -> dict[str, torch.Tensor]:
+def fla_tensors(attention: str = "softmax", std: float = 0.15) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def weight(*shape: int) -> torch.Tensor:
@@ -53,15 +76,24 @@ def fla_tensors(std: float = 0.15) -> dict[str, torch.Tensor]:
         for proj in ("gate", "up"):
             tensors[f"{layer}.mlp.{proj}_proj.weight"] = weight(INTERMEDIATE, HIDDEN)
         tensors[f"{layer}.mlp.down_proj.weight"] = weight(HIDDEN, INTERMEDIATE)
+    for layer in (f"model.layers.{n}.attn" for n in range(LAYERS)):  # after all others, which are those of softmax
+        if attention == "gpt_oss_sink":
+            tensors[f"{layer}.sinks"] = SINKS.clone()
+        if attention in SCALED:
+            tensors |= {f"{layer}.s": S.clone(), f"{layer}.logn": LOGN.clone()}
+        if attention == "gated":
+            gate = weight(HIDDEN, HIDDEN)
+            tensors[f"{layer}.q_proj.weight"] = torch.cat([tensors[f"{layer}.q_proj.weight"], gate])
     return tensors
 
 
-def llama_tensors() -> dict[str, torch.Tensor]:
+def llama_tensors(attention: str = "softmax") -> dict[str, torch.Tensor]:
     def rename(name: str) -> str:
         name = name.replace("embeddings", "embed_tokens").replace(".attn.", ".self_attn.")
         return name.replace("attn_norm", "input_layernorm").replace("mlp_norm", "post_attention_layernorm")
 
-    return {rename(name): tensor for name, tensor in fla_tensors().items()}
+    tensors = fla_tensors(attention).items()
+    return {rename(name): tensor for name, tensor in tensors if not name.endswith(".logn")}
 
 
 def write(folder: Path, config: dict, tensors: dict[str, torch.Tensor], shards: int = 1) -> Path:
@@ -80,12 +112,12 @@ def write(folder: Path, config: dict, tensors: dict[str, torch.Tensor], shards: 
 
 
 def fla(folder: Path, attention: str = "softmax", shards: int = 1, **fields: object) -> Path:
-    return write(folder, {**FLA, "attn_impl": ATTN_IMPL[attention], **fields}, fla_tensors(), shards)
+    return write(folder, {**FLA, **SAYS[attention], **fields}, fla_tensors(attention), shards)
 
 
 def llama(folder: Path, attention: str = "softmax", shards: int = 1, **fields: object) -> Path:
-    says = {"attn_implementation": "softpick"} if attention == "softpick" else {}
-    return write(folder, {**LLAMA, **says, **fields}, llama_tensors(), shards)
+    says = {"attn_implementation": attention} if attention != "softmax" else {}
+    return write(folder, {**LLAMA, **says, **fields}, llama_tensors(attention), shards)
 
 
 def softmax(scores: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
@@ -94,16 +126,48 @@ def softmax(scores: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
 
 def softpick(scores: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
     y = torch.expm1(scores.masked_fill(future, 0))
-    return y.relu() / (y.abs().sum(-1, keepdim=True) + 1e-6)
+    m = scores.masked_fill(future, 0).amax(-1, keepdim=True).clamp_min(0)
+    return y.relu() / (y.abs().sum(-1, keepdim=True) + 1e-6 * m.exp())
+
+
+def rectified(scores: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
+    e = scores.exp().masked_fill(future | (scores < 0), 0)
+    return e / e.sum(-1, keepdim=True).clamp_min(1e-300)  # a row without any is zeros
+
+
+def relu_softmax(scores: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
+    m = scores.masked_fill(future, 0).amax(-1, keepdim=True).clamp_min(0)
+    y = torch.expm1(scores.masked_fill(future, 0)).relu()
+    return y / (y.sum(-1, keepdim=True) + 1e-6 * m.exp())
+
+
+def sink_softmax(scores: torch.Tensor, future: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    e = scores.exp().masked_fill(future, 0)
+    return e / (sinks.double().exp()[:, None, None] + e.sum(-1, keepdim=True))
+
+
+def scaled(normalize: "Normalize", scores: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
+    t = torch.arange(scores.shape[1]).double()
+    return normalize(scores * S.double()[:, None] * (t + 2).log()[None, :, None], future)
 
 
 Normalize = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # scores [heads, T, T], future [T, T] -> weights
-NORMALIZE: dict[str, Normalize] = {"softmax": softmax, "softpick": softpick}
+NORMALIZE: dict[str, Normalize] = {
+    "softmax": softmax,
+    "softpick": softpick,
+    "rectified": rectified,
+    "relu_softmax": relu_softmax,
+    "softmax_plus_one": partial(sink_softmax, sinks=torch.zeros(HEADS)),
+    "gpt_oss_sink": partial(sink_softmax, sinks=SINKS),
+    "gated": softmax,
+    "scaled_softpick": partial(scaled, softpick),
+    "scalable_softmax": partial(scaled, softmax),
+}
 
 
 def expected_logits(attention: str) -> torch.Tensor:
-    """The network of `fla_tensors` on IDS, written out in float64 from its definition."""
-    w = {name: tensor.double() for name, tensor in fla_tensors().items()}
+    """The network of `fla_tensors(attention)` on IDS, written out in float64 from its definition."""
+    w = {name: tensor.double() for name, tensor in fla_tensors(attention).items()}
     length, dim = IDS.shape[1], HIDDEN // HEADS
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
     angles = torch.arange(length).double()[:, None] * 1e4 ** (-torch.arange(0, dim, 2).double() / dim)  # [T, dim/2]
@@ -122,10 +186,13 @@ def expected_logits(attention: str) -> torch.Tensor:
     for n in range(LAYERS):
         layer = {name.removeprefix(f"model.layers.{n}.").removesuffix(".weight"): t for name, t in w.items()}
         h = norm(x, layer["attn_norm"])
-        q = rotate(heads(h @ layer["attn.q_proj"].T, HEADS))
+        q = rotate(heads(h @ layer["attn.q_proj"][:HIDDEN].T, HEADS))
         k, v = (heads(h @ layer[f"attn.{name}_proj"].T, KV_HEADS) for name in "kv")
         out = NORMALIZE[attention](q @ rotate(k).transpose(1, 2) / dim**0.5, future) @ v
-        x = x + out.transpose(0, 1).reshape(length, HIDDEN) @ layer["attn.o_proj"].T
+        out = out.transpose(0, 1).reshape(length, HIDDEN)
+        if attention == "gated":
+            out = out * (h @ layer["attn.q_proj"][HIDDEN:].T).sigmoid()
+        x = x + out @ layer["attn.o_proj"].T
         h = norm(x, layer["mlp_norm"])
         gate = torch.nn.functional.silu(h @ layer["mlp.gate_proj"].T)
         x = x + (gate * (h @ layer["mlp.up_proj"].T)) @ layer["mlp.down_proj"].T

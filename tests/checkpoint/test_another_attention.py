@@ -36,8 +36,6 @@ LEAKY = Attention(
     name="leaky",
     title="Leaky softmax",
     attn_impl=("parallel_leaky_attn",),
-    attn_implementation=("leaky",),
-    architecture="LeakyLlamaForCausalLM",
     model_type="leaky_transformer",
     function="leaky:attention",
     extra_tensors={"leak": ("num_attention_heads", 1)},
@@ -48,10 +46,10 @@ import torch
 from softpick.reference import visible_keys
 
 
-def attention(q, k, v, *, leak, scale=None, causal=True, key_mask=None, backend=None):
+def attention(q, k, v, *, leak, scale, causal, key_mask):
     \"\"\"e^x / (e^leak + sum e^x), from its definition; leak [heads, 1] is learned.\"\"\"
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
+    scores = q @ k.transpose(-1, -2) * scale
     seen = visible_keys(q.shape[2], k.shape[2], q.device) if causal else torch.ones_like(scores, dtype=torch.bool)
     seen = seen if key_mask is None else seen & key_mask[:, None, None, :].bool()
     e = scores.exp() * seen
@@ -123,7 +121,7 @@ def test_it_never_runs_as_another_attention_and_none_runs_as_it(tmp_path: Path) 
     for asked in ("softmax", "softpick"):
         assert "which is leaky; ask for 'leaky'" in error(checkpoint(tmp_path / "leaky"), attention=asked)
     assert "which is softmax; ask for 'softmax'" in error(fla(tmp_path / "softmax"), attention="leaky")
-    assert error(tmp_path / "leaky", attention="leeky").endswith("softmax, softpick, leaky. Did you mean leaky?")
+    assert error(tmp_path / "leaky", attention="leeky").endswith("scalable_softmax, leaky. Did you mean leaky?")
     for attn_impl in ("parallel_attn", "parallel_softpick_attn"):
         message = error(checkpoint(tmp_path / "both", attn_impl=attn_impl))
         assert f"attn_impl '{attn_impl}' and model_type 'leaky_transformer' contradict each other" in message
@@ -152,8 +150,8 @@ def test_recipes_may_name_it(tmp_path: Path) -> None:
 
 def test_the_doctor_tries_it() -> None:
     cases = {name: check for name, check in attention_cases("cpu") if name.startswith("leaky")}
-    assert cases.keys() >= {"leaky cpu float32", "leaky model float32"}
-    assert "gradients too" in cases["leaky cpu float32"]()
+    assert cases.keys() >= {"leaky function float32", "leaky model float32"}
+    assert "gradients too; it has no kernel" in cases["leaky function float32"]()
     assert "logits within" in cases["leaky model float32"]()
 
 

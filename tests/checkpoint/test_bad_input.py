@@ -24,11 +24,22 @@ def test_a_caller_who_disagrees_with_the_checkpoint_is_reported(tmp_path, layout
 
 def test_an_attention_that_does_not_exist_is_reported(tmp_path):
     message = error(fla(tmp_path), attention="sotfpick")
-    assert message.endswith("it must be None or one of softmax, softpick. Did you mean softpick?")
+    assert message.endswith("scalable_softmax. Did you mean softpick?")
 
 
 @pytest.mark.parametrize(
-    "value", ["parallel_scaled_softpick_attn", "parallel_rectified_attn", "softmax_plus_one", "softpick", "", 3]
+    "value",
+    [
+        "parallel_abs_softmax_1_attn",
+        "parallel_abs_softmax_2_attn",
+        "parallel_relu_softpick_2_attn",
+        "parallel_stochastic_softpick_attn",
+        "parallel_pruned_softpick_attn",
+        "softmax_plus_one",
+        "softpick",
+        "",
+        3,
+    ],
 )
 def test_an_unknown_attn_impl_is_never_softmax(tmp_path, value):
     message = error(fla(tmp_path, attn_impl=value))
@@ -184,7 +195,7 @@ def test_missing_extra_misshapen_and_broken_tensors_are_named_as_in_the_file(tmp
     assert f"1 of the {len(tensors)} tensors that config.json asks for are missing, the first is {name}." in message
 
     message = message_with(torch.zeros(HIDDEN, HIDDEN))
-    assert message == f"{file}: {name} has shape [64, 64]; by config.json it must be [32, 64]."
+    assert message == f"{file}: {name} has shape [64, 64]; by config.json it must be [32, 64], for softmax attention."
 
     for value in (torch.nan, torch.inf, -torch.inf):
         broken = tensors[name].clone()

@@ -16,7 +16,7 @@ from qbench import load_checkpoint, save_checkpoint
 from qbench.checkpoint import save
 from qbench.checkpoint.layout import CheckpointError
 
-from .small_checkpoints import error, expected_logits, fla, llama, logits
+from .small_checkpoints import SAYS, error, expected_logits, fla, llama, logits
 
 
 @pytest.mark.parametrize("attention", ["softmax", "softpick"])
@@ -59,13 +59,14 @@ import numpy as np, torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 folder = sys.argv[1]
 for load in (AutoModelForCausalLM, LlamaForCausalLM):
-    for name in ("softpick", "softpick-by-save_pretrained"):
-        try:
-            load.from_pretrained(f"{folder}/{name}")
-        except ValueError as error:
-            assert "softpick" in str(error), error
-        else:
-            sys.exit(f"{load.__name__} loaded {name}")
+    for kind in sys.argv[2:]:
+        for name in (kind, f"{kind}-by-save_pretrained"):
+            try:
+                load.from_pretrained(f"{folder}/{name}")
+            except ValueError as error:
+                assert kind in str(error), error
+            else:
+                sys.exit(f"{load.__name__} loaded {name}")
     model = load.from_pretrained(f"{folder}/softmax", dtype=torch.float32)
     with torch.no_grad():
         np.save(f"{folder}/{load.__name__}.npy", model(torch.tensor([[1, 5, 9, 33]])).logits[0].numpy())
@@ -73,12 +74,16 @@ assert "qbench" not in sys.modules and "softpick" not in sys.modules
 """
 
 
-def test_plain_transformers_refuses_softpick_and_runs_softmax(tmp_path):
-    softmax, softpick = (load_checkpoint(fla(tmp_path / kind, kind)) for kind in ("softmax", "softpick"))
+def test_plain_transformers_runs_softmax_and_refuses_all_others(tmp_path):
+    others = [kind for kind in SAYS if kind != "softmax"]
+    for kind in others:
+        model = load_checkpoint(fla(tmp_path / "fla", kind))
+        save_checkpoint(model, tmp_path / kind)
+        model.save_pretrained(tmp_path / f"{kind}-by-save_pretrained")
+    softmax = load_checkpoint(fla(tmp_path / "fla"))
     save_checkpoint(softmax, tmp_path / "softmax")
-    save_checkpoint(softpick, tmp_path / "softpick")
-    softpick.save_pretrained(tmp_path / "softpick-by-save_pretrained")
-    child = subprocess.run([sys.executable, "-c", PLAIN_TRANSFORMERS, tmp_path], capture_output=True, text=True)
+    command = [sys.executable, "-c", PLAIN_TRANSFORMERS, tmp_path, *others]
+    child = subprocess.run(command, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     expected = logits(softmax, torch.tensor([[1, 5, 9, 33]]))
     for loader in ("AutoModelForCausalLM", "LlamaForCausalLM"):

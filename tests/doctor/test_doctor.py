@@ -143,12 +143,12 @@ def test_a_broken_quantizer_is_caught(sabotage: str, monkeypatch: pytest.MonkeyP
 
 def test_a_broken_model_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "logits within" in self_check.check_model(ATTENTIONS["softpick"], "cpu")
-    real = softpick.softpick_attention
+    real = softpick.normalized_attention
 
     def broken(q: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
         return real(q, *arguments, **options) * (1.01 if q.dtype == torch.float32 else 1)
 
-    monkeypatch.setattr(softpick, "softpick_attention", broken)
+    monkeypatch.setattr(softpick, "normalized_attention", broken)
     with pytest.raises(self_check.CheckFailedError, match="its logits: off by"):
         self_check.check_model(ATTENTIONS["softpick"], "cpu")
 

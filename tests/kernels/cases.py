@@ -1,4 +1,4 @@
-"""Attention cases that every softpick backend must pass, and the float64 answer they are compared with.
+"""Attention cases that every backend must pass for each normalizer, and the float64 answer they are compared with.
 
 A backend's test is `cases.check(cases.make_inputs(case, dtype), backend)` over SHAPES, DECODING and EMPTY, and
 `cases.check_extreme(name, case, dtype, backend)` over EXTREMES and EXTREME_SHAPES.
@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from softpick import reference, softpick_attention
+import torch.nn.functional as F
+from softpick import NORMALIZERS, normalized_attention
 from torch import Tensor
 
 # The largest absolute error of the output, and the largest relative Frobenius error of a gradient.
@@ -42,6 +43,8 @@ class Inputs:
     key_mask: Tensor | None  # [batch, k_len]
     causal: bool
     scale: float
+    normalizer: str = "softpick"
+    sinks: Tensor | None = None  # [heads]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class Result:
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    dsinks: Tensor | None = None
+
+
+OTHERS = [name for name in NORMALIZERS if name != "softpick"]
 
 
 SHAPES = [
@@ -176,19 +183,62 @@ tiny_scores = _constant(0, 0, size=2.0**-22)  # scores of about 1e-7: e^x - 1 is
 # Running and comparing ----------------------------------------------------------------------------
 
 
-def run(inputs: Inputs, backend: str) -> Result:
-    """Output and gradients of a backend: "cpu", "triton" or "reference"."""
-    q, k, v = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
-    options = {"scale": inputs.scale, "causal": inputs.causal, "key_mask": inputs.key_mask}
-    out = softpick_attention(q, k, v, backend=backend, **options)
-    return Result(out.detach(), *torch.autograd.grad(out, (q, k, v), inputs.grad))
+def with_normalizer(inputs: Inputs, normalizer: str, sinks: float | None = None) -> Inputs:
+    """The same inputs for another normalizer; its sinks all alike, or by default from -2 to 2 over the heads."""
+    heads = inputs.q.shape[1]
+    values = torch.linspace(-2, 2, heads) if sinks is None else torch.full((heads,), sinks)
+    values = values.to(inputs.q.device, torch.float64 if inputs.q.dtype == torch.float64 else torch.float32)
+    return replace(inputs, normalizer=normalizer, sinks=values if normalizer == "sink_softmax" else None)
+
+
+def run(inputs: Inputs, backend: str | None) -> Result:
+    """Output and gradients of a backend."""
+    leaves = _leaves(inputs)
+    sinks = leaves[3] if len(leaves) > 3 else None
+    options = {"scale": inputs.scale, "causal": inputs.causal, "key_mask": inputs.key_mask, "sinks": sinks}
+    out = normalized_attention(*leaves[:3], normalizer=inputs.normalizer, backend=backend, **options)
+    return Result(out.detach(), *torch.autograd.grad(out, leaves, inputs.grad))
 
 
 def expected(inputs: Inputs) -> Result:
-    """The definition, in float64 on the same numbers."""
-    q, k, v = (t.detach().double().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
-    out = reference.attention(q, k, v, inputs.key_mask, inputs.scale, inputs.causal, 1e-6)
-    return Result(out.detach(), *torch.autograd.grad(out, (q, k, v), inputs.grad.double()))
+    """The formula of the normalizer, in float64 on the same numbers."""
+    leaves = _leaves(inputs, torch.float64)
+    q, k, v = leaves[:3]
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    if inputs.causal:
+        seen = seen.tril(k.shape[2] - q.shape[2])
+    if inputs.key_mask is not None:
+        k, v = (t.masked_fill(~inputs.key_mask[:, None, :, None], 0) for t in (k, v))
+        seen = seen & inputs.key_mask[:, None, None]
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    x = q @ k.mT * inputs.scale
+    out = weights(inputs.normalizer, x, seen, leaves[3] if len(leaves) > 3 else None) @ v
+    return Result(out.detach(), *torch.autograd.grad(out, leaves, inputs.grad.double()))
+
+
+def weights(normalizer: str, x: Tensor, seen: Tensor, sinks: Tensor | None, eps: float = 1e-6) -> Tensor:
+    """The formulas as written, without a shift by the maximum: float64 holds e^x up to x = 700."""
+    e, y = seen * torch.exp(x), seen * torch.expm1(x)
+    above = torch.where(x > 0, y, 0)
+    m = F.pad(torch.where(seen, x, 0), (0, 1)).detach().amax(-1, keepdim=True)  # max(0, max x)
+    tiny = eps * m.exp()
+    if normalizer == "softmax":
+        numerator, total = e, e.sum(-1, keepdim=True)
+    elif normalizer == "sink_softmax":
+        numerator, total = e, e.sum(-1, keepdim=True) + sinks[:, None, None].exp()
+    elif normalizer == "rectified":
+        numerator = torch.where(x >= 0, e, 0)
+        total = numerator.sum(-1, keepdim=True)
+    elif normalizer == "softpick":  # sign(0) is +1
+        numerator, total = above, torch.where(x >= 0, y, -y).sum(-1, keepdim=True) + tiny
+    else:
+        numerator, total = above, above.sum(-1, keepdim=True) + tiny
+    return numerator / torch.where(total == 0, 1, total)
+
+
+def _leaves(inputs: Inputs, dtype: torch.dtype | None = None) -> list[Tensor]:
+    tensors = [inputs.q, inputs.k, inputs.v] + ([] if inputs.sinks is None else [inputs.sinks])
+    return [t.detach().to(dtype or t.dtype).requires_grad_() for t in tensors]
 
 
 def largest_error(actual: Tensor, wanted: Tensor) -> float:
@@ -196,12 +246,13 @@ def largest_error(actual: Tensor, wanted: Tensor) -> float:
 
 
 def relative_error(actual: Tensor, wanted: Tensor) -> float:
-    """Frobenius norm of the difference over that of the answer (over 1 where the answer is zero)."""
-    return ((actual.double() - wanted).norm() / (wanted.norm().item() or 1.0)).item()
+    """Frobenius norm of the difference over that of the answer (over 1 where float32 holds it as zero, or nearly)."""
+    norm = wanted.norm().item()
+    return ((actual.double() - wanted).norm() / (norm if norm > 1e-30 else 1.0)).item()
 
 
 def check(
-    inputs: Inputs, backend: str, forward_error: float | None = None, gradient_error: float | None = None
+    inputs: Inputs, backend: str | None, forward_error: float | None = None, gradient_error: float | None = None
 ) -> None:
     """Shapes, dtypes, finiteness, output and gradients against float64, within the dtype's tolerance by default."""
     dtype = inputs.q.dtype
@@ -219,9 +270,21 @@ def check(
     for name in ("dq", "dk", "dv"):
         error = relative_error(getattr(actual, name), getattr(wanted, name))
         assert error <= allowed, f"{name} is off by {error:.2e} of its norm, allowed {allowed:.0e}"
+    if inputs.sinks is not None:
+        # A head's dsinks is one sum over all rows, of terms of either sign: what cancels does so in the norm too.
+        error = relative_error(actual.dsinks, wanted.dsinks)
+        assert error <= 10 * allowed, f"dsinks is off by {error:.2e} of its norm, allowed {10 * allowed:.0e}"
 
 
-def check_extreme(name: str, case: Case, dtype: torch.dtype, backend: str, device: str = "cpu") -> None:
+def check_extreme(
+    name: str,
+    case: Case,
+    dtype: torch.dtype,
+    backend: str | None,
+    device: str = "cpu",
+    normalizer: str = "softpick",
+    sinks: float | None = None,
+) -> None:
     """Scores of 120 are known to 120 * 2^-24 in float32, and the weights, which are exponentials, no better."""
-    inputs = on_device(EXTREMES[name](case, dtype), device)
+    inputs = with_normalizer(on_device(EXTREMES[name](case, dtype), device), normalizer, sinks)
     check(inputs, backend, max(FORWARD_ERROR[dtype], 4e-5), max(GRADIENT_ERROR[dtype], 1e-4))

@@ -48,9 +48,11 @@ def test_the_derivative_is_the_stated_one(scores):
 
 
 def test_gradcheck():
-    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
+    # Seeded: about one draw in eight has a row of scores so near 0 that finite differences fail on it.
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, 7, generator=generator, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(softpick, x)
-    q, k, v = (torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 2, 5, 4, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3))
     assert torch.autograd.gradcheck(lambda *t: softpick_attention(*t, backend="reference"), (q, k, v))
 
 
