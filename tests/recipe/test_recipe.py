@@ -32,7 +32,7 @@ WRONG = [
     ("seeds: 3", "seeds: unknown. Did you mean seed? Allowed are description, checkpoints, tokenizer,"),
     ("seeds: 3", "gate, extends."),
     ("checkpoints: {a: {softmax: {pth: a/b}}}", "softmax.pth: unknown. Did you mean path? Allowed are path, rev"),
-    ("checkpoints: {a: {softmx: a/b}}", "checkpoints.a.softmx: an attention must be one of softmax, softpick. Did you"),
+    ("checkpoints: {a: {softmx: a/b}}", "checkpoints.a.softmx: an attention must be one of softmax, softpick"),
     ("quantizations: [{method: hqq, bit: 3}]", "[0].bit: unknown. Did you mean bits? Allowed are method, bits, op"),
     (
         "quantizations: [{method: hqq, bits: 3, options: {groupsize: 8}}]",
@@ -83,7 +83,7 @@ WRONG = [
     ("gate: {alfa: 0.1}", "gate.alfa: unknown. Did you mean alpha? Allowed are "),
     # impossible values
     ("checkpoints: {}", "checkpoints: is {}; it must have at least one."),
-    ("checkpoints: {a: {}}", "checkpoints.a: is empty; it must have at least one of softmax, softpick."),
+    ("checkpoints: {a: {}}", "checkpoints.a: is empty; it must have at least one of softmax, softpick"),
     ("checkpoints: {Mini: {softmax: a/b}, mini: {softmax: a/b}}", "checkpoints.mini: 'mini' and 'Mini' would share"),
     ("checkpoints: {\u00c5: {softmax: a/b}, \u212b: {softmax: a/b}}", "Unicode form; rename one."),
     ("checkpoints: {straße: {softmax: a/b}, STRASSE: {softmax: a/b}}", "'STRASSE' and 'straße' would share folders"),
