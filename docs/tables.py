@@ -42,7 +42,7 @@ def page(results: Path = RESULTS) -> str:
     sections = []
     for kind in KINDS.values():
         if kind.name != IN_README and kind.on_page(report):
-            sections.append(f"## {kind.title}\n\n`qbench table results/mini --kind {kind.name}`\n")
+            sections.append(f"## {kind.title_for(report)}\n\n`qbench table results/mini --kind {kind.name}`\n")
             sections.append(printed("table", str(results), "--kind", kind.name))
     return "\n".join(
         [

@@ -22,7 +22,14 @@ HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?") 
 
 def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
     """An error with the file, the line and the field of the first thing that is wrong."""
-    for check in (_check_families, _check_checkpoints, _check_quantizations, _check_calibration, _check_tasks):
+    for check in (
+        _check_families,
+        _check_checkpoints,
+        _check_reference,
+        _check_quantizations,
+        _check_calibration,
+        _check_tasks,
+    ):
         check(recipe, file)
 
 
@@ -60,6 +67,26 @@ def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
                 _check_source((*where, attention, "tokenizer"), source.tokenizer, recipe)
     if recipe.tokenizer:
         _check_source(("tokenizer",), recipe.tokenizer, recipe)
+
+
+def _check_reference(recipe: Recipe, file: RecipeFile) -> None:
+    """Families of several models must have it, and any family must if the recipe names it."""
+    reference, families = recipe.reference, recipe.checkpoints
+    named = "reference" in recipe.model_fields_set
+    if reference not in ATTENTIONS:
+        raise file.error(
+            ("reference",),
+            f"is {reference!r}; it must be one of {', '.join(ATTENTIONS)}.{did_you_mean(reference, ATTENTIONS)}",
+        )
+    if named and not any(reference in twins for twins in families.values()):
+        raise file.error(("reference",), f"is {reference}, which no family has.")
+    for family, twins in families.items():
+        if len(twins) > 1 and reference not in twins:
+            raise file.error(
+                ("reference",) if named else ("checkpoints", family),
+                f"the reference is {reference}, which {family} does not have; it has {', '.join(twins)}. Add the "
+                f"checkpoint, or name another reference: `reference: {next(iter(twins))}`.",
+            )
 
 
 def _check_source(where: Where, text: str, recipe: Recipe) -> None:

@@ -77,6 +77,7 @@ class Recipe(_RecipePart):
     description: str = ""
     checkpoints: dict[str, dict[str, CheckpointSource]] = Field(min_length=1)  # family: {softmax: …, softpick: …}
     tokenizer: str | None = None  # in place of those beside the checkpoints
+    reference: str = "softmax"  # the attention that the others of a family are compared with
     quantizations: tuple[QuantizationEntry, ...] = Field(min_length=1)
     tasks: dict[str, TaskSettings] = Field(min_length=1)
     task_folders: tuple[str, ...] = ()  # folders with task files (.yaml)

@@ -1,11 +1,12 @@
 """Ours beside published numbers: the difference, and whether the published number is within our interval."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from qbench.numbers import interval, score, signed, signed_interval
+from qbench.report.attentions import kind_name, kind_title
 from qbench.report.delta import Difference, ReportData
 from qbench.report.evidence import NoInterval
 from qbench.report.metrics import Measure, metric_name, task_name
@@ -17,6 +18,7 @@ from qbench.report.tidy import DataRow
 if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval
 
+DELTA = "delta"
 Ours = tuple[Score | Gap, "Interval | None"]
 
 
@@ -26,10 +28,15 @@ class Comparison:
 
     quantization: FamilyQuantization  # ours
     measure: Measure
-    number: str  # softmax, softpick or delta
+    number: str  # a kind of attention, or delta; with several kinds beside the reference, delta and the kind
     ours: Score | Gap
     published: float
     interval: "Interval | None"  # of ours
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether it is a difference from the reference."""
+        return self.number.split(" ")[0] == DELTA
 
     @property
     def difference(self) -> float | None:
@@ -55,17 +62,23 @@ def compare(ours: ReportData, published: ReportData) -> list[Comparison]:
             f"{ours.results.source} and {published.results.source} have no family in common: there are "
             f"{', '.join(families)} here and {theirs} there."
         )
-    deltas = {(row.quantization, row.measure.task, row.measure.metric): row.delta for row in ours.deltas}
+    # Δ of ours against the published reference, which need not be that of our recipe.
+    against = replace(ours, results=replace(ours.results, said_reference=published.results.reference))
+    deltas = {(row.quantization, row.measure.task, row.measure.metric): row.deltas for row in against.deltas}
     found = []
     for row in rows:
         same = [q for q in mine if _key(q) == _key(row.quantization)]
         for quantization in same or [row.quantization]:
-            delta = deltas.get((quantization, row.measure.task, row.measure.metric))
-            for name, value in (("softmax", row.softmax), ("softpick", row.softpick), ("delta", row.delta)):
-                if value is None or isinstance(value, Gap):
-                    continue
-                own = _delta(delta) if name == "delta" else _score(ours, quantization, row.measure, name)
-                found.append(Comparison(quantization, row.measure, name, own[0], value.value, own[1]))
+            for attention, value in row.scores.items():
+                if isinstance(value, Score):
+                    own = _score(ours, quantization, row.measure, attention)
+                    found.append(Comparison(quantization, row.measure, attention, own[0], value.value, own[1]))
+            mine_of = deltas.get((quantization, row.measure.task, row.measure.metric), {})
+            for attention, delta in row.deltas.items():
+                if delta:
+                    number = DELTA if len(row.deltas) == 1 else f"{DELTA} {attention}"
+                    own = _delta(mine_of.get(attention))
+                    found.append(Comparison(quantization, row.measure, number, own[0], delta.value, own[1]))
     return found
 
 
@@ -137,8 +150,7 @@ def _table(group: Sequence[Comparison]) -> Table:
 
 
 def _fields(table: Table, c: Comparison) -> list[Field]:
-    is_delta = c.number == "delta"
-    show, show_interval = (signed, signed_interval) if is_delta else (score, interval)
+    show, show_interval = (signed, signed_interval) if c.is_delta else (score, interval)
     if isinstance(c.ours, Gap):
         ours = score_field(table, c.ours)
     else:
@@ -147,7 +159,7 @@ def _fields(table: Table, c: Comparison) -> list[Field]:
         Field(task_name(c.measure.task)),
         Field(metric_name(c.measure)),
         Field(quantization_name(c.quantization), c.quantization.bits),
-        Field("Δ" if is_delta else c.number.capitalize()),
+        Field(" ".join(["Δ", *map(kind_name, c.number.split(" ")[1:])]) if c.is_delta else kind_title(c.number)),
         ours,
         Field(show(c.published), c.published),
         Field(NOTHING) if c.difference is None else Field(signed(c.difference), c.difference),

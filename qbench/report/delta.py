@@ -1,6 +1,6 @@
-"""Rows of tables: the twins side by side (Δ), and what quantization cost each of them (damage)."""
+"""Rows of tables: kinds of attention beside the reference (Δ), and what quantization cost each of them (damage)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from qbench.numbers import DECIMALS, needed_decimals, score
 from qbench.report.evidence import DocumentEvidence, Flips, NoInterval, gather
 from qbench.report.metrics import Measure
-from qbench.report.results import NOTHING, TWINS, CellResult, FamilyQuantization, Gap, ResultSet, Score
+from qbench.report.results import NOTHING, CellResult, FamilyQuantization, Gap, ResultSet, Score
 from qbench.report.sources import read_result_set
 
 if TYPE_CHECKING:
@@ -54,17 +54,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class DeltaRow:
-    """A number pair: the twins, and softpick − softmax."""
+    """The scores of all kinds of attention of a family, and each one's − the reference's."""
 
     quantization: FamilyQuantization
     measure: Measure
-    softmax: Score | Gap
-    softpick: Score | Gap
-    delta: Difference | None  # None if one of the two is not there
-
-    def of(self, attention: str) -> Score | Gap:
-        """The score of one of the twins."""
-        return {"softmax": self.softmax, "softpick": self.softpick}[attention]
+    scores: Mapping[str, Score | Gap]  # by kind, the reference first
+    deltas: Mapping[str, Difference | None]  # by kind other than the reference; None if one of the two is not there
 
 
 @dataclass(frozen=True)
@@ -77,17 +72,12 @@ class Damage:
 
 @dataclass(frozen=True)
 class DamageRow:
-    """What quantization cost each of the twins, and softpick's damage − softmax's."""
+    """What quantization cost each kind of attention of a family, and each one's damage − the reference's."""
 
     quantization: FamilyQuantization
     measure: Measure
-    softmax: Damage
-    softpick: Damage
-    difference: Difference | None
-
-    def of(self, attention: str) -> Damage:
-        """What it cost one of the twins."""
-        return {"softmax": self.softmax, "softpick": self.softpick}[attention]
+    damages: Mapping[str, Damage]  # by kind, the reference first
+    differences: Mapping[str, Difference | None]  # by kind other than the reference
 
 
 @dataclass(frozen=True)
@@ -109,25 +99,42 @@ class ReportData:
         return [self._damage(q, m) for q in quantized for m in self.results.measures_of(q.family)]
 
     def _delta(self, quantization: FamilyQuantization, measure: Measure) -> DeltaRow:
-        softmax, softpick = (self.results.twin(quantization, attention) for attention in TWINS)
-        first, second = self._with_chance(softmax, measure), self._with_chance(softpick, measure)
-        if isinstance(first, Gap) or isinstance(second, Gap):
-            return DeltaRow(quantization, measure, first, second, None)
-        # Published differences were computed before rounding, and are nearer to the truth than ours of rounded scores.
-        published = self.results.published_delta(quantization, measure)
-        value = second.value - first.value if published is None else published
-        delta = self._difference(value, measure, (1, softpick), (-1, softmax))
-        return DeltaRow(quantization, measure, first, second, delta)
+        twins = self._twins(quantization)
+        scores = {attention: self._with_chance(twin, measure) for attention, twin in twins.items()}
+        reference, *others = twins
+
+        def delta(attention: str) -> Difference | None:
+            first, second = scores[reference], scores[attention]
+            if isinstance(first, Gap) or isinstance(second, Gap):
+                return None
+            # Published differences were computed before rounding, and are nearer to the truth than ours of rounded
+            # scores.
+            published = self.results.published_delta(quantization, attention, measure)
+            value = second.value - first.value if published is None else published
+            return self._difference(value, measure, (1, twins[attention]), (-1, twins[reference]))
+
+        return DeltaRow(quantization, measure, scores, {attention: delta(attention) for attention in others})
 
     def _damage(self, quantization: FamilyQuantization, measure: Measure) -> DamageRow:
-        softmax, softpick = (self.results.twin(quantization, attention) for attention in TWINS)
-        first, second = self._own_damage(softmax, measure), self._own_damage(softpick, measure)
-        difference = None
-        if isinstance(first.score, Difference) and isinstance(second.score, Difference):
-            value = second.score.value - first.score.value
-            unquantized = (-1, self.results.unquantized(softpick)), (1, self.results.unquantized(softmax))
-            difference = self._difference(value, measure, (1, softpick), (-1, softmax), *unquantized)
-        return DamageRow(quantization, measure, first, second, difference)
+        twins = self._twins(quantization)
+        damages = {attention: self._own_damage(twin, measure) for attention, twin in twins.items()}
+        reference, *others = twins
+
+        def difference(attention: str) -> Difference | None:
+            first, second = damages[reference].score, damages[attention].score
+            if isinstance(first, Gap) or isinstance(second, Gap):
+                return None
+            minuend, subtrahend = twins[attention], twins[reference]
+            unquantized = (-1, self.results.unquantized(minuend)), (1, self.results.unquantized(subtrahend))
+            terms = (1, minuend), (-1, subtrahend), *unquantized
+            return self._difference(second.value - first.value, measure, *terms)
+
+        return DamageRow(quantization, measure, damages, {attention: difference(attention) for attention in others})
+
+    def _twins(self, quantization: FamilyQuantization) -> dict[str, CellResult]:
+        """The cells of a quantization by kind of attention, the reference first."""
+        kinds = self.results.compared_kinds(quantization.family)
+        return {attention: self.results.twin(quantization, attention) for attention in kinds}
 
     def _own_damage(self, result: CellResult, measure: Measure) -> Damage:
         unquantized = self.results.unquantized(result)

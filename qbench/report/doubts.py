@@ -13,6 +13,7 @@ from itertools import combinations
 from qbench.numbers import magnitude, score, signed
 from qbench.records.impossible import ClaimedScore, impossible_scores
 from qbench.records.metrics import TASKS, is_perplexity, is_share
+from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
 from qbench.report.metrics import Measure, in_tables
 from qbench.report.published import ROUNDING
@@ -37,7 +38,7 @@ class Spread:
 #  3 bits: flips of 4% to 24%, 0.07 to 1.0
 #  2 bits: flips of 26% to 56%, 0.86 to 13
 SPREADS = {8: Spread(0.0025, 0.0005), 4: Spread(0.01, 0.01), 3: Spread(0.05, 0.1), 1: Spread(0.2, 0.5)}
-OTHER_MODEL = SPREADS[3]  # softmax and softpick differ more than this
+OTHER_MODEL = SPREADS[3]  # models of two attentions differ more than this; measured on softmax and softpick
 LOSSLESS_SPREADS = 3  # nearer to the unquantized model than 3 standard deviations of an 8-bit cell: nearly lossless
 
 
@@ -119,13 +120,18 @@ def _impossible_scores(report: ReportData) -> Iterator[Doubt]:
 def _wrong_delta(report: ReportData) -> Iterator[Doubt]:
     """Published differences that are not those of the published scores, whichever way these were rounded."""
     for row in report.deltas:
-        published = report.results.published_delta(row.quantization, row.measure)
-        if published is None or isinstance(row.softmax, Gap) or isinstance(row.softpick, Gap):
-            continue
-        ours = row.softpick.value - row.softmax.value
-        if abs(ours - published) > 3 * ROUNDING + 1e-9:
-            where = f"{row.quantization.family} {row.quantization.label}, {row.measure.task} {row.measure.metric}"
-            yield Doubt(where, f"Δ is {signed(published)}, but softpick − softmax is {signed(ours)}.")
+        reference, *others = row.scores
+        first = row.scores[reference]
+        for attention in others:
+            published = report.results.published_delta(row.quantization, attention, row.measure)
+            second = row.scores[attention]
+            if published is None or isinstance(first, Gap) or isinstance(second, Gap):
+                continue
+            ours = second.value - first.value
+            if abs(ours - published) > 3 * ROUNDING + 1e-9:
+                where = f"{row.quantization.family} {row.quantization.label}, {row.measure.task} {row.measure.metric}"
+                what = f"{kind_name(attention)} − {kind_name(reference)}"
+                yield Doubt(where, f"Δ is {signed(published)}, but {what} is {signed(ours)}.")
 
 
 def _published_claim(m: Measure, own: Score) -> ClaimedScore:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qbench.errors import did_you_mean
+from qbench.report.attentions import comparison
 from qbench.report.delta import ReportData
 from qbench.report.layouts import baseline_tables, damage_tables, delta_tables, summary_tables
 from qbench.report.remarks import remarks_on_delta
@@ -41,11 +42,15 @@ class TableKind:
 
     name: str  # as --kind takes it
     help: str  # as --help explains it
-    title: str  # over it on the HTML page
+    title: str  # over it on the HTML page; {comparison} is what the report compares: softpick against softmax
     tables: Callable[[ReportData], list[Table]]  # for people
     rows: Callable[[ReportData], list[DataRow]] | NoRows  # for programs
     on_page: Callable[[ReportData], bool] = _always  # whether the HTML page of all kinds has it
     remarks: Callable[[ReportData], list[str]] = _no_remarks  # below the tables
+
+    def title_for(self, report: ReportData) -> str:
+        """The title over the tables of these results."""
+        return self.title.format(comparison=comparison(report.results.all_kinds))
 
 
 # In the order of the page: the answer first, and then the rows behind it.
@@ -68,8 +73,8 @@ KINDS = {
         ),
         TableKind(
             name="delta",
-            help="softpick − softmax",
-            title="Δ: softpick against softmax",
+            help="softpick − softmax, or each attention − the reference of the recipe",
+            title="Δ: {comparison}",
             tables=delta_tables,
             rows=delta_rows,
             remarks=remarks_on_delta,

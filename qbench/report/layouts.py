@@ -1,4 +1,7 @@
-"""Rows laid out as tables for people, whichever format they are rendered in: one function per kind of table."""
+"""Rows laid out as tables for people, whichever format they are rendered in: one function per kind of table.
+
+Two kinds of attention stand side by side in a line; more than two have one line each.
+"""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -6,6 +9,7 @@ from typing import TypeVar
 
 from qbench.numbers import score
 from qbench.records.metrics import is_share
+from qbench.report.attentions import comparison, kind_name, kind_title
 from qbench.report.delta import DamageRow, DeltaRow, Difference, ReportData
 from qbench.report.evidence import Flips
 from qbench.report.metrics import Measure, first_of_each_task, in_order, in_tables, metric_name, task_name
@@ -30,18 +34,18 @@ READ_ADDED_DOCUMENTS = (
     "Intervals of accuracies count two documents more, one changed each way: where no document changed, they reach "
     "about three documents to both sides."
 )
-READ_DELTA = "Δ is softpick − softmax; accuracies are in percent."
-READ_DIFFERENCE = "The difference is softpick's damage − softmax's; accuracies are in percent."
+READ_DELTA = "Δ is {other} − {reference}; accuracies are in percent."
+READ_DIFFERENCE = "The difference is {other}'s damage − {reference}'s; accuracies are in percent."
 READ_FLIPS = "Flips: documents (%) that became wrong / that became right."
-READ_PAIRS = (
-    "Softmax / softpick: the scores of the unquantized models, and below them what quantization changed; accuracies "
-    "are in percent, normalized by length (acc_norm) where a task has that."
+READ_SUMMARY = (
+    "{whose}: the scores of the unquantized models, and below them what quantization changed; accuracies are in "
+    "percent, normalized by length (acc_norm) where a task has that."
 )
-READ_PAIR_TONES = (
-    "Marked for the better where softpick lost less than softmax and for the worse where it lost more, if the interval "
-    "of that difference excludes zero."
+READ_SUMMARY_TONES = (
+    "Marked for the better where {other} lost less than {reference} and for the worse where it lost more, if the "
+    "interval of that difference excludes zero."
 )
-# Of a family that has one of the twins only.
+# Of a family that has one model only.
 READ_LONE_DAMAGE = "Damage is quantized − unquantized; accuracies are in percent."
 READ_LONE_SUMMARY = (
     "The scores of the unquantized {attention} model, and below them what quantization changed; accuracies are in "
@@ -50,16 +54,16 @@ READ_LONE_SUMMARY = (
 
 
 def delta_tables(report: ReportData) -> list[Table]:
-    """One table per family and method: the twins and Δ."""
+    """One table per family and method: the scores and Δ."""
     return [_delta_table(about, rows) for about, rows in _by_method(report.deltas)]
 
 
 def damage_tables(report: ReportData) -> list[Table]:
-    """One table per family and method: what quantization cost each twin, and the difference; or the only one."""
+    """One table per family and method: what quantization cost each model, and the difference; or the only one."""
     found = []
     for about, rows in _by_method(report.damages):
-        twins = report.results.twins_of(about.family)
-        found.append(_damage_table(about, rows) if len(twins) > 1 else _lone_damage_table(about, rows, twins[0]))
+        kinds = report.results.kinds_of(about.family)
+        found.append(_damage_table(about, rows) if len(kinds) > 1 else _lone_damage_table(about, rows, kinds[0]))
     return found
 
 
@@ -70,19 +74,25 @@ def baseline_tables(report: ReportData) -> list[Table]:
     if not families:
         return []
     by_key = {(row.quantization.family, row.measure): row for row in rows}
-    twins = [Column(title, group=family) for family in families for title in ("Softmax", "Softpick", "Δ")]
-    caption = f"Softpick against softmax, unquantized: {', '.join(families)}."
-    columns = [Column("Task", "l"), Column("Metric", "l"), *twins]
-    table = Table("baseline", "Unquantized", caption, [READ_DELTA, *_reading(rows)], columns, heads=1)
+    kinds = list(dict.fromkeys(attention for row in rows for attention in row.scores))
+    titles = [*_score_titles(kinds), "Δ"]
+    table = Table(
+        name="baseline",
+        title="Unquantized",
+        caption=f"{_against(kinds)}, unquantized: {', '.join(families)}.",
+        reading=[_read(READ_DELTA, kinds), *_reading(rows)],
+        columns=[
+            *_head_columns(kinds, rows[0].quantization),
+            *(Column(title, group=family) for family in families for title in titles),
+        ],
+        heads=_heads(1, kinds),
+    )
     for measure in in_tables(in_order(row.measure for row in rows)):
-        line = [Field(task_name(measure.task)), Field(metric_name(measure))]
-        for family in families:
-            if row := by_key.get((family, measure)):
-                line += _twin_fields(table, row)
-            else:
-                missing = score_field(table, Gap(NOTHING, f"{family} has no {measure.metric} of {measure.task}."))
-                line += [missing, missing, Field(NOTHING)]
-        table.rows.append(line)
+        for shown in _lines(kinds):
+            line = [Field(task_name(measure.task)), Field(metric_name(measure)), *_kind_fields(shown)]
+            for family in families:
+                line += _unquantized_fields(table, by_key.get((family, measure)), family, measure, shown)
+            table.rows.append(line)
     return [table]
 
 
@@ -91,66 +101,72 @@ def summary_tables(report: ReportData) -> list[Table]:
     found = []
     for family, group in groupby(report.damages, lambda row: row.quantization.family):
         unquantized = [r for r in report.deltas if r.quantization.is_unquantized and r.quantization.family == family]
-        found.append(_summary_table(family, report.results.twins_of(family), unquantized, list(group)))
+        found.append(_summary_table(family, report.results.kinds_of(family), unquantized, list(group)))
     return found
 
 
 def _delta_table(about: FamilyQuantization, rows: list[DeltaRow]) -> Table:
+    kinds = list(rows[0].scores)
     how = "unquantized" if about.is_unquantized else f"quantized with {about.method_title}"
-    with_intervals = any(row.delta and row.delta.interval for row in rows)
-    reading = [READ_DELTA, *_reading(rows)]
-    columns = [*_head_columns(about), Column("Softmax"), Column("Softpick"), Column("Δ")]
+    with_intervals = any(delta and delta.interval for row in rows for delta in row.deltas.values())
+    reading = [_read(READ_DELTA, kinds), *_reading(rows)]
+    columns = [*_head_columns(kinds, about), *map(Column, _score_titles(kinds)), Column("Δ")]
     if with_intervals:
         reading += _interval_reading(rows)
         columns.append(Column("95% interval"))
     table = Table(
         name=_name("delta", about),
         title=f"{about.family}, {about.method_title}",
-        caption=f"Softpick against softmax at {about.family}, {how}.",
+        caption=f"{_against(kinds)} at {about.family}, {how}.",
         reading=reading,
         columns=columns,
-        heads=1 if about.is_unquantized else 2,
+        heads=_heads(1 if about.is_unquantized else 2, kinds),
     )
     for row in _arranged(rows):
-        line = [*_head_fields(row), *_twin_fields(table, row)]
-        if with_intervals:
-            line.append(interval_field(row.delta))
-        table.rows.append(line)
+        for shown in _lines(kinds):
+            line = [*_head_fields(row), *_kind_fields(shown), *_delta_fields(table, row, shown)]
+            if with_intervals:
+                line.append(interval_field(row.deltas.get(shown[-1])))
+            table.rows.append(line)
     return table
 
 
 def _damage_table(about: FamilyQuantization, rows: list[DamageRow]) -> Table:
-    with_flips = any(side.flips for row in rows for side in (row.softmax, row.softpick))
-    with_intervals = any(row.difference and row.difference.interval for row in rows)
-    columns = [*_head_columns(about), *_damage_columns(with_flips), Column("Difference")]
+    kinds = list(rows[0].damages)
+    with_flips = any(damage.flips for row in rows for damage in row.damages.values())
+    with_intervals = any(found and found.interval for row in rows for found in row.differences.values())
+    columns = [*_head_columns(kinds, about), *_damage_columns(kinds, with_flips), Column("Difference")]
     if with_intervals:
         columns.append(Column("95% interval"))
     table = Table(
         name=_name("damage", about),
         title=f"{about.family}, {about.method_title}: damage",
         caption=f"What {about.method_title} costs the {about.family} models: quantized − unquantized.",
-        reading=_damage_reading(READ_DIFFERENCE, rows, with_intervals, with_flips),
+        reading=_damage_reading(_read(READ_DIFFERENCE, kinds), rows, with_intervals, with_flips),
         columns=columns,
+        heads=_heads(2, kinds),
     )
     for row in _arranged(rows):
-        line = _head_fields(row)
-        for side in (row.softmax, row.softpick):
-            line.append(difference_field(table, side.score, row.measure))
-            if with_flips:
-                line.append(_flips_field(side.flips))
-        line.append(difference_field(table, row.difference, row.measure))
-        if with_intervals:
-            line.append(interval_field(row.difference))
-        table.rows.append(line)
+        for shown in _lines(kinds):
+            line = [*_head_fields(row), *_kind_fields(shown)]
+            for damage in (row.damages[attention] for attention in shown):
+                line.append(difference_field(table, damage.score, row.measure))
+                if with_flips:
+                    line.append(_flips_field(damage.flips))
+            difference = row.differences.get(shown[-1])
+            line.append(difference_field(table, difference, row.measure))
+            if with_intervals:
+                line.append(interval_field(difference))
+            table.rows.append(line)
     return table
 
 
 def _lone_damage_table(about: FamilyQuantization, rows: list[DamageRow], attention: str) -> Table:
     """The damage of the only model, with its own interval beside it."""
-    damages = [(row, row.of(attention)) for row in _arranged(rows)]
+    damages = [(row, row.damages[attention]) for row in _arranged(rows)]
     with_flips = any(damage.flips for _, damage in damages)
     with_intervals = any(isinstance(damage.score, Difference) and damage.score.interval for _, damage in damages)
-    columns = [*_head_columns(about), Column("Damage")]
+    columns = [*_head_columns([attention], about), Column("Damage")]
     if with_intervals:
         columns.append(Column("95% interval"))
     if with_flips:
@@ -172,34 +188,71 @@ def _lone_damage_table(about: FamilyQuantization, rows: list[DamageRow], attenti
     return table
 
 
-def _summary_table(family: str, twins: Sequence[str], unquantized: list[DeltaRow], damages: list[DamageRow]) -> Table:
+def _summary_table(family: str, have: Sequence[str], unquantized: list[DeltaRow], damages: list[DamageRow]) -> Table:
     measures = first_of_each_task(row.measure for row in damages)
+    kinds = have if len(have) == 1 else list(damages[0].damages)
+    heads = [Column("Method", "l"), Column("Quantization", "l"), *_kind_columns(kinds)]
     table = Table(
         name=f"summary-{family}",
         title=f"{family}: summary",
-        caption=f"What quantization costs the {_models(family, twins)}.",
-        reading=_summary_reading(damages, twins),
-        columns=[Column("Method", "l"), Column("Quantization", "l"), *(Column(_short_name(m)) for m in measures)],
-        heads=1,
+        caption=f"What quantization costs the {_models(family, have)}.",
+        reading=_summary_reading(damages, kinds),
+        columns=[*heads, *(Column(_short_name(m)) for m in measures)],
+        heads=_heads(1, kinds),
     )
     rows: list[Row] = [*unquantized, *damages]
     for about, own in groupby(rows, lambda row: row.quantization):
         by_measure = {row.measure: row for row in own}
-        line = [Field(about.method_title), Field(quantization_name(about), about.bits)]
-        table.rows.append(line + [_summary_field(table, by_measure[m], twins) for m in measures])
+        for shown in _lines(kinds):
+            line = [Field(about.method_title), Field(quantization_name(about), about.bits)]
+            if len(kinds) > 1:
+                line += _kind_fields(shown)
+            table.rows.append(line + [_summary_field(table, by_measure[m], shown, kinds) for m in measures])
     return table
 
 
-def _models(family: str, twins: Sequence[str]) -> str:
+def _models(family: str, kinds: Sequence[str]) -> str:
     """How a caption calls what a family has."""
-    return f"{family} models" if len(twins) > 1 else f"{family} {twins[0]} model"
+    return f"{family} models" if len(kinds) > 1 else f"{family} {kind_name(kinds[0])} model"
 
 
-def _head_columns(about: FamilyQuantization) -> list[Column]:
+def _against(kinds: Sequence[str]) -> str:
+    """How a caption begins: Softpick against softmax."""
+    text = comparison(kinds)
+    return text[0].upper() + text[1:]
+
+
+def _read(sentence: str, kinds: Sequence[str], each: str = "each attention") -> str:
+    """A sentence on the reference and what is compared with it."""
+    reference, *others = kinds
+    other = kind_name(others[0]) if len(others) == 1 else each
+    return sentence.format(other=other, reference=kind_name(reference))
+
+
+def _lines(kinds: Sequence[str]) -> list[Sequence[str]]:
+    """The kinds that each line shows: the reference and the other one, or one each."""
+    return [kinds] if len(kinds) <= 2 else [[attention] for attention in kinds]
+
+
+def _heads(heads: int, kinds: Sequence[str]) -> int:
+    """How many leading columns are blocks: one more if kinds have lines of their own."""
+    return heads + (len(_lines(kinds)) > 1)
+
+
+def _kind_columns(kinds: Sequence[str]) -> list[Column]:
+    return [Column("Attention", "l")] if len(_lines(kinds)) > 1 else []
+
+
+def _kind_fields(shown: Sequence[str]) -> list[Field]:
+    """The name of a kind that has a line of its own."""
+    return [Field(kind_title(shown[0]))] if len(shown) == 1 else []
+
+
+def _head_columns(kinds: Sequence[str], about: FamilyQuantization) -> list[Column]:
     columns = [Column("Task", "l"), Column("Metric", "l")]
     if not about.is_unquantized:
         columns.append(Column("Quantization", "l"))
-    return columns
+    return columns + _kind_columns(kinds)
 
 
 def _head_fields(row: Row) -> list[Field]:
@@ -209,33 +262,50 @@ def _head_fields(row: Row) -> list[Field]:
     return fields
 
 
-def _damage_columns(with_flips: bool) -> list[Column]:
+def _score_titles(kinds: Sequence[str]) -> list[str]:
+    return ["Score"] if len(_lines(kinds)) > 1 else [kind_title(attention) for attention in kinds]
+
+
+def _damage_columns(kinds: Sequence[str], with_flips: bool) -> list[Column]:
+    titles = ["Damage", "Flips"] if with_flips else ["Damage"]
+    if len(_lines(kinds)) > 1:
+        return [Column(title) for title in titles]
     if not with_flips:
-        return [Column("Softmax"), Column("Softpick")]
-    return [Column(title, group=group) for group in ("Softmax", "Softpick") for title in ("Damage", "Flips")]
+        return [Column(kind_title(attention)) for attention in kinds]
+    return [Column(title, group=kind_title(attention)) for attention in kinds for title in titles]
 
 
-def _twin_fields(table: Table, row: DeltaRow) -> list[Field]:
-    scores = [score_field(table, side) for side in (row.softmax, row.softpick)]
-    return [*scores, difference_field(table, row.delta, row.measure)]
+def _delta_fields(table: Table, row: DeltaRow, shown: Sequence[str]) -> list[Field]:
+    """The scores that a line shows, and the Δ of the last of them, which the reference has not."""
+    scores = [score_field(table, row.scores[attention]) for attention in shown]
+    return [*scores, difference_field(table, row.deltas.get(shown[-1]), row.measure)]
 
 
-def _summary_field(table: Table, row: Row, twins: Sequence[str]) -> Field:
-    """Softmax / softpick, or the only one of them."""
+def _unquantized_fields(
+    table: Table, row: DeltaRow | None, family: str, measure: Measure, shown: Sequence[str]
+) -> list[Field]:
+    """The same of a family that may lack the measure, or a kind that others have."""
+    if row and all(attention in row.scores for attention in shown):
+        return _delta_fields(table, row, shown)
+    lacking = f"There is no {kind_name(shown[0])} model of {family} here."
+    reason = lacking if row else f"{family} has no {measure.metric} of {measure.task}."
+    return [*[score_field(table, Gap(NOTHING, reason)) for _ in shown], Field(NOTHING)]
+
+
+def _summary_field(table: Table, row: Row, shown: Sequence[str], kinds: Sequence[str]) -> Field:
+    """Softmax / softpick, or one of them. The tone of several kinds shows the difference, if it is more than chance."""
     if isinstance(row, DeltaRow):
-        sides = [score_field(table, row.of(attention)) for attention in twins]
+        sides, difference = [score_field(table, row.scores[attention]) for attention in shown], None
     else:
-        sides = [difference_field(table, row.of(attention).score, row.measure) for attention in twins]
-    return sides[0] if len(sides) == 1 else _pair_field(row, sides)
-
-
-def _pair_field(row: Row, sides: Sequence[Field]) -> Field:
-    """Both in one field; its tone shows the difference of their damages, if it is more than chance."""
-    difference = row.difference if isinstance(row, DamageRow) else None
+        sides = [difference_field(table, row.damages[attention].score, row.measure) for attention in shown]
+        difference = row.differences.get(shown[-1])
+    if len(kinds) == 1:
+        return sides[0]
+    tone = difference.tone(row.measure) if difference and difference.significant else None
     text = " / ".join(f"{side.text}*" if side.starred else side.text for side in sides)
     marks = ",".join(dict.fromkeys(mark for side in sides for mark in side.marks.split(",") if mark))
-    tone = difference.tone(row.measure) if difference and difference.significant else None
-    return Field(text, difference.value if difference else None, tone, marks=marks)
+    compared = difference.value if difference else None
+    return Field(text, sides[0].value if len(shown) == 1 else compared, tone, marks=marks)
 
 
 def _flips_field(flips: Flips | None) -> Field:
@@ -273,17 +343,20 @@ def _damage_reading(first: str, rows: Sequence[Row], with_intervals: bool, with_
     return reading
 
 
-def _summary_reading(damages: Sequence[DamageRow], twins: Sequence[str]) -> list[str]:
+def _summary_reading(damages: Sequence[DamageRow], kinds: Sequence[str]) -> list[str]:
     reading = _reading(damages)
-    if len(twins) == 1:
-        return [READ_LONE_SUMMARY.format(attention=twins[0]), *reading]
+    if len(kinds) == 1:
+        return [READ_LONE_SUMMARY.format(attention=kind_name(kinds[0])), *reading]
     if READ_STAR in reading:
-        reading.append(READ_PAIR_TONES)
-    return [READ_PAIRS, *reading]
+        reading.append(_read(READ_SUMMARY_TONES, kinds, "an attention"))
+    pair = f"{kind_title(kinds[0])} / {kind_name(kinds[1])}"
+    return [READ_SUMMARY.format(whose=pair if len(kinds) == 2 else "Each attention"), *reading]
 
 
 def _differences(row: Row) -> Sequence[Difference | Gap | None]:
-    return (row.delta,) if isinstance(row, DeltaRow) else (row.softmax.score, row.softpick.score, row.difference)
+    if isinstance(row, DeltaRow):
+        return list(row.deltas.values())
+    return [*(damage.score for damage in row.damages.values()), *row.differences.values()]
 
 
 def _by_method(rows: Sequence[R]) -> list[tuple[FamilyQuantization, list[R]]]:

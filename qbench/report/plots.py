@@ -1,22 +1,26 @@
 """Plots: score and damage against bits, accuracy against measured bits per weight. One figure of each per family.
 
-The twins differ in marker and lightness, so that a print in black and white tells them apart.
+Kinds of attention differ in colour, marker and dashes; softmax and softpick in lightness too, so that a print in black
+and white tells them apart.
 """
 
 import io
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qbench.attention.kinds import ATTENTIONS
 from qbench.errors import InputError
 from qbench.files import file_name, write_atomically
 from qbench.records.metrics import is_perplexity, is_share
+from qbench.report.attentions import TWINS, kind_name
 from qbench.report.delta import DamageRow, DeltaRow, ReportData
 from qbench.report.metrics import Measure, in_tables, metric_name, task_name
-from qbench.report.results import NOT_OFFERED, TWINS, FamilyQuantization, Gap, Score
+from qbench.report.results import NOT_OFFERED, FamilyQuantization, Gap, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,10 +28,8 @@ if TYPE_CHECKING:
 
 PLOT_FORMATS = ("png", "svg", "pdf")
 INK, FAINT = "#1b1f24", "#8a929c"
-ATTENTION_COLOURS = {"softmax": "#1f4e9c", "softpick": "#e08214"}
-ATTENTION_MARKERS = {"softmax": "o", "softpick": "s"}
-DASHES: Mapping[str, Any] = {"softmax": (0, (6, 3)), "softpick": (0, (2, 2))}
-OFFSETS = {"softmax": -0.05, "softpick": 0.05}  # in bits, so that neither hides the other
+OFFSET, MAX_SPREAD = 0.1, 0.5  # in bits, between neighbours and in all, so that no kind hides another
+LEGEND_COLUMN, METHOD_NAME, LEGEND_LINE = 1.7, 0.5, 0.18  # inches
 METHOD_MARKERS = "ovD^PX*"
 Z95 = 1.96
 MIN_BAR_END = 1e-3
@@ -59,6 +61,50 @@ STYLE = {
 }
 
 
+@dataclass(frozen=True)
+class Look:
+    """How a kind of attention is drawn."""
+
+    colour: str
+    marker: str
+    hollow: bool  # filled markers look alike in print
+    dashes: tuple[int, ...]  # of its unquantized level
+    offset: float = 0.0  # in bits
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """As matplotlib's plot takes it."""
+        face = "none" if self.hollow else self.colour
+        return {"color": self.colour, "marker": self.marker, "markerfacecolor": face, "markersize": 4}
+
+
+# Any two colours, and each and FAINT, differ by 23 (CIE 1976) or more with protanopia, deuteranopia and tritanopia
+# (Machado 2009), by 36 without; their contrast is 2.2 or more with white, and with the page's paper in the dark.
+LOOKS = (
+    Look("#1f4e9c", "o", False, (6, 3)),  # softmax; page.css has these two as well
+    Look("#e08214", "s", True, (2, 2)),  # softpick
+    Look("#39c571", "^", False, (6, 2, 1, 2)),
+    Look("#7f00ff", "D", True, (1, 2)),
+    Look("#b70000", "v", False, (4, 1)),
+    Look("#cb88dc", "P", True, (8, 2, 2, 2)),
+    Look("#db19e5", "X", False, (3, 4)),
+    Look("#774069", "<", True, (1, 4)),
+    Look("#a93143", ">", False, (6, 2, 1, 2, 1, 2)),
+)
+Looks = Mapping[str, Look]  # by kind of attention
+
+
+def looks(kinds: Sequence[str]) -> dict[str, Look]:
+    """The look of each kind: a kind that we know has the same in all plots."""
+    places = list(dict.fromkeys((*TWINS, *ATTENTIONS, *kinds)))
+    step = min(OFFSET, MAX_SPREAD / max(len(kinds) - 1, 1))
+    middle = (len(kinds) - 1) / 2
+    return {
+        attention: replace(LOOKS[places.index(attention) % len(LOOKS)], offset=step * (place - middle))
+        for place, attention in enumerate(kinds)
+    }
+
+
 class PlotError(InputError):
     """Plots that cannot be made, in a sentence."""
 
@@ -75,11 +121,11 @@ class Point:
 
 @dataclass
 class Panel:
-    """One metric under one method: the points of each twin, a level to compare with, and widths that have no score."""
+    """One metric under one method: the points of each kind, a level to compare with, and widths that have no score."""
 
-    points: dict[str, list[Point]] = field(default_factory=lambda: {attention: [] for attention in TWINS})
     levels: Mapping[str, float] = field(default_factory=dict)
-    gaps: dict[str, list[int]] = field(default_factory=lambda: {attention: [] for attention in TWINS})
+    points: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
+    gaps: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def add_gap(self, attention: str, bits: int, gap: Gap) -> None:
         """Remember a width that should have a score; one that the method does not offer should not."""
@@ -114,16 +160,17 @@ def figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
 def _figures_of(report: ReportData, family: str) -> Iterator[tuple[str, "Figure"]]:
     rows = _plotted(row for row in report.deltas if row.quantization.family == family)
     damages = _plotted(row for row in report.damages if row.quantization.family == family)
-    twins, titles = report.results.twins_of(family), report.results.method_titles
-    if panels := score_panels(rows, twins):
+    kinds, titles = report.results.kinds_of(family), report.results.method_titles
+    styles = looks(report.results.all_kinds)
+    if panels := score_panels(rows, kinds):
         title = f"{family}: score against bits (dashed: unquantized{_bars(panels)})"
-        yield f"{family}-score", _grid(panels, title, titles)
-    if panels := damage_panels(damages, twins):
+        yield f"{family}-score", _grid(panels, title, titles, styles)
+    if panels := damage_panels(damages, kinds):
         title = f"{family}: damage against bits (quantized − unquantized{_bars(panels)})"
-        yield f"{family}-damage", _grid(panels, title, titles)
+        yield f"{family}-damage", _grid(panels, title, titles, styles)
     if storage := storage_panels(report, rows):
         levels, guessing = unquantized_levels(rows), chances(report, rows)
-        yield f"{family}-bits-per-weight", _storage(storage, levels, guessing, family, titles)
+        yield f"{family}-bits-per-weight", _storage(storage, levels, guessing, family, titles, styles)
 
 
 def _bars(panels: Panels) -> str:
@@ -152,13 +199,13 @@ def inline_svg(figure: "Figure") -> str:
         patch.set_alpha(0)
     svg = _rendered(figure, "svg").decode()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    for attention, colour in ATTENTION_COLOURS.items():
-        svg = svg.replace(colour, f"var(--{attention})")
+    for attention, look in looks(TWINS).items():
+        svg = svg.replace(look.colour, f"var(--{attention})")
     return svg
 
 
-def score_panels(rows: Sequence[DeltaRow], twins: Sequence[str] = TWINS) -> Panels:
-    """Scores of the quantized, with the unquantized ones as levels; twins: those of which scores are expected."""
+def score_panels(rows: Sequence[DeltaRow], kinds: Sequence[str]) -> Panels:
+    """Scores of the quantized, with the unquantized ones as levels; kinds: those of which scores are expected."""
     panels: Panels = {}
     levels = unquantized_levels(rows)
     for row in rows:
@@ -166,11 +213,12 @@ def score_panels(rows: Sequence[DeltaRow], twins: Sequence[str] = TWINS) -> Pane
             continue
         panel = Panel(levels=levels.get(row.measure, {}))
         panel = panels.setdefault((row.measure, row.quantization.method), panel)
-        for attention, score in _twins(row).items():
-            panel.points[attention].append(Point(row.quantization, score.value, *_ends(score, row.measure)))
-        for attention in twins:
-            if isinstance(found := row.of(attention), Gap):
-                panel.add_gap(attention, row.quantization.bits, found)
+        for attention in kinds:
+            score = row.scores[attention]
+            if isinstance(score, Gap):
+                panel.add_gap(attention, row.quantization.bits, score)
+            else:
+                panel.points[attention].append(Point(row.quantization, score.value, *_ends(score, row.measure)))
     return panels
 
 
@@ -183,17 +231,17 @@ def _ends(score: Score, measure: Measure) -> tuple[float, float]:
 
 def unquantized_levels(rows: Sequence[DeltaRow]) -> Levels:
     """The scores of the unquantized models."""
-    baselines = {row.measure: _twins(row) for row in rows if row.quantization.is_unquantized}
-    return {m: {attention: score.value for attention, score in twins.items()} for m, twins in baselines.items()}
+    baselines = {row.measure: _scores(row) for row in rows if row.quantization.is_unquantized}
+    return {m: {attention: score.value for attention, score in scores.items()} for m, scores in baselines.items()}
 
 
-def damage_panels(rows: Sequence[DamageRow], twins: Sequence[str] = TWINS) -> Panels:
-    """Damages, with zero as the level; twins: those of which damages are expected."""
+def damage_panels(rows: Sequence[DamageRow], kinds: Sequence[str]) -> Panels:
+    """Damages, with zero as the level; kinds: those of which damages are expected."""
     panels: Panels = {}
     for row in rows:
         panel = panels.setdefault((row.measure, row.quantization.method), Panel(levels={"none": 0.0}))
-        for attention in twins:
-            damage = row.of(attention).score
+        for attention in kinds:
+            damage = row.damages[attention].score
             if isinstance(damage, Gap):
                 panel.add_gap(attention, row.quantization.bits, damage)
             else:
@@ -206,7 +254,7 @@ def storage_panels(report: ReportData, rows: Sequence[DeltaRow]) -> dict[Measure
     """The accuracies of each cell that has an audit."""
     found: dict[Measure, list[StoredAccuracy]] = {}
     for row in (row for row in rows if is_share(row.measure.metric)):
-        for attention, score in _twins(row).items():
+        for attention, score in _scores(row).items():
             stored = report.results.twin(row.quantization, attention).stored
             audit = stored.record.audit if stored else None
             if audit and audit.weights:
@@ -218,15 +266,14 @@ def storage_panels(report: ReportData, rows: Sequence[DeltaRow]) -> dict[Measure
 
 def chances(report: ReportData, rows: Sequence[DeltaRow]) -> dict[Measure, float]:
     """The accuracies of guessing that are known."""
-    results = ((row, report.results.twin(row.quantization, attention)) for row in rows for attention in _twins(row))
+    results = ((row, report.results.twin(row.quantization, attention)) for row in rows for attention in _scores(row))
     known = {row.measure: report.evidence.chance(row.measure, result) for row, result in results}
     return {measure: chance for measure, chance in known.items() if chance is not None}
 
 
-def _twins(row: DeltaRow) -> dict[str, Score]:
-    """The scores that are there."""
-    twins = zip(TWINS, (row.softmax, row.softpick), strict=True)
-    return {attention: score for attention, score in twins if isinstance(score, Score)}
+def _scores(row: DeltaRow) -> dict[str, Score]:
+    """Those that are there, by kind of attention."""
+    return {attention: score for attention, score in row.scores.items() if isinstance(score, Score)}
 
 
 def _plotted(rows: Iterable[Any]) -> list[Any]:
@@ -238,7 +285,7 @@ def _plotted(rows: Iterable[Any]) -> list[Any]:
     return [row for row in rows if row.measure in chosen.values() and row.measure.metric]
 
 
-def _grid(panels: Panels, title: str, method_titles: Mapping[str, str]) -> "Figure":
+def _grid(panels: Panels, title: str, method_titles: Mapping[str, str], styles: Looks) -> "Figure":
     """One row per metric, one column per method."""
     measures = list(dict.fromkeys(measure for measure, _ in panels))
     methods = list(dict.fromkeys(method for _, method in panels))
@@ -247,7 +294,7 @@ def _grid(panels: Panels, title: str, method_titles: Mapping[str, str]) -> "Figu
     for measure, line in zip(measures, grid, strict=True):
         line[0].set_ylabel(f"{task_name(measure.task)}\n{metric_name(measure)}")
         for method, axes in zip(methods, line, strict=True):
-            _draw(axes, panels.get((measure, method), Panel()))
+            _draw(axes, panels.get((measure, method), Panel()), styles)
         if is_perplexity(measure.metric):
             _rescale(line[0], [panel for (own, _), panel in panels.items() if own == measure])
     for method, top, bottom in zip(methods, grid[0], grid[-1], strict=True):
@@ -259,7 +306,8 @@ def _grid(panels: Panels, title: str, method_titles: Mapping[str, str]) -> "Figu
     if widths := sorted(_widths(panels.values())):
         grid[0, 0].set_xticks(widths)
         grid[0, 0].set_xlim(widths[0] - 0.5, widths[-1] + 0.5)
-    return _finish(figure, title, columns=len(TWINS))
+    fitting = int(figure.get_size_inches()[0] / LEGEND_COLUMN)
+    return _finish(figure, title, columns=min(len(styles), max(2, fitting)))
 
 
 def _widths(panels: Iterable[Panel]) -> set[int]:
@@ -268,33 +316,37 @@ def _widths(panels: Iterable[Panel]) -> set[int]:
     return drawn | {bits for panel in every for gaps in panel.gaps.values() for bits in gaps}
 
 
-def _draw(axes: "Axes", panel: Panel) -> None:
-    for attention, points in panel.points.items():
+def _draw(axes: "Axes", panel: Panel, styles: Looks) -> None:
+    for attention, look in styles.items():
+        points = panel.points.get(attention, [])
         for line in _lines(points):
-            bits = [point.quantization.bits + OFFSETS[attention] for point in line]
+            bits = [point.quantization.bits + look.offset for point in line]
             values = [point.value for point in line]
-            axes.plot(bits, values, linewidth=1.2, label=attention, **_look(attention))
+            axes.plot(bits, values, linewidth=1.2, label=kind_name(attention), **look.line)
         bars = [point for point in points if point.low < point.high]
         if bars:
-            bits = [point.quantization.bits + OFFSETS[attention] for point in bars]
-            axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], ATTENTION_COLOURS[attention], linewidth=1)
-        _draw_gaps(axes, attention, panel.gaps[attention])
-    _draw_levels(axes, panel.levels)
+            bits = [point.quantization.bits + look.offset for point in bars]
+            axes.vlines(bits, [p.low for p in bars], [p.high for p in bars], look.colour, linewidth=1)
+        _draw_gaps(axes, attention, look, panel.gaps.get(attention, []))
+    _draw_levels(axes, panel.levels, styles)
 
 
-def _draw_gaps(axes: "Axes", attention: str, gaps: Sequence[int]) -> None:
+def _draw_gaps(axes: "Axes", attention: str, look: Look, gaps: Sequence[int]) -> None:
     """A cross at the bottom for each width whose score is not there: a line may pass it by."""
     if gaps:
-        bits = [width + 2 * OFFSETS[attention] for width in gaps]
-        look = {**_look(attention), "marker": "x", "linestyle": "none", "clip_on": False}
-        label = f"{attention}: no score"
-        axes.plot(bits, [0.0] * len(bits), transform=axes.get_xaxis_transform(), label=label, **look)
+        bits = [width + 2 * look.offset for width in gaps]
+        crosses = {**look.line, "marker": "x", "linestyle": "none", "clip_on": False}
+        label = f"{kind_name(attention)}: no score"
+        axes.plot(bits, [0.0] * len(bits), transform=axes.get_xaxis_transform(), label=label, **crosses)
 
 
-def _draw_levels(axes: "Axes", levels: Mapping[str, float]) -> None:
+def _draw_levels(axes: "Axes", levels: Mapping[str, float], styles: Looks) -> None:
+    """A dashed line per kind; a grey one for what is none."""
     for attention, level in levels.items():
-        style = DASHES.get(attention, "-")
-        axes.axhline(level, color=ATTENTION_COLOURS.get(attention, FAINT), linestyle=style, linewidth=1)
+        if look := styles.get(attention):
+            axes.axhline(level, color=look.colour, linestyle=(0, look.dashes), linewidth=1)
+        else:
+            axes.axhline(level, color=FAINT, linestyle="-", linewidth=1)
 
 
 def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
@@ -316,13 +368,6 @@ def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
         axes.set_ylim(2 * lowest - 0.5, 3 * max(p.high for p in points))
 
 
-def _look(attention: str) -> dict[str, Any]:
-    # Softpick's markers are hollow: two filled ones look alike in print.
-    colour = ATTENTION_COLOURS[attention]
-    face = "none" if attention == "softpick" else colour
-    return {"color": colour, "marker": ATTENTION_MARKERS[attention], "markerfacecolor": face, "markersize": 4}
-
-
 def _lines(points: Sequence[Point]) -> list[list[Point]]:
     """The points joined by width: one line, unless a width has several settings; then one line per setting."""
     if len({point.quantization.bits for point in points}) == len(points):
@@ -340,19 +385,24 @@ def _storage(
     chances: Mapping[Measure, float],
     family: str,
     method_titles: Mapping[str, str],
+    styles: Looks,
 ) -> "Figure":
-    """One panel per accuracy; the twins differ in colour and filling, the methods in marker."""
-    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(panels), 2.7))
+    """One panel per accuracy; kinds of attention differ in colour and filling, the methods in marker."""
     methods = list(dict.fromkeys(cell.method for cells in panels.values() for cell in cells))
-    twins = [twin for twin in TWINS if any(cell.attention == twin for cells in panels.values() for cell in cells)]
+    drawn = {cell.attention for cells in panels.values() for cell in cells}
+    kinds = [attention for attention in styles if attention in drawn]
+    width = 1.2 + 2.2 * len(panels)
+    if len(kinds) > len(TWINS):  # names get long
+        width = max(width, (LEGEND_COLUMN + METHOD_NAME) * len(methods))
+    figure = _matplotlib().figure.Figure(figsize=(width, 2.7))
     guessed = False
     for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        # The legend is filled column by column: one column per method, one line per twin.
-        for (method, marker), attention in product(zip(methods, cycle(METHOD_MARKERS), strict=False), twins):
+        # The legend is filled column by column: one column per method, one line per kind.
+        for (method, marker), attention in product(zip(methods, cycle(METHOD_MARKERS), strict=False), kinds):
             own = [cell for cell in cells if (cell.attention, cell.method) == (attention, method)]
-            look = {**_look(attention), "marker": marker, "label": f"{attention}, {method_titles[method]}"}
-            _draw_stored(axes, own, look)
-        _draw_levels(axes, levels.get(measure, {}))
+            label = f"{kind_name(attention)}, {method_titles[method]}"
+            _draw_stored(axes, own, replace(styles[attention], marker=marker), label)
+        _draw_levels(axes, levels.get(measure, {}), styles)
         guessed |= _draw_chance(axes, chances.get(measure))
         axes.set_title(f"{task_name(measure.task)}, {metric_name(measure)}")
         axes.set_xlabel("measured bits per weight")
@@ -366,11 +416,11 @@ def _storage(
     return _finish(figure, title, columns=len(methods))
 
 
-def _draw_stored(axes: "Axes", cells: Sequence[StoredAccuracy], look: Mapping[str, Any]) -> None:
-    """Markers with their error bars, the twins side by side: their weights take the same bits."""
-    bits = [cell.bits + OFFSETS[cell.attention] for cell in cells]
-    axes.plot(bits, [cell.value for cell in cells], linestyle="none", **look)
-    axes.vlines(bits, [cell.low for cell in cells], [cell.high for cell in cells], look["color"], linewidth=1)
+def _draw_stored(axes: "Axes", cells: Sequence[StoredAccuracy], look: Look, label: str) -> None:
+    """Markers with their error bars, the kinds side by side: their weights take the same bits."""
+    bits = [cell.bits + look.offset for cell in cells]
+    axes.plot(bits, [cell.value for cell in cells], linestyle="none", label=label, **look.line)
+    axes.vlines(bits, [cell.low for cell in cells], [cell.high for cell in cells], look.colour, linewidth=1)
 
 
 def _draw_chance(axes: "Axes", chance: float | None) -> bool:
@@ -379,21 +429,23 @@ def _draw_chance(axes: "Axes", chance: float | None) -> bool:
     reach = MAX_CHANCE_DISTANCE * (high - low)
     if chance is None or not low - reach <= chance <= high + reach:
         return False
-    _draw_levels(axes, {"chance": chance})
+    _draw_levels(axes, {"chance": chance}, {})
     return True
 
 
 def _finish(figure: "Figure", title: str, columns: int) -> "Figure":
     """The title, one legend for all panels, and margins; in inches, since figures differ in size."""
-    width, height = figure.get_size_inches()
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    rows = -(-len(handles) // columns)
+    width, height = figure.get_size_inches()
+    height += LEGEND_LINE * max(rows - 2, 0)  # panels keep their size
+    figure.set_size_inches(width, height)
     figure.suptitle(title, x=0.1 / width, y=1 - 0.08 / height, ha="left", va="top")
     place = (0.05 / width, 1 - 0.25 / height)
     figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=place, borderaxespad=0, ncols=columns)
-    rows = -(-len(handles) // columns)
-    top = 1 - (0.55 + 0.18 * rows) / height
+    top = 1 - (0.55 + LEGEND_LINE * rows) / height
     figure.subplots_adjust(0.75 / width, 0.45 / height, 1 - 0.12 / width, top, wspace=0.25, hspace=0.22)
     return figure
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from qbench.records.metrics import Better
 from qbench.records.schema import CellRef
+from qbench.report.attentions import TWINS
 from qbench.report.metrics import Measure, in_order, measure
-from qbench.report.results import NOTHING, TWINS, CellResult, Gap, ReportError, ResultSet, Score, one_direction_each
+from qbench.report.results import NOTHING, CellResult, Gap, ReportError, ResultSet, Score, one_direction_each
 
 ROUNDING = 0.005  # what the two decimals of published numbers hide
-REQUIRED = ("family", "method", "bits", "task", "metric", *TWINS)
+REQUIRED = ("family", "method", "bits", "task", "metric")
+# A row of any two kinds has these; softmax and softpick may have a column each instead.
+LONG = ("attention", "value", "reference")
 
 
 def read_published(files: Sequence[Path], source: Path) -> ResultSet:
@@ -19,31 +22,41 @@ def read_published(files: Sequence[Path], source: Path) -> ResultSet:
     cells: dict[CellRef, dict[tuple[str, str], Score]] = {}
     gaps: dict[CellRef, Gap] = {}
     measures: dict[Measure, None] = {}
-    deltas: dict[tuple[str, str, str, str], float] = {}
-    seen: dict[tuple[str, str, str, str], str] = {}
+    deltas: dict[tuple[str, str, str, str, str], float] = {}
+    seen: dict[tuple[str, str, str, str, str], str] = {}
+    references: dict[str, str] = {}
     for where, row in _rows(files):
         of = measure(row["task"], row["metric"], _better(row, where))
         label = row.get("label") or f"{row['method']}-{row['bits']}"
-        key = (row["family"], label, of.task, of.metric)
+        columns = _columns(row, where)
+        reference, other = columns
+        references.setdefault(reference, where)
+        key = (row["family"], label, of.task, of.metric, other)
         if key in seen:
             raise ReportError(f"{where} is about {', '.join(key)}, and so is {seen[key]}; one of them must go.")
         seen[key] = where
         measures[of] = None
-        for attention in TWINS:
+        for attention, column in columns.items():
             cell = _cell(row, attention, label, where)
             scores = cells.setdefault(cell, {})
-            value = _number(row, attention, where)
+            value = _number(row, column, where)
             if value is None:
                 gaps.setdefault(cell, Gap(NOTHING, row.get("note") or f"{cell.name} is not in {source}."))
-            else:
-                scores[of.task, of.metric] = Score(value, documents=_documents(row, where))
+                continue
+            known = scores.setdefault((of.task, of.metric), Score(value, documents=_documents(row, where)))
+            if known.value != value:
+                raise ReportError(f"{where}: {column} is {value:g}, but another row says that it is {known.value:g}.")
         delta = _number(row, "delta", where)
         if delta is not None:
             deltas[key] = delta
     if not cells:
         raise ReportError(f"{source} has no rows of numbers.")
+    if len(references) > 1:
+        of_each = " and ".join(f"{reference} ({where})" for reference, where in references.items())
+        raise ReportError(f"{source} has differences from {of_each}; all must be from one reference.")
     results = (CellResult(cell, scores, None if scores else gaps[cell]) for cell, scores in cells.items())
-    return ResultSet(source, tuple(results), tuple(one_direction_each(in_order(measures))), deltas)
+    ordered = tuple(one_direction_each(in_order(measures)))
+    return ResultSet(source, tuple(results), ordered, deltas, said_reference=next(iter(references)))
 
 
 def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
@@ -53,9 +66,11 @@ def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
                 reader = csv.DictReader(lines)
                 names = ["family" if name == "size" else name for name in reader.fieldnames or ()]
                 reader.fieldnames = names
-                if missing := [name for name in REQUIRED if name not in names]:
+                required = (*REQUIRED, *(LONG if LONG[0] in names else TWINS))
+                if missing := [name for name in required if name not in names]:
                     raise ReportError(
-                        f"{file} has no column {', '.join(missing)}; published numbers need {', '.join(REQUIRED)}."
+                        f"{file} has no column {', '.join(missing)}; published numbers need "
+                        f"{', '.join(REQUIRED)}, and {' and '.join(TWINS)} or {', '.join(LONG)}."
                     )
                 for row in reader:
                     where = f"{file}, line {reader.line_num}"
@@ -64,6 +79,16 @@ def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
                     yield where, {name: value.strip() for name, value in row.items()}
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ReportError(f"{file} cannot be read as a CSV file in UTF-8 ({error}).") from None
+
+
+def _columns(row: Mapping[str, str], where: str) -> dict[str, str]:
+    """The columns of the two kinds of attention that a row is about, the reference first."""
+    if LONG[0] not in row:
+        return {attention: attention for attention in TWINS}
+    attention, reference = row["attention"], row.get("reference_attention") or TWINS[0]
+    if attention in ("", reference):
+        raise ReportError(f"{where}: attention is {attention!r}; it must be a kind other than {reference}.")
+    return {reference: "reference", attention: "value"}
 
 
 def _cell(row: Mapping[str, str], attention: str, label: str, where: str) -> CellRef:

@@ -1,19 +1,17 @@
-"""What a reader must know of results as a whole: trials, other kinds of attention, other versions."""
+"""What a reader must know of results as a whole: trials, models that are not there, other versions."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from qbench.errors import some
 from qbench.numbers import counted
+from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.results import TWINS
 
 
 def remarks(report: ReportData) -> list[str]:
     """One sentence each."""
     found = [_trial(limits) for recipe in report.results.recipes().values() if (limits := _limits(recipe))]
-    if others := report.results.other_attentions():
-        found.append(f"There are records of {', '.join(others)} too: they are in no Δ, which is softpick − softmax.")
     if older := report.results.of_other_versions():
         found.append(f"Not all cells are of the same code and packages; other than the latest: {some(older)}.")
     return found
@@ -22,10 +20,13 @@ def remarks(report: ReportData) -> list[str]:
 def remarks_on_delta(report: ReportData) -> list[str]:
     """What to look at instead if Δ tables are columns of dashes."""
     results = report.results
-    families = dict.fromkeys(quantization.family for quantization in results.quantizations())
-    missing = [(family, twin) for family in families for twin in TWINS if twin not in results.twins_of(family)]
     instead = "so there is no Δ; --kind damage and --kind summary show what quantization cost."
-    return [f"There is no {twin} model of {family} here, {instead}" for family, twin in missing]
+    return [
+        f"There is no {kind_name(attention)} model of {family} here, {instead}"
+        for family in results.families
+        for attention in results.compared_kinds(family)
+        if attention not in results.kinds_of(family)
+    ]
 
 
 def _limits(recipe: Mapping[str, Any]) -> dict[str, int]:

@@ -11,9 +11,9 @@ from qbench.errors import InputError
 from qbench.records.audit import UNQUANTIZED
 from qbench.records.schema import CellRef, Record
 from qbench.records.store import Results, StoredRecord
+from qbench.report.attentions import TWINS, kind_name
 from qbench.report.metrics import Measure
 
-TWINS = ("softmax", "softpick")
 NOTHING = "–"  # stands where there is no number, and none is missing
 NOT_OFFERED = "n/a"
 UNQUANTIZED_METHOD = "none"  # of the weights; other axes may be quantized all the same
@@ -89,9 +89,10 @@ class ResultSet:
     source: Path
     cells: tuple[CellResult, ...]
     measures: tuple[Measure, ...]
-    # Δ as it was published, by family, label, task and metric
-    published: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
+    # Δ as it was published, by family, label, task, metric and attention
+    published: Mapping[tuple[str, str, str, str, str], float] = field(default_factory=dict)
     records: Results | None = None
+    said_reference: str | None = None  # the kind that the others are compared with, if the results say it
 
     def get(self, family: str, attention: str, label: str) -> CellResult | None:
         """One cell."""
@@ -102,14 +103,39 @@ class ResultSet:
         if found := self.get(quantization.family, attention, quantization.label):
             return found
         cell = CellRef(attention=attention, checkpoint="", **quantization.key)
-        if attention in self.twins_of(quantization.family):
+        if attention in self.kinds_of(quantization.family):
             return CellResult(cell, gap=Gap("missing", f"There is no record of {cell.name}."))
-        return CellResult(cell, gap=Gap(NOTHING, f"There is no {attention} model of {quantization.family} here."))
+        reason = f"There is no {kind_name(attention)} model of {quantization.family} here."
+        return CellResult(cell, gap=Gap(NOTHING, reason))
 
-    def twins_of(self, family: str) -> list[str]:
-        """Which of the twins the family has, with scores or without."""
-        have = {c.cell.attention for c in self.cells if c.cell.family == family}
-        return [attention for attention in TWINS if attention in have]
+    @cached_property
+    def reference(self) -> str:
+        """The kind that the others are compared with; if nothing says it softmax, or else the first of several."""
+        kinds = list(dict.fromkeys(c.cell.attention for c in self.cells))
+        return self.said_reference or (kinds[0] if len(kinds) > 1 and TWINS[0] not in kinds else TWINS[0])
+
+    def kinds_of(self, family: str) -> list[str]:
+        """The kinds of attention that the family has, with scores or without: the reference first."""
+        have = dict.fromkeys(c.cell.attention for c in self.cells if c.cell.family == family)
+        return sorted(have, key=lambda attention: attention != self.reference)
+
+    def compared_kinds(self, family: str) -> list[str]:
+        """The reference and what is compared with it, whether the family has them or not: never less than two."""
+        have = self.kinds_of(family)
+        if have == [self.reference]:
+            anywhere = [*(c.cell.attention for c in self.cells), *TWINS]
+            return [*have, next(attention for attention in anywhere if attention != self.reference)]
+        return have if self.reference in have else [self.reference, *have]
+
+    @property
+    def families(self) -> list[str]:
+        """The families in the order of the cells."""
+        return list(dict.fromkeys(c.cell.family for c in self.cells))
+
+    @property
+    def all_kinds(self) -> list[str]:
+        """All kinds that are compared in any family, the reference first."""
+        return list(dict.fromkeys(kind for family in self.families for kind in self.compared_kinds(family)))
 
     def unquantized(self, result: CellResult) -> CellResult:
         """The unquantized model of a cell; if there is none, a result that says so."""
@@ -118,14 +144,14 @@ class ResultSet:
             result.cell, gap=Gap(NOTHING, f"There is no unquantized {family}-{attention} to compare with.")
         )
 
-    def published_delta(self, quantization: FamilyQuantization, measure: Measure) -> float | None:
+    def published_delta(self, quantization: FamilyQuantization, attention: str, measure: Measure) -> float | None:
         """Δ as it was published; None if it is ours to compute."""
-        return self.published.get((quantization.family, quantization.label, measure.task, measure.metric))
+        key = (quantization.family, quantization.label, measure.task, measure.metric, attention)
+        return self.published.get(key)
 
     def quantizations(self) -> list[FamilyQuantization]:
         """Families and methods in the order of the cells, the unquantized first, and within each method by bits."""
-        cells = [result.cell for result in self.cells if result.cell.attention in TWINS]
-        families = list(dict.fromkeys(cell.family for cell in cells))
+        cells, families = [result.cell for result in self.cells], self.families
         methods = list(dict.fromkeys([UNQUANTIZED_METHOD, *(cell.method for cell in cells)]))
 
         def place(q: FamilyQuantization) -> tuple[int, int, int, list[str | int]]:
@@ -138,10 +164,6 @@ class ResultSet:
         have = {key for c in self.cells if c.cell.family == family for key in c.scores}
         own = [m for m in self.measures if (m.task, m.metric) in have]
         return own or list(self.measures) or [Measure("", "", None)]
-
-    def other_attentions(self) -> list[str]:
-        """Kinds of attention that are in the records and in no Δ."""
-        return sorted({c.cell.attention for c in self.cells} - set(TWINS))
 
     def recipes(self) -> Mapping[str, Mapping[str, Any]]:
         """The resolved recipes by their names: the run's, or without a run.json those of the records."""

@@ -50,7 +50,13 @@ def from_records(records: Results) -> ResultSet:
         raise ReportError(f"{records.folder / RUN} plans no cells; there is nothing to make a table of.")
     metrics = (metric for stored in records.current for metric in stored.record.metrics)
     measures = in_order(measure(m.task, m.metric, m.better) for m in metrics)
-    return ResultSet(records.folder, tuple(cells), tuple(one_direction_each(measures)), records=records)
+    return ResultSet(
+        source=records.folder,
+        cells=tuple(cells),
+        measures=tuple(one_direction_each(measures)),
+        records=records,
+        said_reference=records.plan.resolved_recipe.get("reference") if records.plan else None,
+    )
 
 
 def _of_record(stored: StoredRecord) -> CellResult:

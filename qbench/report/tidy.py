@@ -1,30 +1,37 @@
-"""Rows for programs: CSV and JSON, one row per number pair, unrounded, with all metrics."""
+"""Rows for programs: CSV and JSON, one row per number pair, unrounded, with all metrics.
+
+A pair is a kind of attention and the reference. Softmax and softpick have columns of their own names; with any other
+kinds among the results, each row names its kind.
+"""
 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from qbench.report.attentions import TWINS
 from qbench.report.delta import Damage, DamageRow, DeltaRow, Difference, ReportData, notes_of
 from qbench.report.results import Score
 
 DataRow = Mapping[str, Any]  # all rows of a kind have the same columns, with None where there is no value
+Columns = Mapping[str, str]  # the kind of attention by the name of its column
+R = TypeVar("R", DeltaRow, DamageRow)
 
 
 def delta_rows(report: ReportData) -> list[DataRow]:
-    """The twins and Δ."""
-    return [_delta(row) for row in report.deltas]
+    """The scores of each kind of attention and of the reference, and Δ."""
+    return _pairs(report, report.deltas, _delta)
 
 
 def baseline_rows(report: ReportData) -> list[DataRow]:
     """The same of the unquantized models alone."""
-    return [_delta(row) for row in report.deltas if row.quantization.is_unquantized]
+    return _pairs(report, [row for row in report.deltas if row.quantization.is_unquantized], _delta)
 
 
 def damage_rows(report: ReportData) -> list[DataRow]:
-    """What quantization cost each of the twins, and the difference."""
-    return [_damage(row) for row in report.damages]
+    """What quantization cost each kind of attention and the reference, and the difference."""
+    return _pairs(report, report.damages, _damage)
 
 
 def to_csv(rows: Sequence[DataRow]) -> str:
@@ -41,43 +48,60 @@ def to_json(rows: Sequence[DataRow]) -> str:
     return json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _delta(row: DeltaRow) -> DataRow:
-    softmax = row.softmax if isinstance(row.softmax, Score) else None
-    softpick = row.softpick if isinstance(row.softpick, Score) else None
-    documents = {score.documents for score in (softmax, softpick) if score}
+def _pairs(report: ReportData, rows: Sequence[R], numbers: Callable[[R, str, Columns], DataRow]) -> list[DataRow]:
+    """One row per kind other than the reference."""
+    are_twins = report.results.all_kinds == list(TWINS)
+    found: list[DataRow] = []
+    for row in rows:
+        reference, *others = row.scores if isinstance(row, DeltaRow) else row.damages
+        for attention in others:
+            if are_twins:
+                columns = {reference: reference, attention: attention}
+                found.append({**_about(row), **numbers(row, attention, columns)})
+            else:
+                columns = {"value": attention, "reference": reference}
+                own = {"attention": attention, **numbers(row, attention, columns), "reference_attention": reference}
+                found.append({**_about(row), **own})
+    return found
+
+
+def _delta(row: DeltaRow, attention: str, columns: Columns) -> DataRow:
+    sides = {column: row.scores[kind] for column, kind in columns.items()}
+    scores = {column: side if isinstance(side, Score) else None for column, side in sides.items()}
+    documents = {score.documents for score in scores.values() if score}
+    delta = row.deltas[attention]
     return {
-        **_about(row),
-        "softmax": softmax and softmax.value,
-        "softpick": softpick and softpick.value,
-        "delta": row.delta and row.delta.value,
-        **_interval(row.delta),
-        "softmax_stderr": softmax and softmax.stderr,
-        "softpick_stderr": softpick and softpick.stderr,
+        **{column: score and score.value for column, score in scores.items()},
+        "delta": delta and delta.value,
+        **_interval(delta),
+        **{f"{column}_stderr": score and score.stderr for column, score in scores.items()},
         "documents": documents.pop() if len(documents) == 1 else None,
-        "note": " ".join(notes_of((row.softmax, row.softpick, row.delta))),
+        "note": " ".join(notes_of((*sides.values(), delta))),
     }
 
 
-def _damage(row: DamageRow) -> DataRow:
+def _damage(row: DamageRow, attention: str, columns: Columns) -> DataRow:
+    sides = {column: row.damages[kind] for column, kind in columns.items()}
+    own = [_own(column, damage) for column, damage in sides.items()]
+    difference = row.differences[attention]
     return {
-        **_about(row),
-        **_own("softmax", row.softmax),
-        **_own("softpick", row.softpick),
-        "difference": row.difference and row.difference.value,
-        **_interval(row.difference),
-        "note": " ".join(notes_of((row.softmax.score, row.softpick.score, row.difference))),
+        **own[0],
+        **own[1],
+        "difference": difference and difference.value,
+        **_interval(difference),
+        "note": " ".join(notes_of((*(damage.score for damage in sides.values()), difference))),
     }
 
 
-def _own(attention: str, damage: Damage) -> DataRow:
+def _own(column: str, damage: Damage) -> DataRow:
     score = damage.score if isinstance(damage.score, Difference) else None
     interval = _interval(score)
     return {
-        f"{attention}_damage": score and score.value,
-        f"{attention}_low": interval["low"],
-        f"{attention}_high": interval["high"],
-        f"{attention}_right_to_wrong": damage.flips and damage.flips.right_to_wrong,
-        f"{attention}_wrong_to_right": damage.flips and damage.flips.wrong_to_right,
+        f"{column}_damage": score and score.value,
+        f"{column}_low": interval["low"],
+        f"{column}_high": interval["high"],
+        f"{column}_right_to_wrong": damage.flips and damage.flips.right_to_wrong,
+        f"{column}_wrong_to_right": damage.flips and damage.flips.wrong_to_right,
     }
 
 

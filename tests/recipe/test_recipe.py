@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from lm_eval.tasks import TaskManager
 
+from qbench.attention.kinds import ATTENTIONS
 from qbench.identity import code_hash, package_versions
 from qbench.recipe.cells import Recipe, RecipeError, cells, load_recipe
 from qbench.runner.plan import make_plan
@@ -32,6 +33,7 @@ WRONG = [
     ("seeds: 3", "seeds: unknown. Did you mean seed? Allowed are description, checkpoints, tokenizer,"),
     ("seeds: 3", "gate, extends."),
     ("checkpoints: {a: {softmax: {pth: a/b}}}", "softmax.pth: unknown. Did you mean path? Allowed are path, rev"),
+    ("checkpoints: {a: {softmx: a/b}}", "Did you mean softmax?"),
     ("checkpoints: {a: {softmx: a/b}}", "checkpoints.a.softmx: an attention must be one of softmax, softpick"),
     ("quantizations: [{method: hqq, bit: 3}]", "[0].bit: unknown. Did you mean bits? Allowed are method, bits, op"),
     (
@@ -117,6 +119,8 @@ WRONG = [
     ("data: {pika: piqa.jsonl}", "data.pika: is not one of the tasks. Did you mean piqa?"),
     ("tasks: {piqa: {data: gone.jsonl}, mine: }", "tasks.piqa.data: …/gone.jsonl is not a file"),
     ("dtype: bfloat", 'dtype: is "bfloat"; it must be one of auto, float32, float16, bfloat16. Did you mean bfloat16?'),
+    ("reference: 3", "reference: is 3; it must be a string."),
+    ("reference: softpik", "reference: is 'softpik'; it must be one of softmax, softpick… Did you mean softpick?"),
     ("device: cuda:0", 'device: is "cuda:0"; it must be one of auto, cpu, cuda. Did you mean cuda?'),
     ("execution: fast", 'execution: is "fast"; it must be one of dense, packed.'),
     ("max_length: 1", "max_length: is 1; it must be 2 or more."),
@@ -202,6 +206,31 @@ def test_cells_are_the_matrix_twins_side_by_side(tmp_path: Path) -> None:
 def test_a_family_may_have_one_twin(tmp_path: Path) -> None:
     file = write_recipe(tmp_path, checkpoints={"alone": {"softpick": "softpick"}}, quantizations=[{"method": "none"}])
     assert [cell.ref.name for cell in cells(load_recipe(file))] == ["alone-softpick-none-16"]
+
+
+def test_the_reference_is_softmax_unless_the_recipe_names_another(tmp_path: Path) -> None:
+    assert load_recipe(write_recipe(tmp_path)).content()["reference"] == "softmax"
+    assert load_recipe(write_recipe(tmp_path, reference="softpick")).content()["reference"] == "softpick"
+
+
+def test_a_reference_that_a_family_does_not_have_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTENTIONS, "third", ATTENTIONS["softpick"])
+    without = {"one": {"softmax": "softmax"}, "two": {"softpick": "./softpick", "third": "./softpick"}}
+    for named, place in (({}, "checkpoints.two"), ({"reference": "softmax"}, "reference")):
+        file = write_recipe(tmp_path, checkpoints=without, **named)
+        lines = [line.strip() for line in file.read_text().splitlines()]
+        number = next(i for i, line in enumerate(lines, 1) if line.startswith(place.split(".")[-1] + ":"))
+        with pytest.raises(RecipeError) as error:
+            load_recipe(file)
+        assert f"line {number}: {place}: the reference is softmax, which two does not have" in str(error.value)
+        assert "`reference: softpick`" in str(error.value)
+    assert load_recipe(write_recipe(tmp_path, checkpoints=without, reference="third")).reference == "third"
+
+
+def test_a_reference_that_no_family_has_is_an_error(tmp_path: Path) -> None:
+    lone = {"one": {"softmax": "softmax"}}
+    with pytest.raises(RecipeError, match=r"line \d+: reference: is softpick, which no family has"):
+        load_recipe(write_recipe(tmp_path, checkpoints=lone, reference="softpick"))
 
 
 def test_options_by_bits_win_over_options(tmp_path: Path) -> None:

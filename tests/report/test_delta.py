@@ -47,12 +47,12 @@ def test_the_papers_delta_is_the_papers_for_all_rows(paper: ReportData) -> None:
     assert len(published) == len(paper.deltas) == 162
     for r in paper.deltas:
         expected = published[r.quantization.family, r.quantization.label, r.measure.task, r.measure.metric]
-        assert r.delta is not None
-        assert r.delta.value == pytest.approx(expected, abs=1e-9)
-        assert isinstance(r.softmax, Score)
-        assert isinstance(r.softpick, Score)
-        assert r.softpick.value - r.softmax.value == pytest.approx(expected, abs=0.0101)
-        assert r.delta.interval is None
+        assert r.deltas["softpick"] is not None
+        assert r.deltas["softpick"].value == pytest.approx(expected, abs=1e-9)
+        assert isinstance(r.scores["softmax"], Score)
+        assert isinstance(r.scores["softpick"], Score)
+        assert r.scores["softpick"].value - r.scores["softmax"].value == pytest.approx(expected, abs=0.0101)
+        assert r.deltas["softpick"].interval is None
 
 
 def test_accuracies_are_percent_and_perplexities_are_not(mini_report: ReportData) -> None:
@@ -60,8 +60,8 @@ def test_accuracies_are_percent_and_perplexities_are_not(mini_report: ReportData
     assert record
     assert record.stored
     values = {(m.task, m.metric): m.value for m in record.stored.record.metrics}
-    accuracy = row(mini_report, "hqq-3-g64", "arc_easy", "acc").softmax
-    perplexity = row(mini_report, "hqq-3-g64", "wikitext", "word_perplexity").softmax
+    accuracy = row(mini_report, "hqq-3-g64", "arc_easy", "acc").scores["softmax"]
+    perplexity = row(mini_report, "hqq-3-g64", "wikitext", "word_perplexity").scores["softmax"]
     assert isinstance(accuracy, Score)
     assert isinstance(perplexity, Score)
     assert accuracy.value == pytest.approx(100 * values["arc_easy", "acc"])
@@ -130,7 +130,7 @@ def test_weights_as_they_were_are_not_unquantized_if_something_else_is_quantized
     first, second = delta_tables(report)
     assert [column.title for column in first.columns][:3] == ["Task", "Metric", "Softmax"]
     assert {line[2].text for line in second.rows} == {"16-bit+kv4"}
-    unproved = row(report, "none-16+kv4", "arc_easy", "acc").softmax
+    unproved = row(report, "none-16+kv4", "arc_easy", "acc").scores["softmax"]
     assert isinstance(unproved, Score)
     assert any("has no audit" in note for note in unproved.notes)
 
@@ -140,23 +140,24 @@ def test_two_settings_of_one_width_never_meet(tmp_path: Path) -> None:
         write_cell(tmp_path, cell(attention, label), make_samples(10))
     report = read_report(tmp_path)
     first, second = row(report, "hqq-3-g64", "arc_easy", "acc"), row(report, "hqq-3-g128", "arc_easy", "acc")
-    assert first.delta is None
-    assert second.delta is None
-    assert gap(first.softpick) == "missing"
-    assert gap(second.softmax) == "missing"
+    assert first.deltas["softpick"] is None
+    assert second.deltas["softpick"] is None
+    assert gap(first.scores["softpick"]) == "missing"
+    assert gap(second.scores["softmax"]) == "missing"
 
 
 def test_what_has_no_number_says_why(troubled_report: ReportData) -> None:
     at_2_bits = row(troubled_report, "hqq-2-g64", "arc_easy", "acc")
     at_3_bits = row(troubled_report, "hqq-3-g64", "arc_easy", "acc")
-    assert at_2_bits.softmax == Gap("failed", "mini-softmax-hqq-2-g64 failed in quantize (error): It broke.")
-    assert at_2_bits.softpick == Gap(
+    assert at_2_bits.scores["softmax"] == Gap("failed", "mini-softmax-hqq-2-g64 failed in quantize (error): It broke.")
+    assert at_2_bits.scores["softpick"] == Gap(
         "audit failed",
         "mini-softpick-hqq-2-g64 did not pass its audit: model.layers.0.mlp.up_proj was not quantized.",
     )
-    assert gap(at_3_bits.softpick) == "missing"
-    assert row(troubled_report, "bnb-3", "arc_easy", "acc").softmax == Gap("n/a", "3 bits are not offered by bnb.")
-    assert at_2_bits.delta is at_3_bits.delta is None
+    assert gap(at_3_bits.scores["softpick"]) == "missing"
+    not_offered = row(troubled_report, "bnb-3", "arc_easy", "acc")
+    assert not_offered.scores["softmax"] == Gap("n/a", "3 bits are not offered by bnb.")
+    assert at_2_bits.deltas["softpick"] is at_3_bits.deltas["softpick"] is None
 
 
 def test_a_failed_audit_of_a_failed_cell_is_called_so(tmp_path: Path) -> None:
@@ -164,8 +165,8 @@ def test_a_failed_audit_of_a_failed_cell_is_called_so(tmp_path: Path) -> None:
     write_cell(tmp_path, cell("softmax", "hqq-3-g64"), None, failure=failure)
     (only,) = read_report(tmp_path).deltas
     reason = "mini-softmax-hqq-3-g64 failed (audit): The audit of hqq-3-g64 failed."
-    assert only.softmax == Gap("audit failed", reason)
-    assert only.softpick == Gap("–", "There is no softpick model of mini here.")
+    assert only.scores["softmax"] == Gap("audit failed", reason)
+    assert only.scores["softpick"] == Gap("–", "There is no softpick model of mini here.")
 
 
 @pytest.mark.parametrize("other", ["none-16", "hqq-2-g64"])
@@ -173,7 +174,7 @@ def test_an_audit_of_another_quantization_proves_nothing(other: str, tmp_path: P
     of_other = audit_of(cell("softmax", "hqq-2-g64")).model_copy(update={"label": other})
     write_cell(tmp_path, cell("softmax", "hqq-3-g64"), make_samples(10), audit=of_other)
     report = read_report(tmp_path)
-    assert row(report, "hqq-3-g64", "arc_easy", "acc").softmax == Gap(
+    assert row(report, "hqq-3-g64", "arc_easy", "acc").scores["softmax"] == Gap(
         "audit failed", f"mini-softmax-hqq-3-g64 did not pass its audit: it is an audit of {other}."
     )
     assert [str(doubt) for doubt in doubts(report)] == [
@@ -193,13 +194,13 @@ def test_cells_of_other_code_or_packages_are_named(tmp_path: Path) -> None:
 
 def test_a_number_without_an_audit_says_so(tmp_path: Path) -> None:
     write_cell(tmp_path, cell("softmax", "hqq-3-g64"), make_samples(10), audit=None)
-    score = row(read_report(tmp_path), "hqq-3-g64", "arc_easy", "acc").softmax
+    score = row(read_report(tmp_path), "hqq-3-g64", "arc_easy", "acc").scores["softmax"]
     assert isinstance(score, Score)
     assert "mini-softmax-hqq-3-g64 has no audit: that it was quantized is not proved." in score.notes
 
 
 def test_other_documents_mean_no_interval_and_a_note(troubled_report: ReportData) -> None:
-    delta = row(troubled_report, "bnb-4-nf4", "arc_easy", "acc").delta
+    delta = row(troubled_report, "bnb-4-nf4", "arc_easy", "acc").deltas["softpick"]
     assert delta
     assert delta.interval is None
     (note,) = delta.notes
@@ -210,10 +211,10 @@ def test_other_documents_mean_no_interval_and_a_note(troubled_report: ReportData
 
 def test_chance_is_noted_where_a_score_is_not_above_it(paper: ReportData) -> None:
     below = row(paper, "gptq-2", "piqa", "acc_norm", "340M")
-    assert isinstance(below.softmax, Score)
-    assert isinstance(below.softpick, Score)
-    assert below.softmax.notes == ("Not above chance, which is 50.00.",)
-    assert below.softpick.notes == ()
+    assert isinstance(below.scores["softmax"], Score)
+    assert isinstance(below.scores["softpick"], Score)
+    assert below.scores["softmax"].notes == ("Not above chance, which is 50.00.",)
+    assert below.scores["softpick"].notes == ()
 
 
 def test_chance_follows_from_the_documents(tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ def test_chance_follows_from_the_documents(tmp_path: Path) -> None:
     samples["acc"] = [1.0, 0.0] * 10
     write_cell(tmp_path, cell("softmax", "none-16"), samples)
     report = read_report(tmp_path)
-    guessed, known = (row(report, "none-16", task, "acc").softmax for task in ("piqa", "arc_easy"))
+    guessed, known = (row(report, "none-16", task, "acc").scores["softmax"] for task in ("piqa", "arc_easy"))
     assert isinstance(guessed, Score)
     assert isinstance(known, Score)
     assert (guessed.value, guessed.notes) == (50.0, ("Not above chance, which is 50.00.",))
@@ -232,14 +233,14 @@ def test_damage_is_quantized_minus_its_own_baseline(paper: ReportData) -> None:
     found = {(r.quantization.family, r.quantization.label, r.measure.task, r.measure.metric): r for r in paper.damages}
     assert len(found) == 144
     r = found["340M", "hqq-3", "sciq", "acc_norm"]
-    assert isinstance(r.softmax.score, Difference)
-    assert isinstance(r.softpick.score, Difference)
-    assert r.difference
-    assert r.softmax.score.value == pytest.approx(71.60 - 74.90)
-    assert r.softpick.score.value == pytest.approx(72.10 - 77.30)
+    assert isinstance(r.damages["softmax"].score, Difference)
+    assert isinstance(r.damages["softpick"].score, Difference)
+    assert r.differences["softpick"]
+    assert r.damages["softmax"].score.value == pytest.approx(71.60 - 74.90)
+    assert r.damages["softpick"].score.value == pytest.approx(72.10 - 77.30)
     # Softpick is ahead by 0.50 here, and yet it lost more.
-    assert r.difference.value == pytest.approx(-1.90)
-    assert r.difference.tone(r.measure) == "worse"
+    assert r.differences["softpick"].value == pytest.approx(-1.90)
+    assert r.differences["softpick"].tone(r.measure) == "worse"
 
 
 def test_damage_down_to_chance_says_so(paper: ReportData) -> None:
@@ -249,17 +250,17 @@ def test_damage_down_to_chance_says_so(paper: ReportData) -> None:
         if (r.quantization.family, r.quantization.label, r.measure.task, r.measure.metric)
         == ("340M", "gptq-2", "piqa", "acc_norm")
     )
-    assert isinstance(found.softmax.score, Difference)
-    assert isinstance(found.softpick.score, Difference)
-    assert found.softmax.score.notes == ("The quantized score is not above chance, which is 50.00.",)
-    assert found.softpick.score.notes == ()
+    assert isinstance(found.damages["softmax"].score, Difference)
+    assert isinstance(found.damages["softpick"].score, Difference)
+    assert found.damages["softmax"].score.notes == ("The quantized score is not above chance, which is 50.00.",)
+    assert found.damages["softpick"].score.notes == ()
 
 
 def test_damage_without_a_baseline_says_so(tmp_path: Path) -> None:
     write_mini(tmp_path, labels=("hqq-3-g64",))
     damage = read_report(tmp_path).damages[0]
-    assert damage.softmax.score == Gap("–", "There is no unquantized mini-softmax to compare with.")
-    assert damage.difference is None
+    assert damage.damages["softmax"].score == Gap("–", "There is no unquantized mini-softmax to compare with.")
+    assert damage.differences["softpick"] is None
 
 
 def test_the_star_of_a_lone_twins_damage_is_explained(tmp_path: Path) -> None:
@@ -275,7 +276,7 @@ def test_flips_are_seen_where_accuracy_is_equal(tmp_path: Path) -> None:
     before["acc"], after["acc"] = [1.0, 0.0] * 10, [0.0, 1.0, *[1.0, 0.0] * 9]
     write_cell(tmp_path, cell("softmax", "none-16"), before)
     write_cell(tmp_path, cell("softmax", "hqq-3-g64"), after)
-    (damage,) = (r.softmax for r in read_report(tmp_path).damages if r.measure == ACC)
+    (damage,) = (r.damages["softmax"] for r in read_report(tmp_path).damages if r.measure == ACC)
     assert isinstance(damage.score, Difference)
     assert damage.score.value == 0
     assert damage.flips
@@ -285,18 +286,9 @@ def test_flips_are_seen_where_accuracy_is_equal(tmp_path: Path) -> None:
 def test_a_metric_of_no_known_direction_has_no_tone_but_a_note(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\nS,none,16,t,odd,1,2\n")
     (only,) = read_report(tmp_path).deltas
-    assert only.delta
-    assert only.delta.tone(only.measure) is None
-    assert only.delta.notes == ("Whether higher or lower odd is better is not known.",)
-
-
-def test_other_kinds_of_attention_are_in_no_delta(tmp_path: Path) -> None:
-    write_mini(tmp_path, labels=("none-16",))
-    write_cell(tmp_path, cell("rectified", "none-16"), samples_of("softmax", "none-16"))
-    (tmp_path / "run.json").unlink()
-    report = read_report(tmp_path)
-    assert len(report.deltas) == len({(r.measure.task, r.measure.metric) for r in report.deltas})
-    assert report.results.other_attentions() == ["rectified"]
+    assert only.deltas["softpick"]
+    assert only.deltas["softpick"].tone(only.measure) is None
+    assert only.deltas["softpick"].notes == ("Whether higher or lower odd is better is not known.",)
 
 
 def test_bad_input_is_a_sentence(tmp_path: Path, mini: Path) -> None:

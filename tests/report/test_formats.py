@@ -94,8 +94,9 @@ def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_repor
     for label, line in zip(("bnb-4-nf4", "hqq-2-g64", "hqq-3-g64"), table.rows[1:], strict=True):
         for task, shown in zip(("arc_easy", "lambada_openai"), line[2:4], strict=True):
             row = rows[label, task, {"arc_easy": "acc_norm", "lambada_openai": "acc"}[task]]
-            assert row.difference is not None
-            assert shown.tone == (row.difference.tone(row.measure) if row.difference.significant else None)
+            difference = row.differences["softpick"]
+            assert difference is not None
+            assert shown.tone == (difference.tone(row.measure) if difference.significant else None)
     perplexities = [line[-1] for line in table.rows[1:]]
     assert [shown.tone for shown in perplexities[1:]] == ["better", "better"]
     assert all(shown.text.count("*") == 2 for shown in perplexities[1:])
@@ -116,7 +117,7 @@ def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: ReportDat
     titles = ["Task", "Metric", "Quantization", "Damage", "95% interval", "Flips"]
     assert [column.title for column in table.columns] == titles
     assert table.caption == "What HQQ costs the mini softmax model: quantized − unquantized."
-    rows = {(row.quantization.label, row.measure.metric): row.softmax for row in lone.damages}
+    rows = {(row.quantization.label, row.measure.metric): row.damages["softmax"] for row in lone.damages}
     damage = rows["hqq-2-g64", "acc_norm"].score
     assert isinstance(damage, Difference)
     assert damage.interval

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from qbench.errors import InputError
+from qbench.report.attentions import TWINS
 from qbench.report.delta import ReportData, read_report
 from qbench.report.html import page
 from qbench.report.plots import FAINT, damage_panels, figures, inline_svg, score_panels, storage_panels, write_plots
@@ -30,7 +31,7 @@ def half_width(percent: float, documents: int = 40) -> float:
 
 
 def test_scores_with_error_bars_and_the_unquantized_level(mini_report: ReportData) -> None:
-    panels = score_panels(mini_report.deltas)
+    panels = score_panels(mini_report.deltas, TWINS)
     panel = next(panel for (m, method), panel in panels.items() if (m.metric, method) == ("acc", "hqq"))
     assert [point.quantization.bits for point in panel.points["softpick"]] == [2, 3]
     point = panel.points["softmax"][0]
@@ -41,7 +42,7 @@ def test_scores_with_error_bars_and_the_unquantized_level(mini_report: ReportDat
 
 
 def test_damages_have_their_own_intervals(mini_report: ReportData) -> None:
-    for panel in damage_panels(mini_report.damages).values():
+    for panel in damage_panels(mini_report.damages, TWINS).values():
         for point in (point for points in panel.points.values() for point in points):
             assert point.low <= point.value <= point.high
 
@@ -92,10 +93,10 @@ def test_bits_are_written_under_every_panel(mini_report: ReportData) -> None:
 
 
 def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_report: ReportData) -> None:
-    for panels in (score_panels(troubled_report.deltas), damage_panels(troubled_report.damages)):
+    for panels in (score_panels(troubled_report.deltas, TWINS), damage_panels(troubled_report.damages, TWINS)):
         gaps = {(m.metric, method): panel.gaps for (m, method), panel in panels.items()}
         assert gaps["acc", "hqq"] == {"softmax": [2], "softpick": [2, 3]}
-        assert gaps["acc", "bnb"] == {"softmax": [], "softpick": []}
+        assert gaps["acc", "bnb"] == {}
     drawn = dict(figures(troubled_report))
     (legend,) = drawn["mini-score"].legends
     assert {"softmax: no score", "softpick: no score"} < {text.get_text() for text in legend.get_texts()}
