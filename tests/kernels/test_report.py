@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernels_report.report import compile_rows, jobs, main, plot_speed, speed_rows
+from softpick import NORMALIZERS
 from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, TileConfig, architecture, tiles
 
 HEAD_DIMS = (64, 128)
@@ -29,6 +30,16 @@ def test_nor_do_those_of_other_head_dims_and_of_float32(arch):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_nor_do_those_with_a_padding_mask(arch):
     check_resources(compile_rows(list(jobs([arch], HEAD_DIMS, ["bf16"])), loops=False, key_mask=True, workers=1))
+
+
+@pytest.mark.parametrize("normalizer", [name for name in NORMALIZERS if name != "softpick"])
+@pytest.mark.parametrize(
+    "arch",
+    [arch if arch in ("sm_80", "sm_90") else pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHITECTURES],
+)
+def test_nor_do_those_of_the_other_normalizers(arch, normalizer):
+    work = list(jobs([arch], HEAD_DIMS, ["bf16"]))
+    check_resources(compile_rows(work, loops=False, workers=1, normalizer=normalizer))
 
 
 def check_resources(rows):
