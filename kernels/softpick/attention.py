@@ -72,7 +72,7 @@ def normalized_attention(
         from softpick import cpu as module
     else:
         from softpick import triton_op as module  # type: ignore[no-redef]
-    return module.attention(q, k, v, key_mask, scale, causal, eps)[0]
+    return module.attention(q, k, v, sinks, key_mask, normalizer, scale, causal, eps)[0]
 
 
 def choose_backend(q: Tensor, backend: str | None = None, normalizer: str = "softpick") -> str:
@@ -80,8 +80,6 @@ def choose_backend(q: Tensor, backend: str | None = None, normalizer: str = "sof
     if backend is None:
         if normalizer == "softmax":
             return "sdpa"
-        if normalizer != "softpick":
-            return "reference"
         if q.device.type == "cpu":
             return "cpu"
         fits = q.is_cuda and q.dtype != torch.float64 and q.shape[-1] <= MAX_HEAD_DIM and HAS_TRITON
@@ -90,8 +88,6 @@ def choose_backend(q: Tensor, backend: str | None = None, normalizer: str = "sof
         raise ValueError(f"backend is {backend!r}; it must be None or one of {', '.join(BACKENDS)}.")
     if backend == "sdpa" and normalizer != "softmax":
         raise ValueError(f"backend 'sdpa' computes softmax only; normalizer is {normalizer!r}.")
-    if backend in ("cpu", "triton") and normalizer != "softpick":
-        raise ValueError(f"backend {backend!r} computes softpick only; normalizer is {normalizer!r}.")
     if backend == "cpu" and q.device.type != "cpu":
         raise ValueError(
             f"backend 'cpu' needs CPU tensors; q is on {q.device}. Leave backend=None to choose by device."

@@ -1,8 +1,10 @@
-"""Softpick attention on CPU in tiles of plain torch ops: memory linear in the length, forward and backward.
+"""Attention on CPU in tiles of plain torch ops: memory linear in the length, forward and backward.
 
-With y = e^x - 1 of a row's scores x:  out = sum_j relu(y_j) v_j / (sum_j |y_j| + eps e^m),  m = max(row max, 0).
-The sums of a row are kept times e^-c, and c stays 0 while m <= 60: hardly any tile pays for a running maximum.
-A masked key is a row of zeros in k and v: its score is 0, and adds 0 to both sums.
+For a row's scores x:  out = sum_j n_j v_j / (sum_j d_j + constant),  with n, d and constant as in normalizers.py:
+n = relu(y) and d = |y| or n, for y = e^x - 1, in softpick and ReLU softmax; n = d = y, for y = e^x, in the others.
+The sums of a row are kept times e^-c, and c stays 0 while its maximum m is within 60 of 0: hardly any tile pays for
+a running maximum. Scores of keys that are not seen are 0: e^0 - 1 adds 0 to both sums, and e^0 is multiplied by 0,
+as exp(-inf) takes five times as long as exp(0).
 
 In the shapes below: N pairs of a batch item and a kv head, G query heads to a kv head, R queries, C keys, D head dim.
 """
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softpick.op import empty_lse, empty_output, register
+from softpick.normalizers import NORMALIZERS, Normalizer
+from softpick.op import empty_lse, empty_output, register, sink_gradient
 
 ROWS, COLUMNS = 128, 256  # queries and keys of a tile
 SCORES = 2**19  # of a tile with all its heads: 2 MiB in float32, so that it stays in cache from one op to the next
@@ -30,50 +33,98 @@ class Tile:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float, causal: bool, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    key_mask: Tensor | None,
+    normalizer: str,
+    scale: float,
+    causal: bool,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """The output, and each row's denominator, or minus the log of it where that is above 20.
+    """The output, and what `_decode` reads: the log of each row's denominator.
 
-    Not always the log: the backward takes differences of nearly equal numbers, and e^log has lost a digit by then.
+    With e^x - 1 it is the denominator itself, or minus the log of it where that is above 20: the backward takes
+    differences of nearly equal numbers there, and e^log has lost a digit by then.
     """
+    kind = NORMALIZERS[normalizer]
     out, lse = empty_output(q), empty_lse(q)
     for part in _parts(q, k):
         keys, values = (_pack_keys(t, key_mask, part, lse.dtype) for t in (k, v))  # [N, Tk, D]
+        keep = None if kind.minus_one else _pack_mask(key_mask, part, lse.dtype)
         q_part, out_part, lse_part = (_query_heads(t, k, part) for t in (q, out, lse[..., None]))
-        buffer = lse.new_empty(_buffer_size(q, k, part))
+        s_part = None if sinks is None else _query_heads(_sink_rows(sinks, q), k, part)
+        buffers = list(lse.new_empty(1 if kind.minus_one else 2, _buffer_size(q, k, part)))
         for tiles in _row_blocks(q, k, causal):
             queries = _pack_rows(q_part, tiles, lse.dtype)  # [N, GR, D]
-            out_rows, lse_rows = _forward_rows(queries, keys, values, tiles, scale, eps, buffer)
+            s = None if s_part is None else _pack_rows(s_part, tiles, lse.dtype)  # [N, GR, 1]
+            out_rows, lse_rows = _forward_rows(queries, keys, values, s, keep, tiles, kind, scale, eps, buffers)
             _store_rows(out_part, tiles, out_rows)
             _store_rows(lse_part, tiles, lse_rows)
     return out, lse
 
 
 def _forward_rows(
-    q: Tensor, k: Tensor, v: Tensor, tiles: list[Tile], scale: float, eps: float, buffer: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    keep: Tensor | None,
+    tiles: list[Tile],
+    kind: Normalizer,
+    scale: float,
+    eps: float,
+    buffers: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Output [N, GR, D] and denominator [N, GR, 1] (or minus its log) of a block of rows q [N, GR, D]."""
-    weighted = torch.zeros_like(q)  # [N, GR, D]: sum of relu(y) v
-    total, m, c = q.new_zeros(3, *q.shape[:2], 1).unbind()  # [N, GR, 1] each; total: sum of |y|
+    """Output [N, GR, D] and code of the denominator [N, GR, 1] of a block of rows q [N, GR, D]; s [N, GR, 1]."""
+    weighted = torch.zeros_like(q)  # [N, GR, D]: sum of n v
+    total, m, c = q.new_zeros(3, *q.shape[:2], 1).unbind()  # [N, GR, 1] each; total: sum of d
+    if s is not None:
+        m.copy_(s)
+    elif not (kind.minus_one or kind.rectified):  # in these two, 0 is a lower bound of the maximum
+        m.fill_(-math.inf)
+    shifted = False  # whether any c is not 0
     for tile in tiles:
-        x = _matmul(q, k[:, tile.columns].mT, buffer, scale)  # [N, GR, C]
-        _hide_future(x, tile)
-        torch.maximum(m, x.amax(-1, keepdim=True), out=m)
+        x = _matmul(q, k[:, tile.columns].mT, buffers[0], scale)  # [N, GR, C]
+        _zero_future(x, tile)
+        seen = None if kind.minus_one else _seen(tile, keep)
+        torch.maximum(m, _row_max(x, None if kind.rectified else seen, buffers[-1]), out=m)
         low, high = (bound.item() for bound in m.aminmax())
-        if not high <= 60:  # NaN too: it must stay in its row
-            moved = torch.where(m > c + 60, m, c)
-            shrink = (c - moved).exp_()
+        shifted = shifted or not (high <= 60 and low >= -60)  # NaN too: it must stay in its row
+        if shifted:
+            moved = torch.where((m > c + 60) | ((m < c - 60) & (m > -math.inf)), m, c)
+            shrink = (c - moved).clamp_max_(0).exp_()  # c falls only while the row has seen no key: nothing to grow
             c, total, weighted = moved, total.mul_(shrink), weighted.mul_(shrink)
-        # The rounding of e^x - 1 is up to 6e-8 a key: lost in a total of sqrt(keys) / 32, which is at least e^m - 1.
-        precise = not low >= math.log1p(tile.columns.stop**0.5 / 32)
-        y = _exp_minus_one(x, None if high <= 60 else c, precise)
-        total.sub_(y.sum(-1, keepdim=True))
-        y.clamp_min_(0)
-        total.add_(y.sum(-1, keepdim=True), alpha=2)  # |y| = 2 relu(y) - y
+        if kind.minus_one:
+            # e^x - 1 rounds by up to 6e-8 a key: lost in a total of sqrt(keys) / 32, which is at least e^m - 1.
+            precise = not low >= math.log1p(tile.columns.stop**0.5 / 32)
+            y = _exp_minus_one(x, c if shifted else None, precise)
+            if kind.absolute:
+                total.sub_(y.sum(-1, keepdim=True))
+            y.clamp_min_(0)
+            total.add_(y.sum(-1, keepdim=True), alpha=2 if kind.absolute else 1)  # |y| = 2 relu(y) - y
+        else:
+            y = _exp(x, c if shifted else None, seen, kind, buffers[1])
+            total.add_(y.sum(-1, keepdim=True))
         weighted.baddbmm_(y, v[:, tile.columns])
-    denominator = total.add_((m - c).exp_(), alpha=eps)
-    log = denominator.log().add_(c)
-    return weighted.div_(denominator), torch.where(log > 20, -log, denominator)
+    if kind.minus_one:
+        total.add_((m - c).exp_(), alpha=eps)
+        log = total.log().add_(c)
+        return weighted.div_(total), torch.where(log > 20, -log, total)
+    if s is not None:
+        total.add_((s - c).exp_())
+    empty = total == 0
+    return weighted.div_(total.masked_fill(empty, 1)), total.log().add_(c).masked_fill_(empty, 0)
+
+
+def _decode(lse: Tensor, kind: Normalizer) -> tuple[Tensor, Tensor, bool]:
+    """c and inverse [N, GR, 1], so that 1 / denominator = inverse e^-c, and whether any c is not 0."""
+    if kind.minus_one:
+        return lse.clamp_max(0).neg_(), torch.where(lse > 0, 1 / lse, 1), lse.min().item() < 0
+    large = lse.abs() > 20
+    c = torch.where(large, lse, 0)
+    return c, (c - lse).exp_(), bool(large.any())
 
 
 def backward(
@@ -81,30 +132,36 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Tensor | None,
     key_mask: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    normalizer: str,
     scale: float,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv; the scores are computed anew, tile by tile."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv and dsinks; the scores are computed anew, tile by tile."""
+    kind = NORMALIZERS[normalizer]
     dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+    dsinks = sink_gradient(grad, out, sinks, None if sinks is None else sinks[:, None].to(lse.dtype) - lse)
     if q.numel() == 0:
-        return dq, dk.zero_(), dv.zero_()
+        return dq, dk.zero_(), dv.zero_(), dsinks
     for part in _parts(q, k):
         keys, values = (_pack_keys(t, key_mask, part, lse.dtype) for t in (k, v))  # [N, Tk, D]
+        keep = None if kind.minus_one else _pack_mask(key_mask, part, lse.dtype)
         dkeys, dvalues = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (keys, values))
         inputs = [_query_heads(t, k, part) for t in (q, grad, out, lse[..., None])]
         dq_part = _query_heads(dq, k, part)
         buffers = list(lse.new_empty(3, _buffer_size(q, k, part)))
         for tiles in _row_blocks(q, k, causal):
             rows = [_pack_rows(t, tiles, lse.dtype) for t in inputs]  # [N, GR, D] and lse [N, GR, 1]
-            _store_rows(dq_part, tiles, _backward_rows(rows, keys, values, dkeys, dvalues, tiles, scale, buffers))
-        if key_mask is not None:  # To the sums a masked key is one of zeros, which has a gradient.
+            dq_rows = _backward_rows(rows, keys, values, dkeys, dvalues, keep, tiles, kind, scale, buffers)
+            _store_rows(dq_part, tiles, dq_rows)
+        if key_mask is not None:  # To the sums of e^x - 1 a masked key is one of zeros, which has a gradient.
             dkeys.view(dk[part].shape).masked_fill_(~key_mask[part[0], None, :, None], 0)
         dk[part] = dkeys.view(dk[part].shape)
         dv[part] = dvalues.view(dv[part].shape)
-    return dq, dk, dv
+    return dq, dk, dv, dsinks
 
 
 def _backward_rows(
@@ -113,43 +170,54 @@ def _backward_rows(
     v: Tensor,
     dk: Tensor,
     dv: Tensor,
+    keep: Tensor | None,
     tiles: list[Tile],
+    kind: Normalizer,
     scale: float,
     buffers: list[Tensor],
 ) -> Tensor:
     """dq [N, GR, D] of a block of rows, whose share is added to dk and dv [N, Tk, D].
 
-    dv = p^T grad,  dx = e^(x-lse) (step(x) grad v^T - sign(x) delta),  dq = dx k,  dk = dx^T q,
-    with p = relu(y) e^-lse, delta = grad . out, step(0) = 0 and sign(0) = +1.
+    dv = p^T grad,  dq = dx k,  dk = dx^T q,  with p = n e^-lse, delta = grad . out, and dx by the kind:
+    e^(x-lse) (step(x) grad v^T - sign(x) delta) for d = |y|, step(0) = 0 and sign(0) = +1;
+    e^(x-lse) step(x) (grad v^T - delta) for d = relu(y);  p (grad v^T - delta) for n = d = e^x.
     e^-lse is multiplied into grad and delta, not into the scores; where it would be too small, c = lse does its work.
     """
     q, grad, out, lse = rows
-    low = lse.min().item()
-    large = low < 0  # for some rows there is minus the log of the denominator
-    c = lse.clamp_max(0).neg_()  # [N, GR, 1]
-    inverse = torch.where(lse > 0, 1 / lse, 1)
+    c, inverse, large = _decode(lse, kind)
     delta = (grad * out).sum(-1, keepdim=True).mul_(inverse)
     grad = grad * inverse
     # Where |y| is 0.2 or more on average, the rounding of e^x - 1 is lost in it.
-    precise = not low >= 0.2 * tiles[-1].columns.stop
+    precise = kind.minus_one and not lse.min().item() >= 0.2 * tiles[-1].columns.stop
     dq = torch.zeros_like(q)
     for tile in tiles:
         k_tile, v_tile = k[:, tile.columns], v[:, tile.columns]  # [N, C, D]
         x = _matmul(q, k_tile.mT, buffers[0], scale)  # [N, GR, C]
-        _hide_future(x, tile)
-        y = _exp_minus_one(x, c if large else None, precise)
+        _zero_future(x, tile)
         dx = _matmul(grad, v_tile.mT, buffers[1])
-        torch.ops.aten.threshold_backward.grad_input(dx, y, 0, grad_input=dx)  # step(x) grad v^T
-        other = _view(buffers[2], y.shape)
+        if kind.minus_one:
+            y = _exp_minus_one(x, c if large else None, precise)
+            torch.ops.aten.threshold_backward.grad_input(dx, y, 0, grad_input=dx)  # step(x) grad v^T
+        else:
+            y = _exp(x, c if large else None, _seen(tile, keep), kind, buffers[2])
+        other = x if kind.rectified else _view(buffers[2], y.shape)  # neither y nor dx
         if len(tiles) == 1:
             # Of few keys one may have all the weight, and p near 1: sum p (grad v^T) rounds as what it is taken from.
             delta = torch.mul(y, dx, out=other).sum(-1, keepdim=True).mul_(inverse)
-        signed = torch.add(y, (-c).exp_() if large else 1, out=other).copysign_(y)  # sign(x) e^(x-c)
-        dx.sub_(delta).mul_(signed)  # where step(x) is 1, so is sign(x)
-        _hide_future(dx, tile)
+        dx.sub_(delta)
+        if kind.minus_one:
+            e = torch.add(y, (-c).exp_() if large else 1, out=other)  # e^(x-c)
+            if kind.absolute:
+                e.copysign_(y)  # sign(x) e^(x-c): where step(x) is 1, so is sign(x)
+            else:
+                torch.ops.aten.threshold_backward.grad_input(dx, y, 0, grad_input=dx)
+            dx.mul_(e)
+        else:
+            dx.mul_(y)
+        _zero_future(dx, tile)
         dq.baddbmm_(dx, k_tile, alpha=scale)
         dk[:, tile.columns].baddbmm_(dx.mT, q, alpha=scale)
-        dv[:, tile.columns].baddbmm_(y.clamp_min_(0).mT, grad)
+        dv[:, tile.columns].baddbmm_((y.clamp_min_(0) if kind.minus_one else y).mT, grad)
     return dq
 
 
@@ -161,8 +229,46 @@ def _exp_minus_one(x: Tensor, c: Tensor | None, precise: bool) -> Tensor:
     return torch.where(c > 0, shifted, x.expm1_().add_(0.0), out=x)
 
 
-def _hide_future(x: Tensor, tile: Tile) -> None:
-    """Zero what the causal mask hides in x [N, GR, C]: as scores, 0 adds 0 to the sums."""
+def _exp(x: Tensor, c: Tensor | None, seen: Tensor | None, kind: Normalizer, buffer: Tensor) -> Tensor:
+    """e^(x-c), 0 where a key is not seen: in place of x [N, GR, C], or for `rectified` in the buffer."""
+    y = _view(buffer, x.shape) if kind.rectified else x
+    if c is None:
+        torch.exp(x, out=y)
+    else:
+        torch.sub(x, c, out=y).clamp_max_(80).exp_()  # unseen scores may be far above c: inf times 0 would be NaN
+    if kind.rectified:  # zero where x < 0
+        torch.ops.aten.threshold_backward.grad_input(y, x, -torch.finfo(x.dtype).smallest_normal, grad_input=y)
+    if seen is not None:
+        _by_row(y, seen).mul_(seen)
+    return y
+
+
+def _row_max(x: Tensor, seen: Tensor | None, buffer: Tensor) -> Tensor:
+    """[N, GR, 1], the largest score that is seen in x [N, GR, C]; -inf if there is none."""
+    if seen is None:
+        return x.amax(-1, keepdim=True)
+    masked = _view(buffer, x.shape)
+    torch.add(_by_row(x, seen), seen.log(), out=_by_row(masked, seen))
+    return masked.amax(-1, keepdim=True)
+
+
+def _seen(tile: Tile, keep: Tensor | None) -> Tensor | None:
+    """[N or 1, 1, R or 1, C], 1 where a key is seen and 0 elsewhere; None where all are. keep [N, 1, 1, Tk]."""
+    seen = None if keep is None else keep[..., tile.columns]
+    if tile.diagonal is None:
+        return seen
+    rows, columns = tile.rows.stop - tile.rows.start, tile.columns.stop - tile.columns.start
+    past = torch.ones(1, 1, rows, columns).tril_(tile.diagonal)
+    return past if seen is None else past * seen
+
+
+def _by_row(x: Tensor, seen: Tensor) -> Tensor:
+    """[N, G, R, C], a view of x [N, GR, C] that seen [N or 1, 1, R or 1, C] fits."""
+    return x.view(x.shape[0], -1, seen.shape[2], x.shape[2])
+
+
+def _zero_future(x: Tensor, tile: Tile) -> None:
+    """Zero what the causal mask hides in x [N, GR, C]."""
     if tile.diagonal is not None:
         x.view(-1, tile.rows.stop - tile.rows.start, x.shape[2]).tril_(tile.diagonal)
 
@@ -228,6 +334,19 @@ def _pack_keys(t: Tensor, key_mask: Tensor | None, part: Part, dtype: torch.dtyp
     if key_mask is not None:
         t = t.masked_fill(~key_mask[part[0], None, :, None], 0)
     return t.flatten(0, 1)
+
+
+def _pack_mask(key_mask: Tensor | None, part: Part, dtype: torch.dtype) -> Tensor | None:
+    """[N, 1, 1, Tk] of a mask [batch, Tk]: 1 where a key is real, 0 where it is padding."""
+    if key_mask is None:
+        return None
+    heads = part[1].stop - part[1].start
+    return key_mask[part[0]].to(dtype).repeat_interleave(heads, 0)[:, None, None]
+
+
+def _sink_rows(sinks: Tensor, q: Tensor) -> Tensor:
+    """[batch, heads, Tq, 1], a view of sinks [heads]."""
+    return sinks[:, None, None].expand(q.shape[0], -1, q.shape[2], 1)
 
 
 def _query_heads(t: Tensor, k: Tensor, part: Part) -> Tensor:

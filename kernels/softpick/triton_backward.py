@@ -1,11 +1,14 @@
 """Backward kernels: scores are recomputed tile by tile from q, k and the forward's LSE = m + log2(den).
 
 With e_ij = 2^{x_ij - LSE_i}, dP = dO Vᵀ and delta_i = dO_i · O_i:
-    p_ij  = ReLU(e_ij - 2^{-LSE_i})
-    ds_ij = e_ij (step(x_ij) dP_ij - sign(x_ij) delta_i)        step(0) = 0, sign(0) = +1
+    p_ij  = ReLU(e_ij - 2^{-LSE_i})                             with MINUS_ONE
+    ds_ij = e_ij (step(x_ij) dP_ij - sign(x_ij) delta_i)        with ABSOLUTE; step(0) = 0, sign(0) = +1
+    ds_ij = e_ij step(x_ij) (dP_ij - delta_i)                   without
+    p_ij  = e_ij, ds_ij = p_ij (dP_ij - delta_i)                without MINUS_ONE; e_ij = 0 for keys that are not seen
     dV = pᵀ dO      dK = scale · dsᵀ Q      dQ = scale · ds K
-e is at most about 2 while LSE >= 0, but reaches 1/eps in a row whose scores are all near 0, which float16 cannot hold:
-such a row's ds is computed times 2^shift, shift = min(LSE, 0), and what comes of it times 2^-shift.
+With MINUS_ONE e is at most about 2 while LSE >= 0, but reaches 1/eps in a row whose scores are all near 0, which
+float16 cannot hold: such a row's ds is computed times 2^shift, shift = min(LSE, 0), and what comes of it times
+2^-shift. Without it e is at most 1.
 Padded queries are loaded as zeros, and so are padded keys where dQ is made: what they score is multiplied by zero.
 Two kernels, one for a block of keys and one for a block of queries, so that nothing is added atomically.
 """
@@ -47,9 +50,13 @@ def half_shift(lse):
 
 
 @triton.jit
-def score_gradient(e, s, dp, delta):
-    """ds = e (step(s) dP - sign(s) delta), tile by tile."""
-    return e * (tl.where(s > 0, dp, 0.0) - tl.where(s >= 0, delta, -delta))
+def score_gradient(e, s, dp, delta, MINUS_ONE: tl.constexpr, ABSOLUTE: tl.constexpr):
+    """ds of a tile from e, s, dP [.., ..] and delta that broadcasts to them."""
+    if ABSOLUTE:
+        return e * (tl.where(s > 0, dp, 0.0) - tl.where(s >= 0, delta, -delta))
+    if MINUS_ONE:
+        return tl.where(s > 0, e * (dp - delta), 0.0)
+    return e * (dp - delta)
 
 
 @triton.jit
@@ -65,6 +72,7 @@ def key_value_kernel(
     heads, group, q_len, k_len, scale, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
+    MINUS_ONE: tl.constexpr, ABSOLUTE: tl.constexpr, RECTIFIED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: what one query head adds to dK and dV of BLOCK_N keys, over all the queries that see them."""
@@ -101,10 +109,12 @@ def key_value_kernel(
         dk, dv = add_queries(
             dk, dv, k, v, Q, GRAD, LSE, DELTA, keys, offset, first, full, q_len, scale_log2,
             stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, True, PRECISION,
+            MINUS_ONE, ABSOLUTE, RECTIFIED,
         )  # fmt: skip
     dk, dv = add_queries(
         dk, dv, k, v, Q, GRAD, LSE, DELTA, keys, offset, full, q_len, q_len, scale_log2,
         stride_qt, stride_qd, stride_gt, stride_gd, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
+        MINUS_ONE, ABSOLUTE, RECTIFIED,
     )  # fmt: skip
     if HAS_MASK:
         # Each key has its own row of dk and dv, so that padding needs no mask before this one.
@@ -122,6 +132,7 @@ def add_queries(
     stride_qt, stride_qd, stride_gt, stride_gd,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+    MINUS_ONE: tl.constexpr, ABSOLUTE: tl.constexpr, RECTIFIED: tl.constexpr,
 ):  # fmt: skip
     """Add the queries [start, end) to dk, dv [BN, BD]; k, v [BN, BD]. Tiles are transposed: [BN, BM]."""
     cols = tl.arange(0, BLOCK_M)
@@ -142,11 +153,13 @@ def add_queries(
         if DIAGONAL:
             # Unseen pairs get e = 0, and with it p = 0 and ds = 0.
             e = tl.where(keys[:, None] <= rows[None, :] + offset, e, 0.0)
-        p = tl.maximum(e - tl.exp2(-lse)[None, :], 0.0)
+        if RECTIFIED:
+            e = tl.where(s < 0, 0.0, e)
+        p = tl.maximum(e - tl.exp2(-lse)[None, :], 0.0) if MINUS_ONE else e
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)  # [BN, BM]
         dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
-        ds = score_gradient(e, s, dp, delta[None, :])
-        if q.dtype == tl.float16:
+        ds = score_gradient(e, s, dp, delta[None, :], MINUS_ONE, ABSOLUTE)
+        if MINUS_ONE and q.dtype == tl.float16:
             shift = half_shift(lse)
             ds *= tl.exp2(shift)[None, :]
             q = (q * tl.exp2(-shift)[:, None]).to(tl.float16)
@@ -168,6 +181,7 @@ def query_kernel(
     heads, group, q_len, k_len, scale, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, LONG: tl.constexpr,
+    MINUS_ONE: tl.constexpr, ABSOLUTE: tl.constexpr, RECTIFIED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of BLOCK_M queries of one head, over all the keys they see."""
@@ -203,13 +217,18 @@ def query_kernel(
         dq, q, grad, lse, delta, K, V, KEY_MASK, positions, 0, full, k_len, scale_log2,
         stride_kt, stride_kd, stride_vt, stride_vd, stride_mt,
         HEAD_DIM, BLOCK_D, BLOCK_N, False, False, HAS_MASK, PRECISION,
+        MINUS_ONE, ABSOLUTE, RECTIFIED,
     )  # fmt: skip
     dq = add_keys(
         dq, q, grad, lse, delta, K, V, KEY_MASK, positions, full, end, k_len, scale_log2,
         stride_kt, stride_kd, stride_vt, stride_vd, stride_mt,
         HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, True, HAS_MASK, PRECISION,
+        MINUS_ONE, ABSOLUTE, RECTIFIED,
     )  # fmt: skip
-    dq *= scale * tl.exp2(-tl.minimum(lse, 0.0))[:, None]
+    if MINUS_ONE:
+        dq *= scale * tl.exp2(-tl.minimum(lse, 0.0))[:, None]
+    else:
+        dq *= scale
     tl.store(DQ + query_rows * stride_dqt + dims[None, :] * stride_dqd, dq.to(DQ.dtype.element_ty), mask=inside)
 
 
@@ -219,6 +238,7 @@ def add_keys(
     stride_kt, stride_kd, stride_vt, stride_vd, stride_mt,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     DIAGONAL: tl.constexpr, EDGE: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    MINUS_ONE: tl.constexpr, ABSOLUTE: tl.constexpr, RECTIFIED: tl.constexpr,
 ):  # fmt: skip
     """Add the keys [start, end) to dq [BM, BD]; q, grad [BM, BD], lse, delta [BM]."""
     cols = tl.arange(0, BLOCK_N)
@@ -230,14 +250,20 @@ def add_keys(
         keys = n + cols  # [BN]
         keep = keep_keys(KEY_MASK, keys, k_len, stride_mt, EDGE, HAS_MASK)
         k = load_tile(k_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE or HAS_MASK)
-        # Padding has s = 0, where dP is not used: its values need no mask.
-        v = load_tile(v_pointers, (keys < k_len)[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE)
+        if MINUS_ONE:  # Padding has s = 0, where dP is not used: its values need no mask.
+            v = load_tile(v_pointers, (keys < k_len)[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE)
+        else:
+            v = load_tile(v_pointers, keep[:, None], dims[None, :], HEAD_DIM, BLOCK_D, EDGE or HAS_MASK)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BM, BN]
-        e = tl.exp2(s * scale_log2 - tl.maximum(lse, 0.0)[:, None])  # times 2^shift
+        e = tl.exp2(s * scale_log2 - (tl.maximum(lse, 0.0) if MINUS_ONE else lse)[:, None])  # times 2^shift
+        if not MINUS_ONE and (EDGE or HAS_MASK):
+            e = tl.where(keep[None, :], e, 0.0)
+        if RECTIFIED:
+            e = tl.where(s < 0, 0.0, e)
         if DIAGONAL:
             e = tl.where(keys[None, :] <= positions[:, None], e, 0.0)
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)  # [BM, BN]
-        ds = score_gradient(e, s, dp, delta[:, None])
+        ds = score_gradient(e, s, dp, delta[:, None], MINUS_ONE, ABSOLUTE)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         k_pointers += BLOCK_N * stride_kt
         v_pointers += BLOCK_N * stride_vt

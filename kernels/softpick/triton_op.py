@@ -9,7 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from softpick.op import empty_lse, empty_output, register
+from softpick.normalizers import NORMALIZERS
+from softpick.op import empty_lse, empty_output, register, sink_gradient
 from softpick.tiles import architecture, block_dim, tiles
 from softpick.triton_backward import delta_kernel, key_value_kernel, query_kernel
 from softpick.triton_forward import forward_kernel
@@ -25,8 +26,22 @@ FUNCTIONS = {
 }
 
 
+def constants(normalizer: str) -> dict[str, bool]:
+    """The kernels' compile-time choices for a normalizer."""
+    kind = NORMALIZERS[normalizer]
+    return {"MINUS_ONE": kind.minus_one, "ABSOLUTE": kind.absolute, "RECTIFIED": kind.rectified}
+
+
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float, causal: bool, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    key_mask: Tensor | None,
+    normalizer: str,
+    scale: float,
+    causal: bool,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Output [batch, heads, q_len, dim] and LSE [batch, heads, q_len] in base 2."""
     out, lse = empty_output(q), empty_lse(q)
@@ -40,11 +55,12 @@ def forward(
         q,
         k.shape[2],
         lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * heads * batch,),
-        tensors=(q, k, v, mask, out, lse),
+        tensors=(q, k, v, None if sinks is None else sinks.contiguous(), mask, out, lse),
         strides=(*q.stride(), *k.stride(), *v.stride(), *out.stride(), *mask_strides),
         numbers=(heads, heads // k.shape[1], q_len, k.shape[2], scale * LOG2_E, eps),
         CAUSAL=causal,
         HAS_MASK=key_mask is not None,
+        **constants(normalizer),
     )
     return out, lse
 
@@ -54,16 +70,19 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Tensor | None,
     key_mask: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    normalizer: str,
     scale: float,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v and sinks."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dsinks = sink_gradient(grad, out, sinks, None if sinks is None else sinks[:, None].float() - lse / LOG2_E)
     if q.numel() == 0:
-        return dq, dk.zero_(), dv.zero_()
+        return dq, dk.zero_(), dv.zero_(), dsinks
     batch, heads, q_len, dim = q.shape
     kv_heads, k_len = k.shape[1:3]
     mask, mask_strides = _mask_arguments(key_mask, q)
@@ -83,7 +102,7 @@ def backward(
         )
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride())
     numbers = (heads, heads // kv_heads, q_len, k_len, scale, scale * LOG2_E)
-    options = {"CAUSAL": causal, "HAS_MASK": key_mask is not None}
+    options = {"CAUSAL": causal, "HAS_MASK": key_mask is not None, **constants(normalizer)}
     # Grouped heads share keys: each query head gets its own dk and dv, which are then added up in a fixed order.
     shared = heads != kv_heads
     dk_heads, dv_heads = (q.new_empty(batch, heads, k_len, dim, dtype=torch.float32) if shared else t for t in (dk, dv))
@@ -110,7 +129,7 @@ def backward(
         numbers=numbers,
         **options,
     )
-    return dq, dk, dv
+    return dq, dk, dv, dsinks
 
 
 @functools.cache
@@ -122,7 +141,7 @@ def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
     ]
     # LONG and not the length is a key: a benchmark meets hundreds of lengths. Choices are kept on disk, so that one
     # machine keeps to them.
-    key = ["HEAD_DIM", "CAUSAL", "HAS_MASK", "PRECISION", "LONG"]
+    key = ["HEAD_DIM", "CAUSAL", "HAS_MASK", "PRECISION", "LONG", *constants("softpick")]
     return triton.autotune(configs, key=key, cache_results=True)(FUNCTIONS[kernel])
 
 
@@ -132,7 +151,7 @@ def _launch(
     k_len: int,
     grid: Any,
     *,
-    tensors: tuple[Tensor, ...],
+    tensors: tuple[Tensor | None, ...],
     strides: tuple[int, ...],
     numbers: tuple[float, ...],
     **options: bool,

@@ -73,10 +73,11 @@ def _check_reference(recipe: Recipe, file: RecipeFile) -> None:
     """Families of several models must have it, and any family must if the recipe names it."""
     reference, families = recipe.reference, recipe.checkpoints
     named = "reference" in recipe.model_fields_set
-    if reference not in ATTENTIONS:
+    known = attentions()
+    if reference not in known:
         raise file.error(
             ("reference",),
-            f"is {reference!r}; it must be one of {', '.join(ATTENTIONS)}.{did_you_mean(reference, ATTENTIONS)}",
+            f"is {reference!r}; it must be one of {', '.join(known)}.{did_you_mean(reference, known)}",
         )
     if named and not any(reference in twins for twins in families.values()):
         raise file.error(("reference",), f"is {reference}, which no family has.")

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from softpick.normalizers import NORMALIZERS
 from softpick.tiles import ARCHITECTURES, TileConfig, block_dim
 from softpick.triton_op import FUNCTIONS
+from softpick.triton_op import constants as normalizer_constants
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -98,13 +100,13 @@ def compile_kernel(
     *,
     causal: bool = True,
     key_mask: bool = False,
-    softmax: bool = False,
+    normalizer: str = "softpick",
 ) -> Compiled:
     """Compile one kernel for `arch` ("sm_80", "gfx942"); tensors aligned and contiguous in their last dim, as usual."""
     if knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET=1 is set, and nothing compiles in such a process; start one without it.")
     function = FUNCTIONS[kernel]
-    constants = {
+    constants: dict[str, Any] = {
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_dim(head_dim),
         "BLOCK_M": tile.block_m,
@@ -113,8 +115,10 @@ def compile_kernel(
         "HAS_MASK": key_mask,
         "PRECISION": "ieee",
         "LONG": True,
-        "SOFTMAX": softmax,
+        **normalizer_constants(normalizer),
     }
+    if not NORMALIZERS[normalizer].sinks:
+        constants["SINKS"] = None
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
@@ -123,7 +127,7 @@ def compile_kernel(
             signature[name] = "constexpr"
             constexprs[(index,)] = constants.get(name, 1)
             continue
-        pointer = {"KEY_MASK": "*i1", "LSE": "*fp32", "DELTA": "*fp32"}.get(name, f"*{dtype}")
+        pointer = {"KEY_MASK": "*i1", "SINKS": "*fp32", "LSE": "*fp32", "DELTA": "*fp32"}.get(name, f"*{dtype}")
         number = "fp32" if name in ("scale", "scale_log2", "eps") else "i32"
         signature[name] = pointer if name.isupper() else number
         if name.isupper() or name.startswith("stride"):

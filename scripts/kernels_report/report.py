@@ -37,12 +37,14 @@ def jobs(archs: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str]) 
                         yield kernel, arch, head_dim, dtype, tile
 
 
-def compile_row(job: CompileJob, loops: bool = True, key_mask: bool = False) -> dict[str, Any]:
+def compile_row(
+    job: CompileJob, loops: bool = True, key_mask: bool = False, normalizer: str = "softpick"
+) -> dict[str, Any]:
     """One line of the report; with `loops` the main loop's length, beside its softmax twin's for the forward."""
     from kernels_report.compiler import compile_kernel  # triton, which this process may have as an interpreter
 
     kernel, arch, head_dim, dtype, tile = job
-    compiled = compile_kernel(*job, key_mask=key_mask)
+    compiled = compile_kernel(*job, key_mask=key_mask, normalizer=normalizer)
     row = {
         "arch": arch,
         "kernel": kernel,
@@ -59,13 +61,17 @@ def compile_row(job: CompileJob, loops: bool = True, key_mask: bool = False) -> 
     if loops:
         row["main loop"] = compiled.main_loop
         if kernel in ("forward", "decode"):
-            softmax = compile_kernel(*job, softmax=True).main_loop
+            softmax = compile_kernel(*job, normalizer="softmax").main_loop
             row |= {"softmax's": softmax, "ratio": compiled.main_loop / softmax}
     return row
 
 
 def compile_rows(
-    work: Sequence[CompileJob], loops: bool = True, key_mask: bool = False, workers: int | None = None
+    work: Sequence[CompileJob],
+    loops: bool = True,
+    key_mask: bool = False,
+    workers: int | None = None,
+    normalizer: str = "softpick",
 ) -> list[dict[str, Any]]:
     """The lines of all jobs, compiled by one process per core, with a progress bar."""
     # Fresh processes, without the interpreter: under TRITON_INTERPRET=1 nothing compiles.
@@ -73,7 +79,7 @@ def compile_rows(
     try:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool:
-            rows = pool.map(partial(compile_row, loops=loops, key_mask=key_mask), work)
+            rows = pool.map(partial(compile_row, loops=loops, key_mask=key_mask, normalizer=normalizer), work)
             return list(tqdm(rows, total=len(work), desc="compiling", unit="kernel", leave=False, disable=None))
     finally:
         if interpret is not None:

@@ -17,6 +17,10 @@ from torch import Tensor
 FORWARD_ERROR = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 GRADIENT_ERROR = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
+# Where a row's only positive score is small, ReLU softmax divides by it: of 60 seeds with 17 keys the float32 reference
+# is above 1e-6 in 4 and the CPU path in 6 (at most 2e-5), with 128 keys in 3 and 1 (at most 4e-6).
+CONDITION = {"relu_softmax": 4}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -266,7 +270,7 @@ def check(
     assert error <= allowed, f"out is off by {error:.2e}, allowed {allowed:.0e}"
     if inputs.k.shape[2] < 17:
         return  # With a key or two the weights hardly move: the gradient is about eps, and all rounding.
-    allowed = gradient_error or GRADIENT_ERROR[dtype]
+    allowed = gradient_error or GRADIENT_ERROR[dtype] * CONDITION.get(inputs.normalizer, 1)
     for name in ("dq", "dk", "dv"):
         error = relative_error(getattr(actual, name), getattr(wanted, name))
         assert error <= allowed, f"{name} is off by {error:.2e} of its norm, allowed {allowed:.0e}"

@@ -128,7 +128,7 @@ OP_CASES = [cases.Case(2, 4, 2, 5, 9, 8, padding="left"), cases.Case(1, 2, 2, 6,
 
 def arguments(inputs: cases.Inputs) -> tuple:
     q, k, v = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
-    return q, k, v, inputs.key_mask, inputs.scale, inputs.causal, 1e-6
+    return q, k, v, inputs.sinks, inputs.key_mask, inputs.normalizer, inputs.scale, inputs.causal, 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,21 +1,26 @@
 """The normalizers beside softpick, on every backend, against their formulas in float64."""
 
+import itertools
+
 import cases
+import interpreter
 import pytest
 import torch
 from cases import OTHERS
-from softpick import NORMALIZERS, normalized_attention, softpick_attention
+from softpick import NORMALIZERS, cpu, normalized_attention, softpick_attention
 from softpick.attention import choose_backend
 
-BACKENDS = ["reference", None]
-SHAPES = [*cases.SHAPES[::3], *cases.SHAPES[-9:], *cases.DECODING, *cases.EMPTY]
+BACKENDS = ["reference", "cpu", "triton"]
+DEVICES = {"triton": "cuda" if torch.cuda.is_available() else "cpu"}  # the others: the CPU
+PAIRS = [*itertools.product(BACKENDS, OTHERS), ("sdpa", "softmax")]
+SHAPES = [*cases.SHAPES[:-9:4], *cases.SHAPES[-9:], *cases.DECODING, *cases.EMPTY]
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=str)
-@pytest.mark.parametrize("normalizer", OTHERS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "normalizer"), PAIRS)
 def test_float32(backend, normalizer, case):
-    cases.check(cases.with_normalizer(cases.make_inputs(case), normalizer), backend)
+    inputs = cases.make_inputs(case, device=DEVICES.get(backend, "cpu"))
+    cases.check(cases.with_normalizer(inputs, normalizer), backend)
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=str)
@@ -24,28 +29,54 @@ def test_the_reference_in_float64_is_the_formula(normalizer, case):
     cases.check(cases.with_normalizer(cases.make_inputs(case, torch.float64), normalizer), "reference")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("case", SHAPES[::3], ids=str)
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Many tiles in a short sequence, so that every boundary between tiles, heads and batch items is crossed."""
+    for name, size in (("ROWS", 32), ("COLUMNS", 16), ("SCORES", 1024)):
+        monkeypatch.setattr(cpu, name, size)
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
 @pytest.mark.parametrize("normalizer", OTHERS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_half_precision(backend, normalizer, case, dtype):
-    cases.check(cases.with_normalizer(cases.make_inputs(case, dtype), normalizer), backend)
+def test_small_tiles_on_cpu(normalizer, case, small_tiles):
+    cases.check(cases.with_normalizer(cases.make_inputs(case), normalizer), "cpu")
 
 
 @pytest.mark.parametrize("case", cases.EXTREME_SHAPES, ids=str)
 @pytest.mark.parametrize("name", cases.EXTREMES)
-@pytest.mark.parametrize(
-    ("normalizer", "sinks"), [*((name, None) for name in OTHERS), ("sink_softmax", 50.0), ("sink_softmax", -50.0)]
-)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_extreme_scores(backend, normalizer, sinks, name, case):
-    cases.check_extreme(name, case, torch.float32, backend, normalizer=normalizer, sinks=sinks)
+@pytest.mark.parametrize("normalizer", OTHERS)
+def test_extreme_scores_across_tiles_on_cpu(normalizer, name, case, small_tiles):
+    for sinks in (None, 50.0, -50.0) if normalizer == "sink_softmax" else (None,):
+        cases.check_extreme(name, case, torch.float32, "cpu", normalizer=normalizer, sinks=sinks)
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", SHAPES[::2], ids=str)
+@pytest.mark.parametrize("normalizer", OTHERS)
+def test_float64_on_cpu(normalizer, case, small_tiles):
+    cases.check(cases.with_normalizer(cases.make_inputs(case, torch.float64), normalizer), "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", SHAPES[::4], ids=str)
+@pytest.mark.parametrize(("backend", "normalizer"), PAIRS)
+def test_half_precision(backend, normalizer, case, dtype, monkeypatch):
+    interpreter.mend_bfloat16(monkeypatch)
+    inputs = cases.make_inputs(case, dtype, device=DEVICES.get(backend, "cpu"))
+    cases.check(cases.with_normalizer(inputs, normalizer), backend)
+
+
+@pytest.mark.parametrize("case", cases.EXTREME_SHAPES, ids=str)
+@pytest.mark.parametrize("name", cases.EXTREMES)
+@pytest.mark.parametrize(("backend", "normalizer"), PAIRS)
+def test_extreme_scores(backend, normalizer, name, case):
+    for sinks in (None, 50.0, -50.0) if normalizer == "sink_softmax" else (None,):
+        device = DEVICES.get(backend, "cpu")
+        cases.check_extreme(name, case, torch.float32, backend, device, normalizer, sinks)
+
+
+@pytest.mark.parametrize(("backend", "normalizer"), PAIRS)
 def test_a_row_that_attends_to_nothing_gives_zeros(backend, normalizer):
-    inputs = cases.make_inputs(cases.Case(2, 2, 2, 20, 20, 32, padding="all"))
+    inputs = cases.make_inputs(cases.Case(2, 2, 2, 20, 20, 32, padding="all"), device=DEVICES.get(backend, "cpu"))
     result = cases.run(cases.with_normalizer(inputs, normalizer), backend)
     for name in ("out", "dq", "dk", "dv"):
         assert (getattr(result, name)[0] == 0).all(), name
@@ -54,7 +85,40 @@ def test_a_row_that_attends_to_nothing_gives_zeros(backend, normalizer):
 def test_rectified_with_negative_scores_only_gives_zeros():
     q, k, v = torch.ones(1, 1, 3, 8), -torch.ones(1, 1, 3, 8), torch.ones(1, 1, 3, 8)
     for backend in BACKENDS:
+        q, k, v = (t.to(DEVICES.get(backend, "cpu")) for t in (q, k, v))
         assert (normalized_attention(q, k, v, normalizer="rectified", backend=backend) == 0).all()
+
+
+OP_CASE = cases.Case(2, 4, 2, 5, 9, 8, padding="left")
+
+
+@pytest.mark.parametrize("normalizer", OTHERS)
+def test_gradcheck_and_opcheck_on_cpu(normalizer):
+    inputs = cases.with_normalizer(cases.make_inputs(OP_CASE, torch.float64), normalizer)
+    leaves = [t.nan_to_num(0.5, 0.5).requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    leaves += [] if inputs.sinks is None else [inputs.sinks.clone().requires_grad_()]
+
+    def arguments(q, k, v, sinks=None):
+        return q, k, v, sinks, inputs.key_mask, normalizer, inputs.scale, inputs.causal, 1e-6
+
+    assert torch.autograd.gradcheck(lambda *t: cpu.attention(*arguments(*t))[0], leaves)
+    torch.library.opcheck(cpu.attention, arguments(*leaves))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torch_compile_takes_sinks(backend):
+    inputs = cases.make_inputs(cases.Case(1, 2, 1, 33, 33, 32), device=DEVICES.get(backend, "cpu"))
+    inputs = cases.with_normalizer(inputs, "sink_softmax")
+
+    def step(q, sinks):
+        options = {"normalizer": "sink_softmax", "backend": backend}
+        return normalized_attention(q * 2, inputs.k, inputs.v, sinks=sinks, **options).sum()
+
+    gradients = []
+    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        leaves = [t.detach().clone().requires_grad_() for t in (inputs.q, inputs.sinks)]
+        gradients.append(torch.autograd.grad(function(*leaves), leaves))
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_softpick_attention_is_the_normalizer_softpick():

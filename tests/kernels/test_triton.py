@@ -131,7 +131,7 @@ def test_the_op_passes_torchs_own_checks():
 
     inputs = make_inputs(Case(1, 2, 1, 20, 33, 32, padding="left"), device=DEVICE)
     q, k, v = (t.nan_to_num(0, 0, 0).requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
-    torch.library.opcheck(attention, (q, k, v, inputs.key_mask, 0.2, True, 1e-6))
+    torch.library.opcheck(attention, (q, k, v, None, inputs.key_mask, "softpick", 0.2, True, 1e-6))
 
 
 def test_torch_compile_takes_it_whole():
