@@ -37,7 +37,7 @@ PACKAGE = Path(__file__).parent
 # Our own code that computes numbers, within qbench; the kernels come first. runner/cell.py decides which model is
 # evaluated. Not records/audit.py and records/suspicious.py: their rules are applied again whenever a record is read.
 COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "runner/cell.py")
-WRITES = (PACKAGE / "checkpoint" / "save.py",)  # what a cell never calls
+WRITES = ("checkpoint/save.py",)  # what a cell never calls
 
 
 class TaskIdentity(NamedTuple):
@@ -133,7 +133,8 @@ def _code_files() -> dict[str, Path]:
     files = {file.relative_to(kernels.parent).as_posix(): file for file in kernels.rglob("*.py")}
     for place in (PACKAGE / name for name in COMPUTES):
         found = place.rglob("*.py") if place.is_dir() else [place]
-        files |= {file.relative_to(PACKAGE.parent).as_posix(): file for file in found if file not in WRITES}
+        own = [file for file in found if file.relative_to(PACKAGE).as_posix() not in WRITES]
+        files |= {file.relative_to(PACKAGE.parent).as_posix(): file for file in own}
     return dict(sorted(files.items()))
 
 

@@ -212,7 +212,9 @@ class TestCode:
         (code / folder / "new.py").write_text("")
         assert self.hash() != before
 
-    @pytest.mark.parametrize("name", ["qbench/cli.py", "qbench/runner/view.py", "qbench/recipe/cells.py"])
+    @pytest.mark.parametrize(
+        "name", ["qbench/cli.py", "qbench/checkpoint/save.py", "qbench/runner/view.py", "qbench/recipe/cells.py"]
+    )
     def test_what_does_not_compute_does_not_count(self, name: str, code: Path) -> None:
         before = self.hash()
         (code / name).write_text("")
