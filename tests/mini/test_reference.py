@@ -21,7 +21,7 @@ def damages(report: ReportData, method: str, bits: int, attention: str) -> dict[
     """What a quantization cost a twin, by task and metric."""
 
     def own(row: DamageRow) -> Difference:
-        score = row.of(attention).score
+        score = row.damages[attention].score
         assert isinstance(score, Difference)
         return score
 
@@ -33,7 +33,7 @@ def damages(report: ReportData, method: str, bits: int, attention: str) -> dict[
 @pytest.mark.parametrize("task", LEAST)
 def test_an_unquantized_twin_is_far_above_chance_and_not_perfect(attention: str, task: str, report: ReportData) -> None:
     rows = [row for row in report.deltas if row.quantization.is_unquantized and row.measure.task == task]
-    accuracies = [row.of(attention) for row in rows if row.measure.metric.startswith("acc")]
+    accuracies = [row.scores[attention] for row in rows if row.measure.metric.startswith("acc")]
     assert accuracies
     for score in accuracies:
         assert isinstance(score, Score)
