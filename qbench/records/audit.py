@@ -128,7 +128,7 @@ class LayerAudit(_Stored):
 
 
 class PartAudit(BaseModel):
-    """Proof of one part beside the weights, such as the KV cache: its piece of the label, and why it is no proof."""
+    """Proof of one part beside the weights, such as the KV cache: its piece of the label, and why it proves nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

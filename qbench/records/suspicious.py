@@ -149,7 +149,7 @@ def suspicious_records(records: Sequence[StoredRecord], references: Sequence[Sto
 def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
     """The cells whose documents contradict their name; one reason for each, the plainest.
 
-    A cell that is accused is no evidence against another one.
+    A cell that is accused is not used as evidence against others.
     """
     found: dict[CellRef, Suspicion] = {}
     rules: list[Rule] = [_same_weights, _too_near, _too_good, _recovered, _not_its_log_likelihoods]
