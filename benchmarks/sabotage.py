@@ -65,7 +65,7 @@ def sabotages(cell: CellRef) -> dict[str, AbstractContextManager[Any]]:
         found["two layers swapped"] = _spoiled(cell.method, _swap_first)
     found["two blocks swapped after the audit"] = patch("qbench.quantizers.quantize.quantize", _quantize_and_swap)
     if cell.attention == "softpick":
-        found["softpick run as softmax"] = patch("softpick.softpick_attention", _softmax_attention)
+        found["softpick run as softmax"] = patch("softpick.normalized_attention", _softmax_attention)
     return found
 
 
@@ -148,7 +148,7 @@ def _quantize_and_swap(*arguments: Any, **options: Any) -> Any:
 
 
 def _softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, causal: bool, key_mask: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, *, normalizer: str, scale: float | None, causal: bool, key_mask: Tensor | None
 ) -> Tensor:
     """Softmax in softpick's place; the queries are the last ones of the keys."""
     mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
