@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError
+from qbench.identity import Identity
 from qbench.records.audit import UNQUANTIZED
-from qbench.records.schema import CellRef, Record
+from qbench.records.schema import CellRef
 from qbench.records.store import Results, StoredRecord
 from qbench.report.attentions import TWINS, kind_name
 from qbench.report.metrics import Measure
@@ -176,7 +177,7 @@ class ResultSet:
         """Cells that were measured with other code or packages than the latest one; `run --reuse-stale` keeps such."""
         done = [c.stored.record for c in self.cells if c.stored and c.scores]
         latest = max(done, key=lambda record: record.provenance.finished, default=None)
-        return [r.cell.name for r in done if latest and _version(r) != _version(latest)]
+        return [r.cell.name for r in done if latest and _differs(r.identity, latest.identity)]
 
     def _quantization(self, cell: CellRef) -> FamilyQuantization:
         title = self.method_titles[cell.method]
@@ -208,8 +209,10 @@ def one_direction_each(measures: Iterable[Measure]) -> list[Measure]:
     return list(found.values())
 
 
-def _version(record: Record) -> tuple[str, dict[str, str]]:
-    return record.identity.code, record.identity.packages
+def _differs(one: Identity, other: Identity) -> bool:
+    """Whether two cells were measured with other code or packages; each has its quantizer's library alone."""
+    common = one.packages.keys() & other.packages.keys()
+    return one.code != other.code or any(one.packages[name] != other.packages[name] for name in common)
 
 
 def _natural(label: str) -> list[str | int]:
