@@ -8,10 +8,10 @@ group "qbench.attentions". Recipes, checkpoints, transformers' registry and `qbe
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata
 from typing import Any
 
-from qbench.errors import InputError, one_line
+from qbench.errors import InputError
+from qbench.plugins import declared
 
 ENTRY_POINTS = "qbench.attentions"
 TRANSFORMERS_OWN = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -164,8 +164,7 @@ def attentions() -> dict[str, Attention]:
 @cache
 def _installed() -> dict[str, Attention]:
     found: dict[str, Attention] = {}
-    for point in sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
-        kind = _load(point)
+    for point, kind in declared(ENTRY_POINTS, Attention, AttentionError):
         for other in (ATTENTIONS | found).values():
             shared = {kind.name, *kind.attn_impl} & {other.name, *other.attn_implementation, *other.attn_impl}
             if shared:
@@ -175,18 +174,3 @@ def _installed() -> dict[str, Attention]:
                 )
         found[kind.name] = kind
     return found
-
-
-def _load(point: metadata.EntryPoint) -> Attention:
-    try:
-        declared = point.load()
-    except Exception as error:  # whatever another package's import raises
-        raise AttentionError(
-            f"The attention {point.name} ({point.value}) cannot be imported: {one_line(error)}. Repair or uninstall "
-            "the package that declares it."
-        ) from error
-    if not isinstance(declared, Attention):
-        raise AttentionError(
-            f"The attention {point.name} ({point.value}) is a {type(declared).__name__}; it must be an Attention."
-        )
-    return declared

@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 import qbench.quantizers
-from qbench.errors import did_you_mean, one_line
+from qbench.errors import did_you_mean
 from qbench.identity import package_code_hash
+from qbench.plugins import declared
 from qbench.quantizers.declaration import Options, QuantizeError, Quantizer
 from qbench.records.audit import PART, UNQUANTIZED
 
@@ -83,8 +84,8 @@ class Quantization:
         """The versions of the method's library and, if it is declared in another package, of that one with its code."""
         library = self.quantizer.library
         found = {library: _version(library)} if library else {}
-        for point in _outside():
-            if point.dist and _load(point).name == self.method:
+        for point, other in declared(ENTRY_POINTS, Quantizer, QuantizeError):
+            if point.dist and other.name == self.method:
                 found[point.dist.name] = f"{point.dist.version} ({package_code_hash(point.module)})"
         return found
 
@@ -93,16 +94,15 @@ class Quantization:
 def quantizers() -> dict[str, Quantizer]:
     """Every quantizer by its name: the baseline, ours in alphabetical order, then those of other packages."""
     found = {own.name: own for own in sorted(_ours(), key=lambda own: (own.name != "none", own.name))}
-    for point in _outside():
-        declared = _load(point)
-        if declared.name in found:
-            raise QuantizeError(f"Two quantizers are called {declared.name}; rename the one in {point.value}.")
-        if declared.config_name in {own.config_name for own in found.values()}:
+    for point, other in declared(ENTRY_POINTS, Quantizer, QuantizeError):
+        if other.name in found:
+            raise QuantizeError(f"Two quantizers are called {other.name}; rename the one in {point.value}.")
+        if other.config_name in {own.config_name for own in found.values()}:
             raise QuantizeError(
-                f"Two quantizers are called {declared.config_name} in a quantization_config; give the one in "
+                f"Two quantizers are called {other.config_name} in a quantization_config; give the one in "
                 f"{point.value} another quant_method."
             )
-        found[declared.name] = declared
+        found[other.name] = other
     return found
 
 
@@ -142,27 +142,6 @@ def _ours() -> list[Quantizer]:
     """The declarations in this package: each of its folders has one."""
     folders = [found.name for found in pkgutil.iter_modules(qbench.quantizers.__path__) if found.ispkg]
     return [import_module(f"qbench.quantizers.{name}").QUANTIZER for name in folders]
-
-
-@cache
-def _outside() -> list[metadata.EntryPoint]:
-    """The declarations of other packages."""
-    return sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda point: point.name)
-
-
-def _load(point: metadata.EntryPoint) -> Quantizer:
-    try:
-        declared = point.load()
-    except Exception as error:  # whatever another package's import raises
-        raise QuantizeError(
-            f"The quantizer {point.name} ({point.value}) cannot be imported: {one_line(error)}. Repair or uninstall "
-            "the package that declares it."
-        ) from error
-    if not isinstance(declared, Quantizer):
-        raise QuantizeError(
-            f"The quantizer {point.name} ({point.value}) is a {type(declared).__name__}; it must be a Quantizer."
-        )
-    return declared
 
 
 def _version(package: str) -> str:
