@@ -12,7 +12,7 @@ RUN := results/runs/$(basename $(notdir $(RECIPE)))
 SHOW := show() { echo "$(BIN)/qbench $$*"; $(BIN)/qbench "$$@"; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench check test test-all lint kernels bench-attention bench-quantize bench-scorer twins mini-tasks docs clean
+.PHONY: help setup bench check test test-all lint kernels bench-attention bench-quantize bench-scorer twins siblings mini-tasks docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -60,7 +60,10 @@ bench-scorer: setup ## our scorer and lm-eval's: time, tokens forwarded and memo
 	$(BIN)/python benchmarks/cell.py
 
 twins: setup ## train the mini twins from scratch, or resume an interrupted training: about 12 minutes on 2 cores
-	PYTHONPATH=scripts $(BIN)/python -m mini.twins
+	PYTHONPATH=scripts $(BIN)/python -m mini.train twins $(if $(KEEP),--keep $(KEEP))
+
+siblings: setup ## the same for the seven other kinds of attention: about 50 minutes; KEEP=500 keeps every 500th step
+	PYTHONPATH=scripts $(BIN)/python -m mini.train siblings $(if $(KEEP),--keep $(KEEP))
 
 mini-tasks: setup ## rewrite the items of the mini tasks and the calibration text
 	PYTHONPATH=scripts $(BIN)/python -m mini.files

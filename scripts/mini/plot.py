@@ -1,32 +1,47 @@
-"""The twins' loss curves."""
+"""The training curves of the mini models."""
 
 import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-WINDOW = 50  # steps that a point of the curve is the mean of
+from qbench.attention.kinds import ATTENTIONS
+
+WINDOW = 50  # steps that a point of a curve is the mean of
+MEASURED = {"loss": "training loss", "gradient_norm": "gradient norm before clipping"}
+# Okabe and Ito's colours, which stay apart for colour-blind readers; dashes tell those apart that have the same.
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", "--")
 
 
-def plot_losses(logs: Mapping[str, Path], out: Path) -> None:
-    """Draw the losses of training logs into an SVG file, the same for the same logs."""
+def plot_training(logs: Mapping[str, Path], out: Path) -> None:
+    """Draw losses and gradient norms of training logs into an SVG file, the same for the same logs."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     with matplotlib.rc_context({"svg.hashsalt": "mini", "svg.fonttype": "none"}):
-        figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-        for name, log in logs.items():
+        figure, panels = pyplot.subplots(1, len(MEASURED), figsize=(10, 4), layout="constrained")
+        for number, (kind, log) in enumerate(logs.items()):
             with log.open(newline="") as file:
-                losses = [float(row["loss"]) for row in csv.DictReader(file)]
-            means = [sum(part) / len(part) for part in _parts(losses)]
-            axes.plot([WINDOW * (i + 0.5) for i in range(len(means))], means, label=name)
-        axes.set(xlabel="step", ylabel=f"training loss, mean of {WINDOW} steps", yscale="log")
-        axes.legend()
-        axes.grid(alpha=0.3, which="both")
+                rows = list(csv.DictReader(file))
+            for axes, column in zip(panels, MEASURED, strict=True):
+                means = [sum(part) / len(part) for part in _parts([float(row[column]) for row in rows])]
+                axes.plot(
+                    [WINDOW * (i + 0.5) for i in range(len(means))],
+                    means,
+                    label=ATTENTIONS[kind].title,
+                    color=COLOURS[number % len(COLOURS)],
+                    linestyle=DASHES[number // len(COLOURS)],
+                    linewidth=1.2,
+                )
+        for axes, title in zip(panels, MEASURED.values(), strict=True):
+            axes.set(xlabel="step", ylabel=f"{title}, mean of {WINDOW} steps", yscale="log")
+            axes.grid(alpha=0.3, which="both")
+        panels[0].legend(fontsize="small")
         figure.savefig(out, metadata={"Date": None})
         pyplot.close(figure)
 
 
-def _parts(losses: list[float]) -> list[list[float]]:
-    return [losses[i : i + WINDOW] for i in range(0, len(losses), WINDOW)]
+def _parts(values: list[float]) -> list[list[float]]:
+    return [values[i : i + WINDOW] for i in range(0, len(values), WINDOW)]

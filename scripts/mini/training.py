@@ -1,11 +1,11 @@
-"""Training of one twin: a pure function of the settings, which can stop at any step and go on from there."""
+"""Training of one model: a pure function of the settings, which can stop at any step and go on from there."""
 
 import hashlib
 import io
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from mini.muon import Muon
-from qbench.attention.kinds import attentions
+from qbench.attention.kinds import ATTENTIONS
 from qbench.attention.register import build_model, set_attention
 from qbench.errors import InputError, one_line
 from qbench.files import write_atomically
 
 TWINS = ("softmax", "softpick")
+SIBLINGS = tuple(kind for kind in ATTENTIONS if kind not in TWINS)
 
 
 class TrainingError(InputError):
@@ -29,7 +30,7 @@ class TrainingError(InputError):
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides a twin beside its attention and its text."""
+    """All that decides a model besides its attention and its text."""
 
     seed: int = 1
     hidden: int = 128
@@ -54,7 +55,21 @@ class Settings:
 
 
 def new_model(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> LlamaForCausalLM:
-    """An untrained twin; both kinds start from the same weights."""
+    """An untrained model. What it shares with softmax starts as softmax's; the rows of gates are drawn after that."""
+    config = _config(kind, tokenizer, settings)
+    torch.manual_seed(settings.seed)
+    shared = build_model(_config("softmax", tokenizer, settings)).state_dict()
+    queries = {name: weight for name, weight in shared.items() if name.endswith("q_proj.weight")}
+    gates = {name: config.initializer_range * torch.randn_like(weight) for name, weight in queries.items()}
+    model = build_model(config)
+    weights = model.state_dict() | shared
+    if ATTENTIONS[kind].gated:
+        weights |= {name: torch.cat([weight, gates[name]]) for name, weight in queries.items()}
+    model.load_state_dict(weights)
+    return model
+
+
+def _config(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> LlamaConfig:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden,
@@ -66,9 +81,8 @@ def new_model(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings)
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    set_attention(config, attentions()[kind])
-    torch.manual_seed(settings.seed)
-    return build_model(config)
+    set_attention(config, ATTENTIONS[kind])
+    return config
 
 
 def batch(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings: Settings, step: int) -> Tensor:
@@ -83,34 +97,42 @@ def batch(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings
     return torch.tensor(rows)
 
 
+@dataclass(frozen=True)
+class Step:
+    """What the log says of a step: the loss of its batch, and the norm of the gradient before it is clipped."""
+
+    loss: float
+    gradient_norm: float
+
+
 class Training:
-    """A twin, its optimizers and the losses so far."""
+    """A model, its optimizers and the steps so far."""
 
     def __init__(
         self, kind: str, documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings: Settings
     ) -> None:
         self.kind, self.documents, self.tokenizer, self.settings = kind, documents, tokenizer, settings
         self.model = model = new_model(kind, tokenizer, settings).train()
-        inner = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
-        outer = [weight for name, weight in model.named_parameters() if weight.ndim == 1 or "embed" in name]
+        matrices = [weight for name, weight in model.named_parameters() if "_proj." in name]
+        others = [weight for name, weight in model.named_parameters() if "_proj." not in name]
         self.optimizers = [
-            Muon(inner, settings.peak, settings.weight_decay),
-            torch.optim.AdamW(outer, settings.peak, betas=(0.9, 0.95), weight_decay=0.0),
+            Muon(matrices, settings.peak, settings.weight_decay),
+            torch.optim.AdamW(others, settings.peak, betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self.losses: list[float] = []
+        self.steps: list[Step] = []
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What the result depends on beside the attention: the settings, and the text by its SHA-256."""
+        """What the result depends on besides the attention: the settings, and the text by its SHA-256."""
         return {**asdict(self.settings), "text": hashlib.sha256("\n".join(self.documents).encode()).hexdigest()}
 
     @property
     def done(self) -> int:
         """How many steps have been made."""
-        return len(self.losses)
+        return len(self.steps)
 
-    def step(self) -> float:
-        """One step; returns the loss of its batch before the weights change."""
+    def step(self) -> Step:
+        """Make one step; the loss that it returns is that before the weights change."""
         step = self.done
         ids = batch(self.documents, self.tokenizer, self.settings, step)
         logits = self.model(ids, use_cache=False).logits[:, :-1]
@@ -118,19 +140,19 @@ class Training:
         if not loss.isfinite():
             raise TrainingError(f"The loss at step {step} is {loss.item()}; a lower learning rate is needed.")
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.settings.learning_rate(step)
             optimizer.step()
             optimizer.zero_grad()
-        self.losses.append(loss.item())
-        return self.losses[-1]
+        self.steps.append(Step(loss.item(), norm.item()))
+        return self.steps[-1]
 
     def save(self, file: Path) -> None:
         """Write all that `resume` needs; a save that is interrupted leaves the one before it."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        state = {"recipe": self.recipe, "losses": self.losses}
+        state = {"recipe": self.recipe, "steps": [astuple(step) for step in self.steps]}
         state |= {"model": self.model.state_dict(), "optimizers": [own.state_dict() for own in self.optimizers]}
         content = io.BytesIO()
         torch.save(state, content)
@@ -155,4 +177,4 @@ class Training:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.losses = state["losses"]
+        self.steps = [Step(*step) for step in state["steps"]]

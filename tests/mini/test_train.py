@@ -1,4 +1,4 @@
-"""The twins: their training repeats itself, goes on after an interruption, and made what is committed."""
+"""The mini models: their training repeats itself, resumes after an interruption, and made what is committed."""
 
 import csv
 import os
@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from mini import twins
+from mini import train
 from mini.files import MINI
 from mini.tokenizer import make_tokenizer
-from mini.training import TWINS, Settings, Training, TrainingError
+from mini.training import SIBLINGS, TWINS, Settings, Step, Training, TrainingError
 from safetensors.torch import load_file
 
 from qbench import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
+ALL = (*TWINS, *SIBLINGS)
 TINY = Settings(hidden=32, intermediate=32, layers=2, heads=2, length=48, batch=4, steps=12, warmup=3)
 
 
@@ -31,20 +32,23 @@ def one_thread() -> None:
 
 @pytest.fixture
 def few_documents(documents: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """train_twin on a little text."""
-    monkeypatch.setattr(twins, "corpus", lambda world: documents[:300])
-    monkeypatch.setattr(twins, "CHECKPOINT_STEPS", 5)
+    """train_model on a little text."""
+    monkeypatch.setattr(train, "corpus", lambda world: documents[:300])
+    monkeypatch.setattr(train, "CHECKPOINT_STEPS", 5)
 
 
-@pytest.mark.parametrize("kind", TWINS)
-def test_the_first_20_steps_again_have_the_losses_of_the_log(kind: str, documents: list[str]) -> None:
+@pytest.mark.parametrize("kind", ALL)
+def test_the_first_steps_again_have_the_losses_and_gradients_of_the_log(kind: str, documents: list[str]) -> None:
     training = Training(kind, documents, make_tokenizer(documents), Settings())
-    losses = [training.step() for _ in range(20)]
-    with (MINI / kind / twins.LOG).open(newline="") as file:
-        logged = [float(row["loss"]) for row in csv.DictReader(file)]
+    count = 20 if kind in TWINS else 8
+    steps = [training.step() for _ in range(count)]
+    with (MINI / kind / train.LOG).open(newline="") as file:
+        logged = list(csv.DictReader(file))
     assert len(logged) == Settings().steps
     # Other processors sum in another order; twenty steps do not make much of it yet.
-    assert losses == pytest.approx(logged[:20], rel=1e-4)
+    assert [step.loss for step in steps] == pytest.approx([float(row["loss"]) for row in logged[:count]], rel=1e-4)
+    norms = [float(row["gradient_norm"]) for row in logged[:count]]
+    assert [step.gradient_norm for step in steps] == pytest.approx(norms, rel=1e-3)
 
 
 def test_the_twins_start_alike_and_differ_in_their_attention_alone(documents: list[str]) -> None:
@@ -55,8 +59,37 @@ def test_the_twins_start_alike_and_differ_in_their_attention_alone(documents: li
     assert differing <= {"_attn_implementation", "attn_implementation", "architectures", "_name_or_path"}
 
 
-@pytest.mark.parametrize("kind", TWINS)
-def test_a_twin_is_small_enough_for_the_repository(kind: str) -> None:
+def test_siblings_start_as_the_twins_and_what_is_theirs_alone_starts_as_said(documents: list[str]) -> None:
+    tokenizer = make_tokenizer(documents[:300])
+    twin, *others = (Training(kind, documents, tokenizer, TINY).model.state_dict() for kind in ("softmax", *SIBLINGS))
+    for kind, weights in zip(SIBLINGS, others, strict=True):
+        for name, weight in twin.items():
+            assert torch.equal(weights[name][: len(weight)], weight), (kind, name)
+        for name in weights.keys() - twin.keys():
+            start = {"s": 0.3, "sinks": 0.0}[name.rpartition(".")[2]]
+            assert torch.equal(weights[name], torch.full_like(weights[name], start)), (kind, name)
+    gated = others[SIBLINGS.index("gated")]
+    gates = [weight[32:] for name, weight in gated.items() if name.endswith("q_proj.weight")]
+    assert [gate.shape for gate in gates] == [(32, 32)] * TINY.layers
+    assert not torch.equal(*gates)
+    assert all(0.015 < gate.std() < 0.025 for gate in gates)
+
+
+@pytest.mark.parametrize("kind", ["scaled_softpick", "scalable_softmax", "gpt_oss_sink", "gated"])
+def test_what_a_sibling_learns_besides_is_trained(kind: str, documents: list[str]) -> None:
+    training = Training(kind, documents, make_tokenizer(documents[:300]), TINY)
+    before = {name: weight.clone() for name, weight in training.model.state_dict().items()}
+    for _ in range(3):
+        training.step()
+    own = [name for name in before if name.endswith((".s", ".sinks"))] or ["model.layers.0.self_attn.q_proj.weight"]
+    for name in own:
+        assert not torch.equal(training.model.state_dict()[name], before[name]), name
+    by_adamw = {id(weight) for group in training.optimizers[1].param_groups for weight in group["params"]}
+    assert all((id(training.model.get_parameter(name)) in by_adamw) == ("_proj" not in name) for name in own)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_model_is_small_enough_for_the_repository(kind: str) -> None:
     assert sum(file.stat().st_size for file in (MINI / kind).iterdir()) < 8e6
 
 
@@ -65,21 +98,21 @@ def test_a_twin_is_small_enough_for_the_repository(kind: str) -> None:
 def test_an_interrupted_training_ends_where_the_uninterrupted_one_does(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twins.train_twin(kind, TINY, tmp_path / "a.pt", tmp_path / "a")
+    train.train_model(kind, TINY, tmp_path / "a.pt", tmp_path / "a")
     step = Training.step
 
-    def interrupted(training: Training) -> float:
+    def interrupted(training: Training) -> Step:
         if training.done == 8:
             raise KeyboardInterrupt
         return step(training)
 
     monkeypatch.setattr(Training, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        twins.train_twin(kind, TINY, tmp_path / "b.pt", tmp_path / "b")
+        train.train_model(kind, TINY, tmp_path / "b.pt", tmp_path / "b")
     assert not (tmp_path / "b").exists()
     monkeypatch.setattr(Training, "step", step)
-    twins.train_twin(kind, TINY, tmp_path / "b.pt", tmp_path / "b")
-    assert (tmp_path / "a" / twins.LOG).read_text() == (tmp_path / "b" / twins.LOG).read_text()
+    train.train_model(kind, TINY, tmp_path / "b.pt", tmp_path / "b")
+    assert (tmp_path / "a" / train.LOG).read_text() == (tmp_path / "b" / train.LOG).read_text()
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -88,20 +121,20 @@ def test_an_interrupted_training_ends_where_the_uninterrupted_one_does(
 @pytest.mark.usefixtures("few_documents")
 def test_a_state_that_cannot_be_gone_on_from_is_named_with_a_way_on(tmp_path: Path) -> None:
     state = tmp_path / "softmax.pt"
-    twins.train_twin("softmax", TINY, state, tmp_path / "out")
+    train.train_model("softmax", TINY, state, tmp_path / "out")
     with pytest.raises(TrainingError, match="other settings or another text; delete it to train from the start"):
-        twins.train_twin("softmax", replace(TINY, seed=TINY.seed + 1), state, tmp_path / "out")
+        train.train_model("softmax", replace(TINY, seed=TINY.seed + 1), state, tmp_path / "out")
     state.write_bytes(state.read_bytes()[:5000])
     with pytest.raises(TrainingError, match=r"cannot be read.*delete it to train from the start"):
-        twins.train_twin("softmax", TINY, state, tmp_path / "out")
+        train.train_model("softmax", TINY, state, tmp_path / "out")
 
 
 @pytest.mark.usefixtures("few_documents")
 def test_a_full_disk_is_a_sentence_and_leaves_the_last_state(tmp_path: Path) -> None:
     state = tmp_path / "softmax.pt"
-    twins.train_twin("softmax", TINY, state, tmp_path / "out")
+    train.train_model("softmax", TINY, state, tmp_path / "out")
     before = state.read_bytes()
-    training = twins.start("softmax", TINY)
+    training = train.start("softmax", TINY)
     allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, allowed[1]))  # bytes that a file may have
     try:
@@ -115,7 +148,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_last_state(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_command_stopped_by_ctrl_c_says_how_to_go_on_and_does(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mini.twins", "--steps", "101"]
+    command = [sys.executable, "-m", "mini.train", "twins", "--steps", "101"]
     command += ["--out", str(tmp_path / "out"), "--state", str(tmp_path / "state")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "scripts", ROOT, ROOT / "kernels")))}
     first = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -126,10 +159,10 @@ def test_the_command_stopped_by_ctrl_c_says_how_to_go_on_and_does(tmp_path: Path
     said = first.communicate(timeout=60)[1]
     assert first.returncode == 1
     assert "give the same command again" in said
-    steps = {kind: len(torch.load(tmp_path / "state" / f"{kind}.pt", weights_only=True)["losses"]) for kind in TWINS}
-    assert any(done % twins.CHECKPOINT_STEPS for done in steps.values()), "no step is lost"
+    steps = {kind: len(torch.load(tmp_path / "state" / f"{kind}.pt", weights_only=True)["steps"]) for kind in TWINS}
+    assert any(done % train.CHECKPOINT_STEPS for done in steps.values()), "no step is lost"
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     for kind, done in steps.items():
-        assert f"{kind}: goes on from step {done}, saved in" in again.stdout
+        assert f"{kind}: resumes at step {done}, saved in" in again.stdout
     assert not (tmp_path / "state").exists()
     assert (tmp_path / "out" / "loss.svg").exists()

@@ -1,0 +1,170 @@
+"""Train mini models that differ in their attention alone: the twins, their siblings, or kinds by name.
+
+One process and one thread per model, as many at a time as there are cores. What is interrupted resumes from its last
+checkpoint when the same command is given again.
+"""
+
+import argparse
+import csv
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from tqdm import tqdm
+
+from mini.corpus import corpus
+from mini.files import MINI, write_sums
+from mini.plot import plot_training
+from mini.tokenizer import make_tokenizer
+from mini.training import SIBLINGS, TWINS, Settings, Training, TrainingError
+from mini.world import make_world
+from qbench import save_checkpoint
+from qbench.errors import InputError
+
+CHECKPOINT_STEPS = 50
+LOG, SETTINGS = "log.csv", "training.json"
+GROUPS = {"twins": TWINS, "siblings": SIBLINGS}
+KEPT = Path("build/mini-steps")  # checkpoints along the way: <kind>/<step>
+
+
+def start(kind: str, settings: Settings) -> Training:
+    """A model before its first step."""
+    documents = list(corpus(make_world()))
+    return Training(kind, documents, make_tokenizer(documents), settings)
+
+
+def train_model(
+    kind: str, settings: Settings, state: Path, out: Path, keep: int | None = None, bar_line: int = 0
+) -> None:
+    """Train one model and write its checkpoint, its log and its settings; keep: a checkpoint every so many steps."""
+    torch.set_num_threads(1)  # the order of sums, and with it the result, depends on the number
+    training = start(kind, settings)
+    if state.exists():
+        training.resume(state)
+        print(f"{kind}: resumes at step {training.done}, saved in {state}", flush=True)
+    bar = tqdm(total=settings.steps, initial=training.done, desc=kind, position=bar_line, unit="step", mininterval=1)
+    with bar, Interruption() as interruption:
+        while training.done < settings.steps and not interruption.asked:
+            bar.set_postfix(loss=f"{training.step().loss:.3f}", refresh=False)
+            bar.update()
+            if training.done % CHECKPOINT_STEPS == 0:
+                training.save(state)
+            if keep and training.done % keep == 0:
+                save_checkpoint(training.model, KEPT / kind / str(training.done), training.tokenizer)
+        training.save(state)
+    if interruption.asked:
+        raise KeyboardInterrupt
+    write_model(training, out)
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM, heard of between two steps: in the midst of one there is no state to save."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Self:
+        heard = (signal.SIGINT, signal.SIGTERM)
+        self.before = {number: signal.signal(number, self._ask) for number in heard}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+
+
+def write_model(training: Training, out: Path) -> None:
+    """Write the checkpoint with its tokenizer, the log of its steps and what it was trained with."""
+    save_checkpoint(training.model, out, training.tokenizer)
+    with (out / LOG).open("w", newline="") as file:
+        log = csv.writer(file, lineterminator="\n")
+        log.writerow(["step", "learning_rate", "loss", "gradient_norm"])
+        for number, step in enumerate(training.steps):
+            rate = training.settings.learning_rate(number)
+            log.writerow([number, f"{rate:.6g}", f"{step.loss:.6f}", f"{step.gradient_norm:.6f}"])
+    about = {"attention": training.kind, **training.recipe, "torch": torch.__version__}
+    (out / SETTINGS).write_text(json.dumps(about, indent=2) + "\n")
+
+
+def _run(kind: str, *arguments: Any) -> None:
+    """A child process: errors are a sentence and an exit code."""
+    try:
+        train_model(kind, *arguments)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except InputError as error:
+        raise SystemExit(f"{kind}: {error}") from None
+    except OSError as error:
+        raise SystemExit(f"{kind}: {error.filename} cannot be written: {error.strerror}.") from None
+
+
+def train_models(kinds: Sequence[str], settings: Settings, states: Path, out: Path, keep: int | None = None) -> None:
+    """Train models side by side, one per core; raises TrainingError if one of them stopped."""
+    spawn = multiprocessing.get_context("spawn")  # a forked torch may hang
+    waiting = {
+        kind: spawn.Process(target=_run, args=(kind, settings, states / f"{kind}.pt", out / kind, keep, line))
+        for line, kind in enumerate(kinds)
+    }
+    running: dict[int, Any] = {}
+    stopped: list[str] = []
+    while (waiting and not stopped) or running:
+        try:
+            while waiting and not stopped and len(running) < (os.cpu_count() or 1):
+                kind = next(iter(waiting))
+                process = waiting.pop(kind)
+                process.start()
+                running[process.sentinel] = (kind, process)
+            for ended in multiprocessing.connection.wait(list(running)):
+                kind, process = running.pop(ended)
+                process.join()
+                stopped += [kind] if process.exitcode else []
+        except KeyboardInterrupt:  # the children have it too, and save what they have
+            stopped += list(waiting)
+            waiting = {}
+    if stopped:
+        raise TrainingError(
+            f"The training of {', '.join(stopped)} stopped before its end; give the same command again, and it "
+            f"resumes from the checkpoints in {states}."
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="+", help=f"{', '.join(GROUPS)}, or kinds: {', '.join((*TWINS, *SIBLINGS))}")
+    parser.add_argument("--out", type=Path, default=MINI, help="where the models' folders go (%(default)s)")
+    parser.add_argument("--state", type=Path, default=Path("build/training"), help="checkpoints to resume from")
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="another number makes other models")
+    parser.add_argument("--seed", type=int, default=Settings.seed, help="of the first weights and the order of text")
+    parser.add_argument("--keep", type=int, metavar="N", help=f"keep a checkpoint every N steps, in {KEPT}")
+    args = parser.parse_args()
+    kinds = list(dict.fromkeys(kind for name in args.kinds for kind in GROUPS.get(name, (name,))))
+    if unknown := [kind for kind in kinds if kind not in (*TWINS, *SIBLINGS)]:
+        parser.error(f"unknown kind {unknown[0]!r}; it must be one of {', '.join((*GROUPS, *TWINS, *SIBLINGS))}.")
+    begin = time.perf_counter()
+    try:
+        settings = replace(Settings(), steps=args.steps, seed=args.seed)
+        train_models(kinds, settings, args.state, args.out, args.keep)
+    except InputError as error:
+        raise SystemExit(str(error)) from None
+    curves = args.out / "loss.svg"
+    trained = [kind for kind in (*TWINS, *SIBLINGS) if (args.out / kind / LOG).exists()]
+    plot_training({kind: args.out / kind / LOG for kind in trained}, curves)
+    write_sums(args.out, [curves, *(file for kind in kinds for file in (args.out / kind).iterdir())])
+    shutil.rmtree(args.state)  # the next time begins from nothing
+    print(f"{', '.join(kinds)}: in {args.out}, after {(time.perf_counter() - begin) / 60:.0f} minutes.")
+
+
+if __name__ == "__main__":
+    main()
