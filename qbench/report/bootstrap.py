@@ -1,21 +1,16 @@
 """Paired bootstrap over documents: every score of every cell is resampled with the same draws, so that differences of
 scores, and differences of differences, are differences of arrays."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist
 
 import numpy as np
 
+from qbench.records.resampling import RESAMPLES, SEED, resampled_sums, tail_share
 from qbench.records.samples import Aggregation
 from qbench.report.values import Values
 
-RESAMPLES = 2000
-RESAMPLES_PER_BLOCK = 250  # at once: a block of counts stays at a few megabytes
-SEED = 0
-LEVEL = 0.95
 MAX_SUM_ERROR = 1e-9  # sums of shares that are equal may differ in their last digits
 
 
@@ -70,7 +65,7 @@ def resample(columns: Sequence[MetricDocuments]) -> list[Resampled]:
     for count in {len(column.values.values) for column in columns}:
         own = [i for i, column in enumerate(columns) if len(column.values.values) == count]
         weights = {id(columns[i].values.weights): columns[i].values.weights for i in own}  # many share theirs
-        drawn = _sums(np.stack([*(columns[i].values.values for i in own), *weights.values()], axis=1)).T
+        drawn = resampled_sums(np.stack([*(columns[i].values.values for i in own), *weights.values()], axis=1)).T
         totals = dict(zip(weights, drawn[len(own) :], strict=True))
         for i, sums in zip(own, drawn, strict=False):
             column = columns[i]
@@ -90,7 +85,7 @@ def interval(*terms: tuple[int, Resampled]) -> Interval | None:
     if count < 2:
         return None
     smoothing = 100 / count * _smoothing(count) if terms[0][1].share else 0.0
-    tail = _tail(count)
+    tail = tail_share(count)
     shown = np.quantile(sum(sign * term.shown for sign, term in terms) + smoothing, (tail, 1 - tail))
     tested = np.quantile(sum(sign * term.draws for sign, term in terms) + smoothing, (tail, 1 - tail))
     if not np.isfinite([shown, tested]).all():
@@ -102,19 +97,6 @@ def interval(*terms: tuple[int, Resampled]) -> Interval | None:
     return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > MAX_SUM_ERROR or high < -MAX_SUM_ERROR))
 
 
-def _sums(values: np.ndarray) -> np.ndarray:
-    """Sums of the values over every resample: [documents, columns] to [RESAMPLES, columns]."""
-    count = len(values)
-    draw = np.random.default_rng([SEED, count])
-    blocks = []
-    for start in range(0, RESAMPLES, RESAMPLES_PER_BLOCK):
-        size = min(RESAMPLES_PER_BLOCK, RESAMPLES - start)
-        chosen = draw.integers(count, size=(size, count)) + count * np.arange(size)[:, None]
-        counts = np.bincount(chosen.ravel(), minlength=size * count).reshape(size, count)
-        blocks.append(counts.astype(np.float64) @ values)
-    return np.concatenate(blocks)
-
-
 @cache
 def _smoothing(count: int) -> np.ndarray:
     """Two documents more, one that speaks for each side, as Agresti and Min (2005) add them to paired proportions.
@@ -123,13 +105,3 @@ def _smoothing(count: int) -> np.ndarray:
     """
     draw = np.random.default_rng([SEED, count, 1])
     return draw.poisson(size=RESAMPLES) - draw.poisson(size=RESAMPLES)
-
-
-@cache
-def _tail(count: int) -> float:
-    """The share of resamples in each tail: percentiles are too narrow for few documents, and are widened to Student's t
-    (Hesterberg 2015, expanded percentile interval), here by its expansion in 1 / degrees of freedom."""
-    normal, free = NormalDist(), count - 1
-    z = normal.inv_cdf((1 + LEVEL) / 2)
-    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-    return normal.cdf(-t * math.sqrt(count / free))
