@@ -47,7 +47,7 @@ def analyze(
     """
     kind = attention_kind(model)
     kept, notes = checked_texts(model, texts, length)
-    sweep, more = checked_lengths(lengths, kept, GU_LENGTH)
+    sweep, more = checked_lengths(lengths, kept, length, GU_LENGTH)
     for note in (*notes, *more):
         warnings.warn(note, stacklevel=2)
     was_training = model.training

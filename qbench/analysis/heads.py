@@ -32,12 +32,10 @@ def dead_heads(
     heads, layers = model.config.num_attention_heads, len(model.model.layers)
     off = torch.zeros(layers, heads, dtype=torch.int64, device=model.model.embed_tokens.weight.device)
     for batch in batches(model, kept, batch_tokens):
-        run(
-            model,
-            batch,
-            on_heads=lambda layer, outputs, real=batch.real: off[layer].add_(
-                off_tokens(outputs, heads, real, epsilon).sum(0)
-            ),
-        )
+
+        def count(layer: int, outputs: Tensor, real: Tensor = batch.real) -> None:
+            off[layer] += off_tokens(outputs, heads, real, epsilon).sum(0)
+
+        run(model, batch, on_heads=count)
     dead = off > DEAD * sum(len(text.ids) for text in kept)
     return [(layer, head) for layer, head in dead.nonzero().tolist()]

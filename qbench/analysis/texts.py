@@ -101,22 +101,21 @@ def _notes(model: LlamaForCausalLM, found: list[Text], kept: list[Text], length:
         )
 
 
-def checked_lengths(lengths: Sequence[int] | None, kept: list[Text], always: int) -> tuple[tuple[int, ...], list[str]]:
-    """The lengths of the sweep, ascending, and a sentence about those that no text has.
+def checked_lengths(
+    lengths: Sequence[int] | None, kept: list[Text], length: int | None, always: int
+) -> tuple[tuple[int, ...], list[str]]:
+    """The lengths of the sweep, ascending and below the length of the analysis, and a sentence if no text has one.
 
-    By default 16, 32, … up to the longest text; `always` is among them if a text has so many tokens.
+    By default 16, 32, …; `always` is among them if a text has so many tokens.
     """
     longest = max(len(text.ids) for text in kept)
-    if lengths is None:
-        asked = {2**n for n in range(4, longest.bit_length() + 1)}
-    else:
-        for wanted in lengths:
-            if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < MIN_TOKENS:
-                raise AnalysisError(f"lengths has {wanted!r}; it must be whole numbers from {MIN_TOKENS}.")
-        asked = set(lengths)
-    beyond = [str(wanted) for wanted in sorted(asked) if wanted > longest]
+    for wanted in lengths or ():
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < MIN_TOKENS:
+            raise AnalysisError(f"lengths has {wanted!r}; it must be whole numbers from {MIN_TOKENS}.")
+    asked = {2**n for n in range(4, longest.bit_length())} if lengths is None else set(lengths)
+    beyond = [str(wanted) for wanted in sorted(asked) if wanted > longest and wanted != length]
     notes = [f"No text has the length {', '.join(beyond)}: the longest has {longest} tokens."] if beyond else []
-    return tuple(sorted(n for n in asked | {always} if n <= longest)), notes if lengths is not None else []
+    return tuple(sorted(n for n in asked | {always} if n <= longest and n != (length or longest))), notes
 
 
 def batches(model: LlamaForCausalLM, texts: list[Text], batch_tokens: int) -> Iterator[Batch]:

@@ -83,12 +83,12 @@ def _watched_attention(model: LlamaForCausalLM, on_attention: OnAttention | None
     pretended = copy.copy(config)
     pretended._attn_implementation = _WATCHED
 
-    def watched(module: nn.Module, query: Tensor, key: Tensor, *args: Any, scaling: float, **options: Any) -> Any:
+    def watched(module: Any, query: Tensor, key: Tensor, *args: Any, scaling: float, **options: Any) -> Any:
         module.config = config  # some functions read it
         on_attention(numbers[module], module, query, key, scaling)
         return function(module, query, key, *args, scaling=scaling, **options)
 
-    def pretend(module: nn.Module, _: Any) -> None:
+    def pretend(module: Any, _: Any) -> None:
         module.config = pretended
 
     AttentionInterface.register(_WATCHED, _dispatch)
