@@ -1,5 +1,7 @@
 """Activations: power sums, extremes, quartiles and massive values of hidden states."""
 
+from functools import cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -100,12 +102,8 @@ class Histogram:
 
 def _quantiles(counts: np.ndarray, shares: tuple[float, ...]) -> list[float]:
     """Quantiles of a histogram [BINS], placed within their bin by rank."""
-    bits = np.arange(BINS, dtype=np.uint32) << 16
-    with np.errstate(invalid="ignore"):  # the bins of NaN
-        ends = np.stack([bits, bits + 0xFFFF]).view(np.float32).astype(np.float64)  # towards 0, and away from it
-    order = np.concatenate([np.arange(BINS - 1, BINS // 2 - 1, -1), np.arange(BINS // 2)])  # from -inf to inf
+    order, low, high = _bins()
     counts = counts[order]
-    low, high = ends[:, order].min(0), ends[:, order].max(0)
     total = counts.cumsum()
     found = []
     for share in shares:
@@ -114,3 +112,13 @@ def _quantiles(counts: np.ndarray, shares: tuple[float, ...]) -> list[float]:
         inside = (rank - (total[place] - counts[place]) + 0.5) / counts[place]
         found.append(float(low[place] + (high[place] - low[place]) * min(max(inside, 0.0), 1.0)))
     return found
+
+
+@cache
+def _bins() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The bins from -inf to inf, and the lower and the upper end of each in that order."""
+    order = np.concatenate([np.arange(BINS - 1, BINS // 2 - 1, -1), np.arange(BINS // 2)])
+    bits = order.astype(np.uint32) << 16
+    with np.errstate(invalid="ignore"):  # the bins of NaN
+        ends = np.stack([bits, bits + 0xFFFF]).view(np.float32).astype(np.float64)  # towards 0, and away from it
+    return order, ends.min(0), ends.max(0)

@@ -37,5 +37,5 @@ def dead_heads(
             off[layer] += off_tokens(outputs, heads, real, epsilon).sum(0)
 
         run(model, batch, on_heads=count)
-    dead = off > DEAD * sum(len(text.ids) for text in kept)
+    dead = off.double() / sum(len(text.ids) for text in kept) > DEAD
     return [(layer, head) for layer, head in dead.nonzero().tolist()]
