@@ -79,8 +79,8 @@ def weights(
     unseen = 0 if kind.minus_one else -math.inf
     if key_mask is not None:
         k = k.masked_fill(~key_mask[:, None, :, None], 0)
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = q @ k.transpose(-1, -2) * scale  # [batch, heads, q_len, k_len]
+    grouped = q.unflatten(1, (k.shape[1], -1))  # [batch, kv_heads, group, q_len, dim]: keys are shared, not copied
+    scores = (grouped.flatten(2, 3) @ k.mT).view(*q.shape[:3], k.shape[2]) * scale  # [batch, heads, q_len, k_len]
     if causal:
         scores = scores.masked_fill(~visible_keys(q.shape[2], k.shape[2], q.device), unseen)
     if key_mask is not None and not kind.minus_one:
