@@ -204,8 +204,8 @@ def run(inputs: Inputs, backend: str | None) -> Result:
     return Result(out.detach(), *torch.autograd.grad(out, leaves, inputs.grad))
 
 
-def expected(inputs: Inputs) -> Result:
-    """The formula of the normalizer, in float64 on the same numbers."""
+def expected(inputs: Inputs, rounding: torch.Generator | None = None) -> Result:
+    """The formula of the normalizer, in float64 on the same numbers; `rounding` draws what float32 does to scores."""
     leaves = _leaves(inputs, torch.float64)
     q, k, v = leaves[:3]
     seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
@@ -216,6 +216,9 @@ def expected(inputs: Inputs) -> Result:
         seen = seen & inputs.key_mask[:, None, None]
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     x = q @ k.mT * inputs.scale
+    if rounding is not None:
+        size = (q.abs() @ k.abs().mT * inputs.scale).detach()
+        x = x + 2.0**-24 * size * torch.randn(x.shape, generator=rounding, dtype=x.dtype)
     out = weights(inputs.normalizer, x, seen, leaves[3] if len(leaves) > 3 else None) @ v
     return Result(out.detach(), *torch.autograd.grad(out, leaves, inputs.grad.double()))
 
@@ -253,6 +256,19 @@ def relative_error(actual: Tensor, wanted: Tensor) -> float:
     """Frobenius norm of the difference over that of the answer (over 1 where float32 holds it as zero, or nearly)."""
     norm = wanted.norm().item()
     return ((actual.double() - wanted).norm() / (norm if norm > 1e-30 else 1.0)).item()
+
+
+def gradient_errors(actual: Result, wanted: Result) -> dict[str, float]:
+    """The relative error of each gradient."""
+    names = ("dq", "dk", "dv") if wanted.dsinks is None else ("dq", "dk", "dv", "dsinks")
+    return {name: relative_error(getattr(actual, name), getattr(wanted, name)) for name in names}
+
+
+def rounding_errors(inputs: Inputs, draws: int = 4) -> dict[str, float]:
+    """How ill-conditioned each gradient is: its error where all is float64 but for scores, off by float32's rounding."""
+    wanted, generator = expected(inputs), torch.Generator().manual_seed(0)
+    errors = [gradient_errors(expected(inputs, generator), wanted) for _ in range(draws)]
+    return {name: max(drawn[name] for drawn in errors) for name in errors[0]}
 
 
 def check(
