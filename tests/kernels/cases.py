@@ -265,7 +265,7 @@ def gradient_errors(actual: Result, wanted: Result) -> dict[str, float]:
 
 
 def rounding_errors(inputs: Inputs, draws: int = 4) -> dict[str, float]:
-    """How ill-conditioned each gradient is: its error where all is float64 but for scores, off by float32's rounding."""
+    """How ill-conditioned each gradient is: the error of float64 with scores that are off by float32's rounding."""
     wanted, generator = expected(inputs), torch.Generator().manual_seed(0)
     errors = [gradient_errors(expected(inputs, generator), wanted) for _ in range(draws)]
     return {name: max(drawn[name] for drawn in errors) for name in errors[0]}
