@@ -11,9 +11,10 @@ from torch import Tensor
 
 from softpick.normalizers import NORMALIZERS
 from softpick.op import empty_lse, empty_output, register, sink_gradient
-from softpick.tiles import architecture, block_dim, tiles
+from softpick.tiles import architecture, block_dim
 from softpick.triton_backward import delta_kernel, key_value_kernel, query_kernel
 from softpick.triton_forward import forward_kernel
+from softpick.triton_tiles import tiles
 
 LOG2_E = math.log2(math.e)
 LONG_LENGTH = 1024  # keys; tiles are tuned apart for shorter and for longer sequences
@@ -133,11 +134,11 @@ def backward(
 
 
 @functools.cache
-def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
-    """The kernel with the tiles that compile without spills for this architecture, head dim and element size."""
+def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int, key_mask: bool) -> Any:
+    """The kernel with the tiles that compile without spills for such tensors on this architecture."""
     configs = [
         triton.Config({"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}, num_warps=tile.warps, num_stages=tile.stages)
-        for tile in tiles(kernel, arch, head_dim, itemsize)
+        for tile in tiles(kernel, arch, head_dim, itemsize, key_mask)
     ]
     # LONG and not the length is a key: a benchmark meets hundreds of lengths. Choices are kept on disk, so that one
     # machine keeps to them.
@@ -157,7 +158,7 @@ def _launch(
     **options: bool,
 ) -> None:
     """Run a kernel; its arguments are tensors, strides and numbers, in this order."""
-    tuned = _tuned(kernel, architecture(q.device), q.shape[-1], q.element_size())
+    tuned = _tuned(kernel, architecture(q.device), q.shape[-1], q.element_size(), options["HAS_MASK"])
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     with _device(q):
         tuned[grid](

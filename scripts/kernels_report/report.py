@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from softpick import NORMALIZERS
-from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, TileConfig, tiles
+from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, TileConfig
+from softpick.triton_tiles import tiles
 from tabulate import tabulate
 
 from kernels_report.speed import plot_speed, speed_rows
@@ -66,7 +67,7 @@ def jobs(
         for head_dim in head_dims:
             for dtype in dtypes:
                 for kernel in KERNELS:
-                    for tile in tiles(kernel, arch, head_dim, ELEMENT_SIZE[dtype]):
+                    for tile in tiles(kernel, arch, head_dim, ELEMENT_SIZE[dtype], key_mask):
                         for normalizer in normalizers:
                             yield CompileJob(kernel, arch, head_dim, dtype, tile, normalizer, key_mask)
 

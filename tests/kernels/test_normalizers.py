@@ -29,8 +29,8 @@ def test_the_reference_in_float64_is_the_formula(normalizer, case):
     cases.check(cases.with_normalizer(cases.make_inputs(case, torch.float64), normalizer), "reference")
 
 
-# Of 200 draws that nobody picked, the share with a gradient off by more than 1e-6 of its norm: 2.5% on the reference and
-# 3.5% on the CPU path for softpick, 11% and 9% for ReLU softmax, and none for the others.
+# The share of 200 draws, which nobody picked, with a gradient off by more than 1e-6 of its norm: 2.5% on the reference
+# and 3.5% on the CPU path for softpick, 11% and 9% for ReLU softmax, and none for the others.
 SHARE_ALLOWED = {"softpick": 0.06, "relu_softmax": 0.15}
 
 

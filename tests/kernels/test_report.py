@@ -18,7 +18,8 @@ from kernels_report.report import (
 )
 from kernels_report.speed import plot_speed, speed_rows
 from softpick import NORMALIZERS
-from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, TileConfig, architecture, tiles
+from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, TileConfig, architecture
+from softpick.triton_tiles import tiles
 
 HEAD_DIMS = (64, 128)
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
@@ -99,7 +100,8 @@ def test_every_head_dim_and_dtype_has_tiles():
     for arch in (*ARCHITECTURES, INTERPRETER):
         for head_dim in range(1, 257):
             for itemsize in (2, 4):
-                assert all(tiles(kernel, arch, head_dim, itemsize) for kernel in KERNELS)
+                for key_mask in (False, True):
+                    assert all(tiles(kernel, arch, head_dim, itemsize, key_mask) for kernel in KERNELS)
     assert architecture(torch.device("cpu")) == INTERPRETER
 
 
