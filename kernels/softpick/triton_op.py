@@ -134,11 +134,11 @@ def backward(
 
 
 @functools.cache
-def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int, key_mask: bool) -> Any:
-    """The kernel with the tiles that compile without spills for such tensors on this architecture."""
+def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
+    """The kernel with the tiles that compile without spills for this architecture, head dim and element size."""
     configs = [
         triton.Config({"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}, num_warps=tile.warps, num_stages=tile.stages)
-        for tile in tiles(kernel, arch, head_dim, itemsize, key_mask)
+        for tile in tiles(kernel, arch, head_dim, itemsize)
     ]
     # LONG and not the length is a key: a benchmark meets hundreds of lengths. Choices are kept on disk, so that one
     # machine keeps to them.
@@ -158,7 +158,7 @@ def _launch(
     **options: bool,
 ) -> None:
     """Run a kernel; its arguments are tensors, strides and numbers, in this order."""
-    tuned = _tuned(kernel, architecture(q.device), q.shape[-1], q.element_size(), options["HAS_MASK"])
+    tuned = _tuned(kernel, architecture(q.device), q.shape[-1], q.element_size())
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     with _device(q):
         tuned[grid](

@@ -67,7 +67,7 @@ def jobs(
         for head_dim in head_dims:
             for dtype in dtypes:
                 for kernel in KERNELS:
-                    for tile in tiles(kernel, arch, head_dim, ELEMENT_SIZE[dtype], key_mask):
+                    for tile in tiles(kernel, arch, head_dim, ELEMENT_SIZE[dtype]):
                         for normalizer in normalizers:
                             yield CompileJob(kernel, arch, head_dim, dtype, tile, normalizer, key_mask)
 

@@ -100,8 +100,7 @@ def test_every_head_dim_and_dtype_has_tiles():
     for arch in (*ARCHITECTURES, INTERPRETER):
         for head_dim in range(1, 257):
             for itemsize in (2, 4):
-                for key_mask in (False, True):
-                    assert all(tiles(kernel, arch, head_dim, itemsize, key_mask) for kernel in KERNELS)
+                assert all(tiles(kernel, arch, head_dim, itemsize) for kernel in KERNELS)
     assert architecture(torch.device("cpu")) == INTERPRETER
 
 
