@@ -1,8 +1,8 @@
 """The tiles of the Triton kernels: those of tiles.py, but for the entries below, where one of the normalizers spilled.
 
 Head dims that are padded to a power of two need more registers, and so do padding masks. On cdna (gfx942) each key's
-flag, for padding or a score below 0, takes two scalar registers, so that tiles of fewer keys are needed; and 4 warps may
-have twice the vector registers that 8 may have.
+flag, for padding or a score below 0, takes two scalar registers, so that tiles of fewer keys are needed; and 4 warps
+may have twice the vector registers that 8 may have.
 """
 
 from softpick import tiles as shared
