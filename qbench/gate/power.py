@@ -115,7 +115,9 @@ def _chance_of_answers(documents: int, loss: float, tolerance: float, noise: Noi
     """The same if losses are answers, summed over how many of them change: McNemar's test sees only those."""
     changing = min(1.0, max(noise.spread**2 + loss**2, loss))  # σ² = changing − δ² ≥ δ(1 − δ)
     expected, reach = documents * changing, 6 * math.sqrt(documents * changing * (1 - changing)) + 6
-    changed = np.arange(max(0, math.floor(expected - reach)), min(documents, math.ceil(expected + reach)) + 1)
+    changed = np.arange(
+        max(0, math.floor(expected - reach)), min(documents, math.ceil(expected + reach)) + 1, dtype=np.float64
+    )
     above = np.floor(np.round((changed + documents * tolerance) / 2, 9)) + 1  # lost − won is above the tolerance
     lost = np.maximum(above, _critical(changed, alpha))
     share = -np.diff(binomial_tail(np.append(changed, changed[-1] + 1), documents, changing))
