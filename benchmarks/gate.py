@@ -95,7 +95,7 @@ def power_rows(name: str, table: Sequence[Hypothesis], options: argparse.Namespa
     """
     most = max(len(h.documents.ids) for h in table)
     # Holm counts the whole table's hypotheses, though only these cells changed.
-    rest = [_unchanged(table[0])] * max(0, options.hypotheses - len(table))
+    rest = [unchanged(table[0])] * max(0, options.hypotheses - len(table))
     seeds = range(options.subsets)
     for size in sorted({min(size, most) for size in [*options.documents, most]}):
         found, by = count_failures((_subset(table, size, options.seed, i) for i in seeds), GateSettings(), rest)
@@ -169,7 +169,7 @@ def _drawn(h: Hypothesis, counts: Floats, signs: Floats) -> Hypothesis:
     )
 
 
-def _unchanged(h: Hypothesis) -> Hypothesis:
+def unchanged(h: Hypothesis) -> Hypothesis:
     return replace(h, losses=np.zeros(1), weights=np.ones(1))
 
 

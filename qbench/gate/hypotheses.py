@@ -12,7 +12,7 @@ from qbench.gate.sign_flip import interval, ratio
 from qbench.records.metrics import Better, facts_of
 from qbench.records.samples import AGGREGATIONS, WEIGHT, Aggregation
 from qbench.records.schema import CellRef, MetricValue
-from qbench.uncertainty import ChanceSource, Estimate, of_draws
+from qbench.uncertainty import ChanceSource, Estimate, of_draws, of_two_samples
 
 UNITS: dict[MetricKind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats"}
 
@@ -186,13 +186,10 @@ def _over_draws(before: Floats, after: Floats, paired: bool) -> ChanceSource | N
     """How much a mean loss over draws of calibration varies with these; None with one draw.
 
     before, after: [draws, documents], which add up to each draw's mean. paired: draws are the same before and after,
-    so that what they share goes out of the difference; else they are two samples (Welch).
+    so that what they share goes out of the difference.
     """
     if len(after) < 2:
         return None
     if paired:
         return of_draws((before - after).sum(axis=1).tolist())
-    sides = [of_draws(side.sum(axis=1).tolist()) for side in (before, after)]
-    variance = sum(side.variance for side in sides)
-    shares = sum(side.variance**2 / side.freedom for side in sides)
-    return ChanceSource(variance, variance**2 / shares if shares else sides[0].freedom)
+    return of_two_samples(before.sum(axis=1).tolist(), after.sum(axis=1).tolist())

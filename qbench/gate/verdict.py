@@ -10,10 +10,12 @@ from pydantic import ValidationError
 
 from qbench.errors import did_you_mean
 from qbench.gate.drift import (
+    CALIBRATION,
     CHECKPOINT,
     audit_changes,
     cost_warnings,
     differences,
+    draws_changes,
     in_words,
     new_nans,
     other_metrics,
@@ -120,7 +122,7 @@ def check(
         table += found
         failures += problems
         if not scores_only and CHECKPOINT not in parts[_cell_of(pairs).name]:
-            failures += _audits(pairs, settings)
+            failures += _audits(pairs, settings, len(joined.by_cell))
         warnings += _costs(pairs, settings)
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
@@ -221,12 +223,20 @@ def _parts_of(pairs: Sequence[Pair]) -> list[str]:
     return list(dict.fromkeys(part for before, after in pairs for part in other_parts(before.record, after.record)))
 
 
-def _audits(pairs: Sequence[Pair], settings: GateSettings) -> list[Finding]:
-    return [
+def _audits(pairs: Sequence[Pair], settings: GateSettings, cells: int) -> list[Finding]:
+    """What of the audits is not the baseline's: draw by draw, or on the mean over draws if these are others."""
+    other_draws = len(pairs) > 1 and CALIBRATION in _parts_of(pairs)
+    found = [
         Finding(after.record.cell, "audit", change)
         for before, after in pairs
-        for change in audit_changes(before.record.audit, after.record.audit, settings)
+        for change in audit_changes(before.record.audit, after.record.audit, settings, other_draws)
     ]
+    audits = [(before.record.audit, after.record.audit) for before, after in pairs]
+    both = [(before, after) for before, after in audits if before and after]
+    if other_draws and len(both) > 1:
+        level = settings.alpha / (2 * max(len(both[0][0].layers), 1) * cells)  # two numbers of each layer
+        found += [Finding(_cell_of(pairs), "audit", change) for change in draws_changes(both, settings, level)]
+    return found
 
 
 def _costs(pairs: Sequence[Pair], settings: GateSettings) -> list[Finding]:
