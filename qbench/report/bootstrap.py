@@ -5,18 +5,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from qbench.records.resampling import RESAMPLES, SEED, resampled_sums, tail_share
 from qbench.records.samples import Aggregation
 from qbench.report.values import Values
 from qbench.uncertainty import LEVEL, ChanceSource, Estimate, of_draws
 
-RESAMPLES = 2000
-RESAMPLES_PER_BLOCK = 250  # at once: a block of counts stays at a few megabytes
-SEED = 0
 MAX_SUM_ERROR = 1e-9  # sums of shares that are equal may differ in their last digits
 
 
@@ -80,7 +77,7 @@ def resample(columns: Sequence[MetricDocuments]) -> list[Resampled]:
     for count in {len(column.values.values) for column in columns}:
         own = [i for i, column in enumerate(columns) if len(column.values.values) == count]
         weights = {id(columns[i].values.weights): columns[i].values.weights for i in own}  # many share theirs
-        drawn = _sums(np.stack([*(columns[i].values.values for i in own), *weights.values()], axis=1)).T
+        drawn = resampled_sums(np.stack([*(columns[i].values.values for i in own), *weights.values()], axis=1)).T
         totals = dict(zip(weights, drawn[len(own) :], strict=True))
         for i, sums in zip(own, drawn, strict=False):
             column = columns[i]
@@ -130,24 +127,11 @@ def _ends(terms: Sequence[tuple[int, list[Resampled]]], in_units: bool) -> tuple
     value = total(*((sign, np.mean([own.tested for own in draws])) for sign, draws in terms))
     over_documents = ChanceSource(float(np.var(resampled)) * count / (count - 1), count - 1)
     if len(by_draw) == 1:
-        tail = _tail(count)
+        tail = tail_share(count)
         return np.quantile(resampled, (tail, 1 - tail)), Estimate(float(value), (over_documents,))
     estimate = Estimate(float(value), (over_documents, of_draws(by_draw)))
     reach = estimate.half_width(LEVEL)
     return np.array([value - reach, value + reach]), estimate
-
-
-def _sums(values: np.ndarray) -> np.ndarray:
-    """Sums of the values over every resample: [documents, columns] to [RESAMPLES, columns]."""
-    count = len(values)
-    draw = np.random.default_rng([SEED, count])
-    blocks = []
-    for start in range(0, RESAMPLES, RESAMPLES_PER_BLOCK):
-        size = min(RESAMPLES_PER_BLOCK, RESAMPLES - start)
-        chosen = draw.integers(count, size=(size, count)) + count * np.arange(size)[:, None]
-        counts = np.bincount(chosen.ravel(), minlength=size * count).reshape(size, count)
-        blocks.append(counts.astype(np.float64) @ values)
-    return np.concatenate(blocks)
 
 
 @cache
@@ -158,13 +142,3 @@ def _smoothing(count: int) -> np.ndarray:
     """
     draw = np.random.default_rng([SEED, count, 1])
     return draw.poisson(size=RESAMPLES) - draw.poisson(size=RESAMPLES)
-
-
-@cache
-def _tail(count: int) -> float:
-    """The share of resamples in each tail: percentiles are too narrow for few documents, and are widened to Student's t
-    (Hesterberg 2015, expanded percentile interval), here by its expansion in 1 / degrees of freedom."""
-    normal, free = NormalDist(), count - 1
-    z = normal.inv_cdf((1 + LEVEL) / 2)
-    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-    return normal.cdf(-t * math.sqrt(count / free))
