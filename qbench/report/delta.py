@@ -141,6 +141,13 @@ class ReportData:
 
         return DamageRow(quantization, measure, damages, {attention: difference(attention) for attention in others})
 
+    def calibration_draws(self, quantization: FamilyQuantization, kinds: Iterable[str]) -> int | None:
+        """Over how many draws of calibration these kinds are compared; None if it is not a calibrated method."""
+        results = [self.results.twin(quantization, attention) for attention in kinds]
+        if not any(result.calibration_draws for result in results):
+            return None
+        return 1 if one_draw(*results) else len(common_draws(*results))
+
     def _twins(self, quantization: FamilyQuantization) -> dict[str, CellResult]:
         """The cells of a quantization by kind of attention, the reference first."""
         kinds = self.results.compared_kinds(quantization.family)
