@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from qbench.numbers import DECIMALS, needed_decimals, score
 from qbench.report.draws import over_draws
 from qbench.report.evidence import DocumentEvidence, Flips, NoInterval, common_draws, gather, one_draw
+from qbench.report.headline import Headline, headlines
 from qbench.report.metrics import Measure
 from qbench.report.results import NOTHING, CellResult, FamilyQuantization, Gap, ResultSet, Score
 from qbench.report.sources import read_result_set
@@ -107,6 +108,11 @@ class ReportData:
         """The same without the unquantized models."""
         quantized = [q for q in self.results.quantizations() if not q.is_unquantized]
         return [self._damage(q, m) for q in quantized for m in self.results.measures_of(q.family)]
+
+    @cached_property
+    def headlines(self) -> list[Headline]:
+        """The answer: one per family, attention and bit width."""
+        return headlines(self.results, self.evidence)
 
     def _delta(self, quantization: FamilyQuantization, measure: Measure) -> DeltaRow:
         twins = self._twins(quantization)

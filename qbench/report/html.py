@@ -108,7 +108,7 @@ def _tables(report: ReportData, kind: TableKind) -> PageSection | None:
     if not tables:
         return None
     reading = " ".join([*shared_reading(tables), READ_TONES])
-    return PageSection(kind.name, kind.title_for(report), [reading], tables=tables)
+    return PageSection(kind.name, kind.title_for(report), [reading], kind.lead(report), tables)
 
 
 def _plots(report: ReportData) -> PageSection:

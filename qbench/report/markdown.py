@@ -9,13 +9,14 @@ TONES = {"better": " ▲", "worse": " ▼", "same": "", None: ""}
 ALIGNMENTS = {"l": "left", "c": "center", "r": "right"}
 
 
-def markdown(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
-    """All tables, each with its heading, its caption and its footnotes."""
+def markdown(tables: Sequence[Table], remarks: Sequence[str] = (), lead: Sequence[str] = ()) -> str:
+    """All tables, each with its heading, its caption and its footnotes; lead: sentences above them, one per line."""
     reading = shared_reading(tables)
     if any(table.has_tones for table in tables):
         reading.append(READ_TONES)
     notes = [" ".join(reading), *remarks]
-    return "\n".join([*map(_table, tables), *(f"{_escape(note)}\n" for note in notes)])
+    first = ["\n".join(f"- {_escape(sentence)}" for sentence in lead) + "\n"] if lead else []
+    return "\n".join([*first, *map(_table, tables), *(f"{_escape(note)}\n" for note in notes)])
 
 
 def _table(table: Table) -> str:
