@@ -21,14 +21,21 @@ LAYERS = (
     ("qbench.attention",),
     ("qbench.quantizers",),
     ("qbench.checkpoint",),
-    ("qbench.evaluate",),
+    ("qbench.evaluate", "qbench.analysis"),
     ("qbench.recipe",),
     ("qbench.report", "qbench.gate"),
     ("qbench.runner", "qbench.doctor"),
     ("qbench.cli", "qbench.lm_eval", "qbench"),
 )
 # Reports and the gate read records, and nothing that computes.
-ABOVE_RECORDS = ("qbench.attention", "qbench.quantizers", "qbench.checkpoint", "qbench.evaluate", "qbench.recipe")
+ABOVE_RECORDS = (
+    "qbench.attention",
+    "qbench.quantizers",
+    "qbench.checkpoint",
+    "qbench.evaluate",
+    "qbench.analysis",
+    "qbench.recipe",
+)
 
 
 def layer(module: str) -> tuple[int, str]:

@@ -5,7 +5,7 @@ texts are resampled with the same draws, so that the draws of a difference are a
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,16 @@ class Figure:
 
 def figures(analysis: Analysis) -> list[Figure]:
     """Every pooled figure: at the length of the analysis and for all tokens first, then by part, then by length."""
-    return [*_attention(analysis), *_activations(analysis), *_sweep(analysis)]
+    found = [*_attention(analysis), *_activations(analysis), *_sweep(analysis)]
+    if analysis.facts.texts < 2:
+        return [pooled.figure for pooled in found]
+    drawn = resampled_sums(np.concatenate([pooled.columns for pooled in found], axis=1))
+    ends = np.cumsum([pooled.columns.shape[1] for pooled in found])
+    parts = np.split(drawn, ends[:-1], axis=1)
+    return [
+        pooled.figure if pooled.value is None else replace(pooled.figure, draws=pooled.value(sums))
+        for pooled, sums in zip(found, parts, strict=True)
+    ]
 
 
 def difference(one: Figure, other: Figure) -> tuple[float, tuple[float, float] | None]:
@@ -108,10 +117,19 @@ def _ratio(factor: float, sums: np.ndarray) -> np.ndarray:
 
 def _dead(share: float, sums: np.ndarray) -> np.ndarray:
     """Percent of the heads that are off for more than a share of the tokens: sums [..., (tokens, off of each head)]."""
-    return 100 * (sums[..., 1:] > share * sums[..., :1]).mean(-1)
+    return 100 * (sums[..., 1:] / sums[..., :1] > share).mean(-1)
 
 
 PERCENT, PLAIN = partial(_ratio, 100.0), partial(_ratio, 1.0)
+
+
+@dataclass(frozen=True)
+class _Pooled:
+    """A figure without its draws, and what they are made of."""
+
+    figure: Figure
+    columns: np.ndarray  # [texts, n], to be summed over texts; none for an extreme
+    value: Callable[[np.ndarray], np.ndarray] | None = None  # of the sums
 
 
 @dataclass(frozen=True)
@@ -124,17 +142,18 @@ class _Maker:
 
     def pooled(
         self, metric: str, setting: str, columns: list[np.ndarray], value: Callable, part: str = "all"
-    ) -> Figure:
+    ) -> _Pooled:
         """A function of the sums of columns [texts] or [texts, …] over texts."""
         wide = np.concatenate([c.reshape(len(c), -1).astype(np.float64) for c in columns], axis=1)
-        draws = value(resampled_sums(wide)) if self.texts > 1 else None
-        found = float(value(wide.sum(0)))
-        return Figure(metric, setting, part, self.length, found, self.texts, self.tokens, draws)
+        return _Pooled(self._figure(metric, setting, part, value(wide.sum(0))), wide, value)
 
-    def extremes(self, low: np.ndarray, high: np.ndarray, part: str = "all") -> Iterator[Figure]:
+    def extremes(self, low: np.ndarray, high: np.ndarray, part: str = "all") -> Iterator[_Pooled]:
         """The least and the greatest value; NaN in arrays is no value."""
         for metric, value in (("min", np.nanmin(low)), ("max", np.nanmax(high))):
-            yield Figure(metric, "", part, self.length, float(value), self.texts, self.tokens)
+            yield _Pooled(self._figure(metric, "", part, value), np.empty((len(low), 0)))
+
+    def _figure(self, metric: str, setting: str, part: str, value: np.ndarray) -> Figure:
+        return Figure(metric, setting, part, self.length, float(value), self.texts, self.tokens)
 
 
 def _maker(analysis: Analysis) -> _Maker:
@@ -142,7 +161,7 @@ def _maker(analysis: Analysis) -> _Maker:
     return _Maker(facts.length, facts.texts, facts.tokens)
 
 
-def _attention(analysis: Analysis) -> Iterator[Figure]:
+def _attention(analysis: Analysis) -> Iterator[_Pooled]:
     make, sums, facts = _maker(analysis), analysis.sums, analysis.facts
     tokens, heads = sums.tokens, np.full(facts.texts, facts.layers * facts.heads)
     for metric, alpha in zip(SINK_METRICS.values(), mean_first_weights(analysis), strict=True):
@@ -158,7 +177,7 @@ def _attention(analysis: Analysis) -> Iterator[Figure]:
             yield make.pooled(metric, f"{epsilon:g}", [tokens, off], partial(_dead, share))
 
 
-def _activations(analysis: Analysis) -> Iterator[Figure]:
+def _activations(analysis: Analysis) -> Iterator[_Pooled]:
     make, sums, facts = _maker(analysis), analysis.sums, analysis.facts
     shown = slice(facts.layers + 1)  # all states but the raw one
     counted = _counted(analysis)[:, shown]  # [texts, states, parts, 1 + powers]
@@ -172,7 +191,7 @@ def _activations(analysis: Analysis) -> Iterator[Figure]:
                 yield make.pooled("massive", setting, [number, np.ones(facts.texts)], PLAIN)
 
 
-def _sweep(analysis: Analysis) -> Iterator[Figure]:
+def _sweep(analysis: Analysis) -> Iterator[_Pooled]:
     sums, facts = analysis.sums, analysis.facts
     for n, length in enumerate(facts.lengths):
         counts = sums.tokens >= length  # [texts]
@@ -303,8 +322,8 @@ def heads_frame(analysis: Analysis) -> "pd.DataFrame":
     }
     for epsilon, off in zip(DEAD_EPSILONS, sums.off.sum(0), strict=True):
         columns[f"off_{epsilon:g}"] = 100 * off / tokens
-        columns[f"dead_{epsilon:g}"] = off > DEAD * tokens
-        columns[f"mostly_dead_{epsilon:g}"] = off > MOSTLY_DEAD * tokens
+        columns[f"dead_{epsilon:g}"] = off / tokens > DEAD
+        columns[f"mostly_dead_{epsilon:g}"] = off / tokens > MOSTLY_DEAD
     layer, head = np.indices((facts.layers, facts.heads))
     flat = {name: values.ravel() for name, values in ({"layer": layer, "head": head} | columns).items()}
     return pd.DataFrame(flat)
