@@ -5,7 +5,7 @@ from itertools import groupby
 
 from qbench.numbers import needed_decimals, p_value, score, signed, signed_interval
 from qbench.report.attentions import kind_name, kind_title
-from qbench.report.delta import ReportData
+from qbench.report.delta import ReportData, Tone
 from qbench.report.headline import ALPHA, Headline
 from qbench.report.results import NOTHING
 from qbench.report.tables import Column, Field, Table, number_field
@@ -94,7 +94,7 @@ def headline_rows(report: ReportData) -> list[DataRow]:
 def _fields(table: Table, line: Headline, published: bool) -> list[Field]:
     low, high = line.interval
     decimals = _decimals(line)
-    tone = None if not line.claims else "better" if line.value > 0 else "worse"
+    tone: Tone | None = ("better" if line.value > 0 else "worse") if line.claims else None
     notes = [*line.notes, *([] if line.judged else ["One calibration draw: not judged."])]
     scales = [line.scales.logits] if published else [line.scales.points, line.scales.logits]
     fields = [

@@ -122,7 +122,7 @@ def _replicates(results: ResultSet) -> list[tuple[str, ...]]:
     """The families, those that the recipe declares replicates as one."""
     declared = [tuple(recipe.get("replicates") or ()) for recipe in results.recipes().values()]
     joined = next((own for own in declared if own and set(own) <= set(results.families)), ())
-    apart = [(family,) for family in results.families if family not in joined]
+    apart: list[tuple[str, ...]] = [(family,) for family in results.families if family not in joined]
     return [joined, *apart] if joined else apart
 
 
@@ -146,7 +146,7 @@ class _Pool:
     def by_draw(self) -> "np.ndarray":
         """H of each family and draw: [families, draws]."""
         parts = [gains.sum(-1) / self.weights[task].sum() for task, gains in self.gains.items()]
-        return sum(parts) / self.pairs  # type: ignore[no-any-return]
+        return sum(parts) / self.pairs
 
 
 def _pool(report: _Data, group: _Group) -> _Pool | None:

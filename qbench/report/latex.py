@@ -55,7 +55,7 @@ def _document(parts: Sequence[str]) -> str:
 
 
 def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: str) -> str:
-    caption = [table.caption, *table.reading]
+    caption = [table.caption, *table.reading, *filter(None, [table.count])]
     if any(field.tone for row in rows for field in row):
         caption.append(READ_COLOURS)
     lines = [

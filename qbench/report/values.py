@@ -9,7 +9,6 @@ import numpy as np
 from qbench.records.samples import WEIGHT, as_floats, gold_logprobs, lists, metric_columns, rows_of_tasks
 from qbench.records.store import StoredRecord
 
-
 PER_WORD = "word_perplexity"  # its values are log-likelihoods of pages, and its weights their words
 
 
