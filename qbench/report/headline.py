@@ -101,7 +101,9 @@ class _Group:
 def _groups(results: ResultSet) -> Iterator[_Group]:
     for families in _replicates(results):
         kinds = [results.kinds_of(family) for family in families]
-        reference, *others = kinds[0] or [results.reference]
+        reference, *others = kinds[0]
+        if reference != results.reference:  # the families have none
+            continue
         by_family = [
             [q for q in results.quantizations() if q.family == family and _counts(results, q)] for family in families
         ]
