@@ -43,7 +43,7 @@ READ_SUMMARY = (
     "percent, normalized by length (acc_norm) where a task has that."
 )
 READ_SUMMARY_TONES = "▲: {other} lost less than {reference}; ▼: it lost more."
-READ_LOG_RATIO = "Damages of perplexities are 100·ln(quantized / unquantized), in percent; the CSV has them in units."
+READ_LOG_RATIO = "Damages of perplexities are 100 × ln(quantized / unquantized), in percent; the CSV has them in units."
 # Of a family that has one model only.
 READ_LONE_DAMAGE = "Damage is quantized − unquantized; accuracies are in percent."
 READ_LONE_SUMMARY = (

@@ -38,10 +38,9 @@ class Marks:
         """What stands under the table; empty if nothing can be judged."""
         if not self.tested:
             return ""
-        expected = f"{self.tested * CHANCE:.1f}"
         return (
-            f"Of {counted(self.tested, 'comparison')} {self.starred} have a star, where chance alone would give about "
-            f"{expected}; {self.kept} of them remain after adjustment."
+            f"With a star: {self.starred} of {counted(self.tested, 'comparison')}, where chance alone would give about "
+            f"{self.tested * CHANCE:.1f}; after adjustment: {self.kept}."
         )
 
 
