@@ -13,7 +13,7 @@ LAYERS = (
     ("softpick",),
     ("qbench.errors",),
     ("qbench.plugins",),
-    ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.attention.kinds"),
+    ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.attention.kinds", "qbench.tokenizer"),
     ("qbench.gate.settings",),
     ("qbench.identity",),
     ("qbench.records",),

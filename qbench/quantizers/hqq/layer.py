@@ -80,8 +80,12 @@ class HqqLinear(PackedLinear):
 
     def dequantize(self) -> Tensor:
         """(codes - zero) · scale, in float32 until the last rounding."""
+        return self.dequantize_float32().to(self.dtype)
+
+    def dequantize_float32(self) -> Tensor:
+        """The same without the last rounding."""
         weight = (self._unpack(torch.float32) - self.zero.float()) * self.scale.float()
-        return weight.reshape(self.out_features, self.in_features).to(self.dtype)
+        return weight.reshape(self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b as HQQLinear's pytorch backend computes it, the weight by the library's own code in float32.
