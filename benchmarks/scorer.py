@@ -92,9 +92,9 @@ def run_child(args: argparse.Namespace) -> None:
     import torch
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
-    from qbench.tokenizer import load_tokenizer
 
     from qbench.evaluate.scorer import Scorer
+    from qbench.tokenizer import load_tokenizer
 
     torch.set_num_threads(args.threads[0])
     model, tokenizer = make_model(args.attention), load_tokenizer(args.tokenizer)

@@ -19,13 +19,12 @@ def load_tokenizer(location: str | os.PathLike[str], revision: str | None = None
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
-    theirs = AutoTokenizer.from_pretrained(location, revision=revision)
-    as_in_file = type(theirs) is PreTrainedTokenizerFast
-    if as_in_file or not cached_file(
-        location, TOKENIZER_FILE, revision=revision, _raise_exceptions_for_missing_entries=False
-    ):
+    pinned = {"revision": revision} if revision else {}
+    theirs = AutoTokenizer.from_pretrained(location, **pinned)
+    has_file = cached_file(location, TOKENIZER_FILE, _raise_exceptions_for_missing_entries=False, **pinned)
+    if type(theirs) is PreTrainedTokenizerFast or not has_file:
         return theirs
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(location, revision=revision)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(location, **pinned)
     # What the class of this kind of model gives if tokenizer_config.json does not: Llama's <s>, </s> and <unk>.
     own = tokenizer.special_tokens_map
     tokenizer.add_special_tokens({name: t for name, t in theirs.special_tokens_map.items() if name not in own})

@@ -28,7 +28,7 @@ def run(model: LlamaForCausalLM, group: Group, greedy: bool) -> Iterator[tuple[B
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device; from pinned memory, or the host would wait for all that the device has to do."""
+    """A tensor of the host on the device; from pinned memory, or the host would wait until the device is idle."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -1,4 +1,4 @@
-"""How exact CUDA's matrix products are: set rather than left to torch's defaults, the environment and other packages."""
+"""How exact CUDA's matrix products are: set, not left to torch's defaults, the environment and other packages."""
 
 import torch
 

@@ -368,11 +368,7 @@ def _batches(calibration: Sequence[Tensor], device: torch.device) -> Iterator[Te
     while start < len(calibration):
         length = calibration[start].shape[1]
         stop = start + 1
-        while (
-            stop < len(calibration)
-            and calibration[stop].shape[1] == length
-            and (stop + 1 - start) * length <= most
-        ):
+        while stop < len(calibration) and calibration[stop].shape[1] == length and (stop + 1 - start) * length <= most:
             stop += 1
         yield torch.cat(list(calibration[start:stop])).to(device)
         start = stop
