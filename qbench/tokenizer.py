@@ -6,7 +6,7 @@ adds to the file (special tokens, the chat template, truncation) is kept, and is
 """
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,7 +19,7 @@ def load_tokenizer(location: str | os.PathLike[str], revision: str | None = None
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
-    pinned = {"revision": revision} if revision else {}
+    pinned: dict[str, Any] = {"revision": revision} if revision else {}
     theirs = AutoTokenizer.from_pretrained(location, **pinned)
     has_file = cached_file(location, TOKENIZER_FILE, _raise_exceptions_for_missing_entries=False, **pinned)
     if type(theirs) is PreTrainedTokenizerFast or not has_file:

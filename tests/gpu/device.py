@@ -300,7 +300,7 @@ def pretend(memory: int = 80 * GIB, capability: tuple[int, int] = (8, 0)) -> Ite
             stack.enter_context(mock.patch.object(torch.cuda, name, ask(name)))
         for name in ("device", "Event", "current_stream"):
             stack.enter_context(mock.patch.object(torch.cuda, name, mock.MagicMock()))
-        # Wrappers have no inference tensors. Libraries decorate with the mode when they are imported: maybe before this.
+        # Wrappers have no inference tensors; libraries may have decorated their functions with the mode before this.
         for name in ("__enter__", "__exit__"):
             stack.enter_context(mock.patch.object(torch.inference_mode, name, return_value=None))
         # nn.Module.to sets .data, which wrappers do not take; new parameters they are.
