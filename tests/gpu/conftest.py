@@ -30,6 +30,11 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> None:
         method.preload()
     shared = tmp_path_factory.getbasetemp()
     device.register_guard(shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared)
+    replace_kernels()
+
+
+def replace_kernels() -> None:
+    """Compute the Triton op by the CPU's."""
     ops = torch.ops.softpick
     device.REPLACED[ops.triton_attention.default] = ops.cpu_attention.default
     device.REPLACED[ops.triton_attention_backward.default] = ops.cpu_attention_backward.default
@@ -58,7 +63,7 @@ def folders(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPat
 
 def _write(folder: Path, kind: str, layers: int, tokenizer: PreTrainedTokenizerFast) -> None:
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=2048,  # a multiple of 32, for GPTQ of lm_head
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=layers,

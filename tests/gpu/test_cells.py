@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from qbench import load_checkpoint, save_quantized
+from qbench import load_checkpoint, quantize, save_quantized
 from qbench.attention.kinds import attentions
 from qbench.quantizers.options import quantizers
 from qbench.quantizers.packed import packed_form
 
 from .cells import calibration, instances, run
-from .device import CUDA, PretendedCuda
+from .device import CUDA, PretendedCuda, pretend
 
 DTYPES = (torch.bfloat16, torch.float16)
 EXECUTIONS = ("dense", "packed")
@@ -25,11 +25,11 @@ ALL: list[Case] = list(product(attentions(), WIDTHS, DTYPES, EXECUTIONS))
 def chosen() -> list[Case]:
     """Every width, attention and execution, and every method in each dtype, in as few cells as that takes."""
     kinds, cases = list(attentions()), []
-    for n, width in enumerate(WIDTHS):  # the attentions take turns
-        cases.append((kinds[n % len(kinds)], width, DTYPES[0], EXECUTIONS[n % 2]))
-    for n, method in enumerate(quantizers()):
-        widest = max(bits for name, bits in WIDTHS if name == method)
-        cases.append((("softpick", "softmax")[n % 2], (method, widest), DTYPES[1], EXECUTIONS[n % 2]))
+    for n, (method, bits) in enumerate(WIDTHS):  # attentions take turns, and so do executions within a method
+        place = list(quantizers()[method].widths).index(bits)
+        cases.append((kinds[n % len(kinds)], (method, bits), DTYPES[0], EXECUTIONS[place % 2]))
+    for n, (method, declared) in enumerate(quantizers().items()):
+        cases.append((("softpick", "softmax")[n % 2], (method, max(declared.widths)), DTYPES[1], EXECUTIONS[1]))
     return cases
 
 
@@ -48,13 +48,14 @@ def test_the_chosen_cases_have_every_value_of_each_axis() -> None:
 
 
 @pytest.mark.parametrize(("kind", "width", "dtype", "execution"), marked())
-def test_a_cell_runs_where_it_should_in_the_dtype_it_should(
+def test_a_cell_runs_and_is_saved_where_it_should_in_the_dtype_it_should(
     cuda: PretendedCuda,
     folders: Callable[[str, int], Path],
     kind: str,
     width: tuple[str, int],
     dtype: torch.dtype,
     execution: str,
+    tmp_path: Path,
 ) -> None:
     method, bits = width
     cell = run(cuda, folders(kind, 1), method, bits, dtype, execution)
@@ -66,6 +67,13 @@ def test_a_cell_runs_where_it_should_in_the_dtype_it_should(
     assert cell.audit.execution == {"none": "none"}.get(method, "packed" if (method, bits) == ("bnb", 8) else execution)
     scores = torch.tensor([s if isinstance(s, float) else s[0] for s in cell.scores])
     assert (scores.isfinite() & (scores < 0)).all()
+    if method != "none":
+        save_quantized(cell.model, tmp_path, cell.lm.tokenizer)
+        again = load_checkpoint(tmp_path, device="cuda", dtype=dtype)
+        assert packed_form(again).quantization == packed_form(cell.model).quantization
+        ids = torch.arange(1, 20, device="cuda")[None]
+        logits = cell.model(ids).logits.float()
+        assert float((again(ids).logits - logits).norm() / logits.norm()) < 0.03
 
 
 def metadata(model: torch.nn.Module) -> set[str]:
@@ -83,8 +91,6 @@ def metadata(model: torch.nn.Module) -> set[str]:
 def test_scores_are_those_of_the_cpu_in_the_same_dtype(
     ready: None, folders: Callable[[str, int], Path], kind: str, method: str, bits: int
 ) -> None:
-    from .device import pretend
-
     with torch.no_grad():
         wanted = run(None, folders(kind, 1), method, bits)
     with pretend() as device:
@@ -97,27 +103,12 @@ def test_scores_are_those_of_the_cpu_in_the_same_dtype(
 def test_a_calibrated_model_of_two_layers_and_its_head(
     cuda: PretendedCuda, folders: Callable[[str, int], Path]
 ) -> None:
-    from qbench import quantize
-
     model = load_checkpoint(folders("softpick", 2), device="cuda", dtype=torch.bfloat16)
     samples = calibration(model.config.vocab_size)
     options = {"group_size": 64, "act_order": True, "sym": False, "include_lm_head": True}
     model, audit = quantize(model, "gptq", 4, calibration=samples, **options)
     assert len(audit.layers) == 2 * 7 + 1
     assert {p.device for p in model.parameters()} == {CUDA}
-
-
-@pytest.mark.parametrize(("method", "bits"), [("bnb", 4), ("bnb", 8), ("gptq", 3), ("hqq", 3)])
-def test_a_quantized_model_is_saved_and_read_back(
-    cuda: PretendedCuda, folders: Callable[[str, int], Path], tmp_path: Path, method: str, bits: int
-) -> None:
-    cell = run(cuda, folders("softpick", 1), method, bits)
-    save_quantized(cell.model, tmp_path, cell.lm.tokenizer)
-    again = load_checkpoint(tmp_path, device="cuda", dtype=torch.bfloat16)
-    assert packed_form(again).quantization == packed_form(cell.model).quantization
-    ids = torch.arange(1, 20, device="cuda")[None]
-    gap = (again(ids).logits - cell.model(ids).logits).float().norm() / cell.model(ids).logits.float().norm()
-    assert float(gap) < 0.03
 
 
 @pytest.mark.parametrize("kind", ["softmax", "softpick"])
