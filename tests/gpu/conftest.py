@@ -30,14 +30,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> None:
         method.preload()
     shared = tmp_path_factory.getbasetemp()
     device.register_guard(shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared)
-    replace_kernels()
-
-
-def replace_kernels() -> None:
-    """Compute the Triton op by the CPU's."""
-    ops = torch.ops.softpick
-    device.REPLACED[ops.triton_attention.default] = ops.cpu_attention.default
-    device.REPLACED[ops.triton_attention_backward.default] = ops.cpu_attention_backward.default
+    device.REPLACED[torch.ops.softpick.triton_attention.default] = torch.ops.softpick.cpu_attention.default
 
 
 @pytest.fixture

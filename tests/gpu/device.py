@@ -268,13 +268,8 @@ def _numbered(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def pretend(
-    memory: int = 80 * GIB, capability: tuple[int, int] = (8, 0), gradients: bool = False
-) -> Iterator[PretendedCuda]:
-    """A machine with one GPU of so much memory.
-
-    gradients: only in a process in which autograd has not run yet; without them nothing is recorded.
-    """
+def pretend(memory: int = 80 * GIB, capability: tuple[int, int] = (8, 0)) -> Iterator[PretendedCuda]:
+    """A machine with one GPU of so much memory; gradients are off, for autograd wants a device with streams."""
     global _current
     device = PretendedCuda(memory)
     answers: dict[str, Callable[[], Any]] = {
@@ -315,7 +310,7 @@ def pretend(
         # torch.tensor(…, device="cuda"): made on the CPU, then copied.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
-        stack.enter_context(torch.set_grad_enabled(gradients))
+        stack.enter_context(torch.no_grad())
         stack.enter_context(_Function())
         stack.enter_context(_Dispatch())
         _current = device

@@ -9,6 +9,8 @@ import torch
 
 from qbench import load_checkpoint, quantize, save_quantized
 from qbench.attention.kinds import attentions
+from qbench.quantizers.hqq import HqqOptions
+from qbench.quantizers.hqq.layer import HqqLinear
 from qbench.quantizers.options import quantizers
 from qbench.quantizers.packed import packed_form
 
@@ -98,6 +100,23 @@ def test_scores_are_those_of_the_cpu_in_the_same_dtype(
     values = [torch.tensor([s if isinstance(s, float) else s[0] for s in cell.scores]) for cell in (found, wanted)]
     torch.testing.assert_close(*values, rtol=2e-2, atol=2e-2)  # bfloat16, whose sums the CPU's kernels order otherwise
     assert found.audit.kl == pytest.approx(wanted.audit.kl, rel=0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("bits", [8, 3])
+def test_hqqs_solver_finds_the_same_on_both_devices(ready: None, bits: int) -> None:
+    """The library's own computes in float16 on CUDA: of mini's 8-bit codes, 7% are others then."""
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def solved(device: str) -> dict[str, torch.Tensor]:
+        linear = torch.nn.Linear(128, 64, bias=False)
+        linear.weight = torch.nn.Parameter(weight.to(device), requires_grad=False)
+        return {name: t.cpu() for name, t in HqqLinear.from_linear(linear, bits, HqqOptions()).named_buffers()}
+
+    here = solved("cpu")
+    with pretend():
+        there = solved("cuda")
+    for name, tensor in here.items():
+        assert torch.equal(tensor, there[name]), name
 
 
 def test_a_calibrated_model_of_two_layers_and_its_head(

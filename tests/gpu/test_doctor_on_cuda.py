@@ -1,10 +1,4 @@
-"""Doctor's checks of kernels and quantizers as they run where there is a GPU."""
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Doctor's checks as they run where there is a GPU; gradients apart, for which autograd wants a device with streams."""
 
 import pytest
 
@@ -14,29 +8,15 @@ from qbench.quantizers.options import quantizers
 
 from .device import PretendedCuda
 
-ROOT = Path(__file__).parents[2]
-FEW = {"bnb": 2, "gptq": 1, "hqq": 5}  # widths that take seconds
-# In its own process: autograd starts its threads for the devices that there are when it first runs.
-ATTENTION = """
-import sys, pathlib
-from tests.gpu import device
-from tests.gpu.conftest import replace_kernels
-device.register_guard(pathlib.Path(sys.argv[1]))
-replace_kernels()
-from qbench.doctor.checks import main
-with device.pretend(gradients=True):
-    main("attention", "cuda", sys.argv[2])
-"""
+FEW = {"bnb": 2, "gptq": 0, "hqq": 2}  # widths that take seconds
 
 
 def widths() -> list:
     """Each quantizer's; those beyond the few are slow."""
     found = []
-    for method in quantizers():
+    for method, few in FEW.items():
         for n, bits in enumerate(quantizers()[method].widths):
-            if method != "none":
-                slow = n >= FEW[method]
-                found.append(pytest.param(method, n, id=f"{method}-{bits}", marks=pytest.mark.slow if slow else ()))
+            found.append(pytest.param(method, n, id=f"{method}-{bits}", marks=pytest.mark.slow if n >= few else ()))
     return found
 
 
@@ -46,18 +26,15 @@ def test_quantizers(cuda: PretendedCuda, method: str, number: int) -> None:
     assert "bits per weight" in check()
 
 
-def test_attention_kernels_with_gradients(ready: None, tmp_path: Path, tmp_path_factory) -> None:
-    base = tmp_path_factory.getbasetemp()
-    guard = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", ATTENTION, str(guard), str(tmp_path / "lines")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
-    ended = [line for line in lines if "ok" in line]
-    assert [line for line in ended if not line["ok"]] == []
-    # All but softmax: the kernel in three dtypes, and a model.
-    assert len(ended) == (len(attentions()) - 1) * 4
-    assert any("triton bfloat16" in line["name"] for line in ended)
+def test_every_kind_has_a_kernel_in_each_dtype_and_a_model(cuda: PretendedCuda) -> None:
+    found = dict(cases("attention", "cuda"))
+    for kind in attentions().values():
+        if kind.is_softmax:
+            continue
+        backend = "sdpa" if kind.normalizer == "softmax" else "triton"
+        assert {f"{kind.name} {backend} {dtype}" for dtype in ("float32", "float16", "bfloat16")} <= found.keys()
+        assert "logits within" in found[f"{kind.name} model bfloat16"]()
+
+
+def test_a_method_that_is_new_is_among_these_checks() -> None:
+    assert FEW.keys() == quantizers().keys() - {"none"}

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from qbench.checkpoint import load
 from qbench.evaluate import forward
+from qbench.evaluate.precision import FP32_PRECISION, set_precision
 from qbench.quantizers import measure
 from qbench.quantizers.bnb.layers import Bnb4Linear
 from qbench.quantizers.gptq import GptqOptions, layer
@@ -74,9 +75,11 @@ def check_solver(device: PretendedCuda, groups: int = 2) -> None:
 
 @pytest.mark.parametrize(("columns", "groups"), [(64, 2), (128, 4)])
 def test_gptqs_solver_waits_for_a_group_and_not_for_a_column(cuda: PretendedCuda, columns: int, groups: int) -> None:
+    set_precision()
     solve_one_stage(columns)
     check_solver(cuda, groups)
     assert cuda.syncs.total() < columns
+    assert torch.backends.cuda.matmul.fp32_precision == FP32_PRECISION  # the library sets its own and puts it back
 
 
 # Planted mistakes ----------------------------------------------------------------------------------
