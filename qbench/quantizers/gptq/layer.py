@@ -117,12 +117,12 @@ class GPTQLinear(PackedLinear):
 
     def dequantize(self) -> Tensor:
         """The weight [out, in]."""
-        return self.dequantize_float32().to(self.dtype)
+        return self.dequantize_float32().to(self.dtype, memory_format=torch.contiguous_format)
 
     def dequantize_float32(self) -> Tensor:
         """It equals the solver's bit for bit."""
         steps = unpack(self.qweight, self.bits) - self.zeros()[self.g_idx]  # [in, out]
-        return (steps * self.scales.float()[self.g_idx]).T.contiguous()
+        return (steps * self.scales.float()[self.g_idx]).T
 
     def settings(self) -> dict[str, object]:
         """The options that the tensors show; of one group, the order of the columns is not among them."""
