@@ -36,7 +36,7 @@ PACKAGES = (
 PACKAGE = Path(__file__).parent
 # Our own code that computes numbers, within qbench; the kernels come first. runner/cell.py decides which model is
 # evaluated. Not records/audit.py and records/suspicious.py: their rules are applied again whenever a record is read.
-COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "runner/cell.py")
+COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "tokenizer.py", "runner/cell.py")
 WRITES = ("checkpoint/save.py",)  # what a cell never calls
 
 
@@ -80,7 +80,7 @@ class What(WithoutUnused):
     device: str
     max_length: int | None  # None: what the checkpoint's config says
     seed: int
-    batch_tokens: int | None  # None unless scores depend on what else is in a batch
+    batch_tokens: int | None  # None if scores do not depend on what else is in a batch: on a CPU, but for LLM.int8
     parts: dict[str, dict[str, JsonValue]] | None = None  # options of what else is quantized, by the part's label
 
 

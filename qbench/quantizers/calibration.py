@@ -184,10 +184,10 @@ def _source(fields: Mapping[str, Any]) -> Calibration:
 
 
 def _tokenizer(model: "PreTrainedModel") -> Callable[..., Any]:
-    from transformers import AutoTokenizer
+    from qbench.tokenizer import load_tokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model.config.name_or_path)
+        return load_tokenizer(model.config.name_or_path or "")
     except (OSError, ValueError) as error:
         raise QuantizeError(
             f"The model's folder {model.config.name_or_path!r} has no tokenizer to read the calibration source with; "

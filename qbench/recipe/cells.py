@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from qbench.attention.kinds import attentions
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, tokenizer_fingerprint
 from qbench.errors import InputError
+from qbench.evaluate.batches import BATCH_TOKENS
 from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
 from qbench.identity import Identity, What, code_hash, package_code_hash, package_versions
 from qbench.quantizers.calibration import Calibration
@@ -43,19 +44,29 @@ class Cell:
         return self.recipe.locate(own) if own else self.location
 
     @property
-    def batch_tokens(self) -> int | None:
-        """The token budget of a batch; None: by free memory."""
-        return self.recipe.batch_tokens or self._fixed_batch_tokens
+    def batch_tokens(self) -> int:
+        """The token budget of a batch: the recipe's, or a constant of the device, so that all cells have the same."""
+        if self.recipe.batch_tokens or self.recipe.resolved_device == "cuda":
+            return self.recipe.batch_tokens or BATCH_TOKENS["cuda"]
+        return self._fixed_batch_tokens or BATCH_TOKENS["cpu"]
 
     @property
     def _fixed_batch_tokens(self) -> int | None:
-        """The budget of a quantization whose scores depend on what else is in a batch; None if they do not."""
+        """The budget on a CPU of a quantization whose scores depend on what else is in a batch; None if they do not."""
         return self.quantization.options.fixed_batch_tokens if isinstance(self.quantization, Quantization) else None
 
     @property
     def calibration(self) -> Calibration | None:
         """Where the text to calibrate with comes from; None if the quantization needs none."""
         return self.recipe.calibration_source() if _is_calibrated(self.quantization) else None
+
+    @property
+    def _depends_on_batches(self) -> bool:
+        """Whether the budget changes numbers: on CUDA it does, as a product's rounding depends on its shape.
+
+        On a CPU in float32 it moves them by rounding far below the last digit that is reported.
+        """
+        return self.recipe.resolved_device == "cuda" or self._fixed_batch_tokens is not None
 
     def packages(self) -> dict[str, str]:
         """The versions of the packages that compute this cell."""
@@ -81,7 +92,7 @@ class Cell:
             device=recipe.resolved_device,
             max_length=recipe.max_length,
             seed=recipe.seed,
-            batch_tokens=self.batch_tokens if self._fixed_batch_tokens else None,
+            batch_tokens=self.batch_tokens if self._depends_on_batches else None,
         )
         return Identity(what=what, code=code_hash(), packages=self.packages())
 

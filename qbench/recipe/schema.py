@@ -91,7 +91,7 @@ class Recipe(_RecipePart):
     max_length: int | None = Field(None, ge=2)  # by default what the checkpoint's config says
     seed: int = 1234  # of the few-shot examples; calibration has its own
     execution: Literal["dense", "packed"] = "dense"
-    batch_tokens: int | None = Field(None, ge=1)  # by default as many as memory allows
+    batch_tokens: int | None = Field(None, ge=1)  # by default a constant of the device, the same for all cells
     workers: int | None = Field(None, ge=1)  # cells at once; by default one per GPU, or as many as the CPU can take
     threads: int | None = Field(None, ge=1)  # of each worker on the CPU; by default an equal share of the cores
     timeout_minutes: float = Field(720, gt=0)  # a cell that takes longer has hung

@@ -66,6 +66,8 @@ class Cost(_RecordPart):
     tokens_per_second: float | None = None
     peak_host_bytes: int | None = None
     peak_device_bytes: int | None = None
+    # The token budget of a batch, and what it was after each time that memory ran out; None in older records.
+    batch_tokens: tuple[int, ...] | None = None
     weight_bytes: int | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
 
 
@@ -77,6 +79,7 @@ class Provenance(_RecordPart):
     packages: dict[str, str]
     git_commit: str | None  # with a + where the working tree has changes
     machine: dict[str, Any]  # cpu, cores, threads, memory, gpu, driver, python, platform
+    precision: dict[str, str | bool] | None = None  # what was set of torch's matrix products on CUDA
     started: str  # ISO 8601, UTC
     finished: str
 
