@@ -15,6 +15,7 @@ from qbench.identity import Identity, What, code_hash, package_code_hash, packag
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
 from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
+from qbench.recipe.passkey import with_passkey_lengths
 from qbench.recipe.schema import CheckpointSource, Recipe, fields_at
 from qbench.recipe.yaml import RecipeError, RecipeFile, read_recipe_file
 from qbench.records.schema import CellRef
@@ -98,7 +99,7 @@ def load_recipe(file: Path | str, **changes: Any) -> Recipe:
         tasks = {name: task.model_copy(update={"limit": None}) for name, task in recipe.tasks.items()}
         recipe = recipe.model_copy(update={"tasks": tasks})
     check_recipe(recipe, read)
-    return recipe
+    return with_passkey_lengths(recipe)
 
 
 def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
@@ -129,8 +130,11 @@ def cells(recipe: Recipe) -> list[Cell]:
 
 def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
     """Facts of the recipe's tasks: fingerprints and sizes; NotFetchedError if a dataset is not on this machine."""
+    generated = recipe.passkey.summaries(recipe.limit) if recipe.passkey else {}
+    if not recipe.task_names():
+        return generated
     try:
-        return task_facts(
+        loaded = task_facts(
             recipe.task_names(),
             data=recipe.task_data(),
             folders=[recipe.locate(folder) for folder in recipe.task_folders],
@@ -138,6 +142,7 @@ def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
             limits=recipe.limits,
             seed=recipe.seed,
         )
+        return loaded | generated
     except (NotFetchedError, RecipeError):
         raise
     except InputError as error:  # a task that is not known, or whose data do not fit

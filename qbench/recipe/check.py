@@ -13,9 +13,10 @@ from qbench.files import file_name
 from qbench.quantizers.calibration import NAMED
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization, quantizer
-from qbench.recipe.schema import QuantizationEntry, Recipe
+from qbench.recipe.schema import PASSKEY_FIELDS, QuantizationEntry, Recipe
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
+from qbench.records.metrics import PASSKEY
 
 HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub takes them
 
@@ -181,6 +182,9 @@ def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
                 ("tasks", name),
                 "settings are for a task's name; give its folder to task_folders and use the name here.",
             )
+    for name, task in recipe.tasks.items():
+        if name != PASSKEY and (alien := [field for field in PASSKEY_FIELDS if getattr(task, field) is not None]):
+            raise file.error(("tasks", name, alien[0]), f"is a setting of the task {PASSKEY} alone.")
     for name in recipe.data:
         if name not in recipe.tasks and not any(map(is_task_path, recipe.tasks)):
             raise file.error(("data", name), f"is not one of the tasks.{did_you_mean(name, recipe.tasks)}")

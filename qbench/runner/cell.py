@@ -228,6 +228,7 @@ def evaluate_model(
 ) -> Any:
     """Score the model on the recipe's tasks, which must be those that were planned; limit: documents of each."""
     from qbench.evaluate.evaluation import evaluate
+    from qbench.evaluate.passkey import passkey_tasks
     from qbench.evaluate.scorer import Scorer
     from qbench.evaluate.tasks import load_tasks, task_fingerprint
 
@@ -235,9 +236,7 @@ def evaluate_model(
     folders = [recipe.locate(folder) for folder in recipe.task_folders]
     tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots())
     limits = recipe.limits(tasks)
-    for name, task in tasks.items():
-        if task_fingerprint(task, limits.get(name)) != planned[name].fingerprint:
-            raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
+    found = {name: task_fingerprint(task, limits.get(name)) for name, task in tasks.items()}
     lm = Scorer(
         model,
         tokenizer,
@@ -245,6 +244,13 @@ def evaluate_model(
         batch_tokens=cell.batch_tokens,
         token_cache=cache_folder() / "tokens",
     )
+    if passkey := recipe.passkey:
+        found |= {name: own.fingerprint for name, own in passkey.summaries(recipe.limit).items()}
+        tasks |= passkey_tasks(passkey, lambda text: len(lm.tok_encode(text)), limit or recipe.limit)
+        limits = recipe.limits(tasks)
+    for name, fingerprint in found.items():
+        if fingerprint != planned[name].fingerprint:
+            raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
     few = {name: min(own or limit, limit) for name, own in limits.items()} if limit else limits
     return evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
 
