@@ -12,6 +12,7 @@ from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprin
 from qbench.errors import InputError
 from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
 from qbench.identity import Identity, What, code_hash, package_code_hash, package_versions
+from qbench.quantizers.axes import parts_of
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
 from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
@@ -62,7 +63,7 @@ class Cell:
         """Everything that can change the numbers; NotFetchedError if a part of it is not on this machine."""
         recipe, quantized = self.recipe, self.quantization
         assert isinstance(quantized, Quantization)
-        calibration = recipe.calibration_source() if quantized.quantizer.calibrated else None
+        calibration = recipe.calibration_source() if quantized.is_calibrated else None
         what = What(
             checkpoint=checkpoint_fingerprint(self.location, self.source.revision),
             tokenizer=tokenizer_fingerprint(self.tokenizer, self.tokenizer_revision),
@@ -152,8 +153,7 @@ def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
 def _quantizations(recipe: Recipe) -> Iterator[Quantization | NotOffered]:
     for entry in recipe.quantizations:
         for bits in entry.widths:
-            options = entry.options | entry.options_by_bits.get(bits, {})
             if offers(entry.method, bits):
-                yield quantization(entry.method, bits, **options)
+                yield quantization(entry.method, bits, **entry.arguments(bits))
             else:
-                yield NotOffered(entry.method, bits)
+                yield NotOffered(entry.method, bits, parts_of(entry.axes))

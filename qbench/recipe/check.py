@@ -10,6 +10,7 @@ from qbench.attention.kinds import attentions
 from qbench.errors import did_you_mean
 from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name
+from qbench.quantizers.axes import AXES, parts_of
 from qbench.quantizers.calibration import NAMED
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization, quantizer
@@ -138,28 +139,31 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
     """The quantization of one width; each option is tried alone, so that an error has its line."""
     try:
         if not offers(entry.method, bits):
-            return NotOffered(entry.method, bits)
+            return NotOffered(entry.method, bits, parts_of(entry.axes))
     except QuantizeError as error:
         raise file.error((*where, "method"), str(error)) from None
     by_bits = {("options_by_bits", bits, name): value for name, value in entry.options_by_bits.get(bits, {}).items()}
     shared = {("options", name): value for name, value in entry.options.items()}
-    for option, value in (by_bits | shared).items():
+    axes = {(name,): value for name, value in entry.axes.items()}
+    for option, value in (by_bits | shared | axes).items():
         try:
             quantization(entry.method, bits, **{str(option[-1]): value})
         except QuantizeError as error:
             hint = " Give it under options_by_bits." if option in shared and "not at" in str(error) else ""
             raise file.error((*where, *option), f"{error}{hint}") from None
-    return quantization(entry.method, bits, **(entry.options | entry.options_by_bits.get(bits, {})))
+    return quantization(entry.method, bits, **entry.arguments(bits))
 
 
 def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     source = recipe.calibration
     if source is None:
         for index, entry in enumerate(recipe.quantizations):
-            if quantizer(entry.method).calibrated:
+            needy = [entry.method] if quantizer(entry.method).calibrated else []
+            needy += [name for name in entry.axes if AXES[name].calibrated]
+            if needy:
                 raise file.error(
                     ("quantizations", index),
-                    f"{entry.method} needs calibration; add `calibration: {{source: wikitext2}}`.",
+                    f"{needy[0]} needs calibration; add `calibration: {{source: wikitext2}}`.",
                 )
     elif source.is_file and not Path(recipe.locate(source.source)).is_file():
         raise file.error(

@@ -12,6 +12,7 @@ from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.passkey import PasskeySettings
 from qbench.gate.settings import GateSettings
 from qbench.machine import has_cuda
+from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.recipe.messages import must
 from qbench.recipe.yaml import Field as Where
@@ -43,12 +44,29 @@ class CheckpointSource(_RecipePart):
 
 
 class QuantizationEntry(_RecipePart):
-    """A method at one or several widths; options for all of them, and for single widths."""
+    """A method at one or several widths; options for all of them, and for single widths.
+
+    What it has beside the weights stands under the name of its axis: `mask_heads: {epsilon: 1.0e-6}`.
+    """
 
     method: str
     bits: tuple[int, ...] = ()
     options: dict[str, Any] = {}
     options_by_bits: dict[int, dict[str, Any]] = {}
+    axes: dict[str, Any] = {}  # options by the name of the axis
+
+    @model_validator(mode="before")
+    @classmethod
+    def _axes_by_their_names(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        axes = {name: value[name] for name in AXES if value.get(name) is not None}
+        rest = {name: own for name, own in value.items() if name not in AXES}
+        return rest | ({"axes": axes} if axes else {})
+
+    def arguments(self, bits: int) -> dict[str, Any]:
+        """The options and axes of one width, as `quantization` takes them."""
+        return self.options | self.options_by_bits.get(bits, {}) | self.axes
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -225,9 +243,10 @@ def fields_at(field: Where) -> list[str]:
     """The names that are allowed at a field."""
     parts: dict[Any, type[BaseModel]] = {
         "checkpoints": CheckpointSource,
-        "quantizations": QuantizationEntry,
         "tasks": TaskSettings,
         "calibration": Calibration,
         "gate": GateSettings,
     }
+    if field[:1] == ("quantizations",):
+        return [name for name in QuantizationEntry.model_fields if name != "axes"] + list(AXES)
     return list((parts[field[0]] if field else Recipe).model_fields) + ([] if field else ["extends"])

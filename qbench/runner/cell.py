@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
 from qbench.identity import Identity, TaskIdentity, cache_folder, code_hash
-from qbench.quantizers.declaration import QuantizeError
-from qbench.quantizers.options import Quantization, quantizer
+from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
 from qbench.records.schema import Cost, Failure, FailureKind, MetricValue, Provenance, QuantizerFacts, Record
@@ -49,12 +48,13 @@ class Job:
 
     def record(self, started: str, **result: Any) -> Record:
         """The cell's record with this result."""
-        recipe, method = self.cell.recipe, quantizer(self.cell.ref.method)
+        recipe, wanted = self.cell.recipe, self.cell.quantization
+        assert isinstance(wanted, Quantization)  # what is not offered has no job
         return Record(
             cell=self.cell.ref,
             key=self.identity.key,
             identity=self.identity,
-            quantizer=QuantizerFacts(title=method.title, calibrated=method.calibrated),
+            quantizer=QuantizerFacts(title=wanted.quantizer.title, calibrated=wanted.is_calibrated),
             provenance=Provenance(
                 recipe=recipe.file.name,
                 resolved_recipe=recipe.content(),
@@ -210,16 +210,19 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
     from qbench.quantizers.quantize import quantize
 
     recipe, wanted = cell.recipe, cell.quantization
-    assert isinstance(wanted, Quantization)  # what is not offered has no job
-    if wanted.parts:
-        raise QuantizeError(f"{wanted.label}: only weights can be quantized yet.")
+    assert isinstance(wanted, Quantization)
     calibration = None
-    if wanted.quantizer.calibrated and (source := recipe.calibration_source()):
+    if wanted.is_calibrated and (source := recipe.calibration_source()):
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)
         calibration = calibration_batches(source, tokenizer, longest)
-    options = wanted.options.model_dump()
     return quantize(
-        model, wanted.method, wanted.bits, calibration=calibration, execution=recipe.execution, progress=True, **options
+        model,
+        wanted.method,
+        wanted.bits,
+        calibration=calibration,
+        execution=recipe.execution,
+        progress=True,
+        **wanted.arguments,
     )
 
 

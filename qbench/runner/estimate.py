@@ -7,7 +7,7 @@ from qbench.checkpoint import layout
 from qbench.checkpoint.fingerprint import config_file
 from qbench.checkpoint.layout import CheckpointError
 from qbench.evaluate.facts import TaskSummary
-from qbench.quantizers.options import quantizer
+from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
 from qbench.records.audit import UNQUANTIZED
 
@@ -35,8 +35,8 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary]) -> Estimate | None:
     if cell.ref.label != UNQUANTIZED:
         memory += memory  # the source weights, which the audit compares with, beside the quantized ones
     calibration = cell.recipe.calibration
-    if calibration and quantizer(cell.ref.method).calibrated:
-        tokens += 5 * calibration.samples * calibration.length  # four stages of each layer, and its output
+    if calibration and isinstance(cell.quantization, Quantization) and cell.quantization.is_calibrated:
+        tokens += 5 * calibration.samples * calibration.length  # gptq: four stages of each layer, and its output
     return Estimate(parameters, memory + OVERHEAD, 2.0 * parameters * tokens)
 
 
