@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from qbench.records.audit import weight_label
 from qbench.records.schema import CellRef, PlannedCell, RunPlan
 from qbench.records.store import cell_folder, write_plan, write_record
 
@@ -19,7 +18,7 @@ LOSSES = {"none-16": 0.0, "bnb-4-nf4": 0.02, "hqq-2-g64": 0.4, "hqq-3-g64": 0.1}
 
 def cell(attention: str, label: str, family: str = "mini") -> CellRef:
     """A cell by its label."""
-    method, bits, *_ = weight_label(label).split("-")
+    method, bits, *_ = label.split("-")
     return cell_ref(attention, method, int(bits), label, family)
 
 
