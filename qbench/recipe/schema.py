@@ -243,10 +243,11 @@ def fields_at(field: Where) -> list[str]:
     """The names that are allowed at a field."""
     parts: dict[Any, type[BaseModel]] = {
         "checkpoints": CheckpointSource,
-        "tasks": TaskSettings,
         "calibration": Calibration,
         "gate": GateSettings,
     }
     if field[:1] == ("quantizations",):
         return [name for name in QuantizationEntry.model_fields if name != "axes"] + list(AXES)
+    if field[:1] == ("tasks",):
+        return [name for name in TaskSettings.model_fields if (name in PASSKEY_FIELDS) == (field[1:2] == (PASSKEY,))]
     return list((parts[field[0]] if field else Recipe).model_fields) + ([] if field else ["extends"])
