@@ -15,9 +15,8 @@ from transformers import LlamaForCausalLM
 
 from qbench.quantizers.axes import MaskHeadsOptions, Part
 from qbench.quantizers.calibration import token_ids
+from qbench.records.analysis import DEAD
 from qbench.records.audit import Measured, PartAudit
-
-DEAD_SHARE = 0.95  # of tokens; a head that is off at more of them is dead
 
 
 class HeadMask:
@@ -41,7 +40,7 @@ class MaskedHeads:
         self.label = Part("mask_heads", options).label
         texts = token_ids(calibration, model)
         self.tokens = sum(ids.numel() for ids in texts)
-        self.dead = off_share(model, texts, options.epsilon) > DEAD_SHARE  # [layers, heads]
+        self.dead = off_share(model, texts, options.epsilon) > DEAD  # [layers, heads]
 
     def apply(self, model: LlamaForCausalLM) -> None:
         """Hook the mask into each layer that has dead heads."""

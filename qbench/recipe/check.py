@@ -156,21 +156,34 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
 
 def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     source = recipe.calibration
+    calibrated = [i for i, entry in enumerate(recipe.quantizations) if _calibrated(entry)]
     if source is None:
-        for index, entry in enumerate(recipe.quantizations):
-            needy = [entry.method] if quantizer(entry.method).calibrated else []
-            needy += [name for name in entry.axes if AXES[name].calibrated]
-            if needy:
-                raise file.error(
-                    ("quantizations", index),
-                    f"{needy[0]} needs calibration; add `calibration: {{source: wikitext2}}`.",
-                )
-    elif source.is_file and not Path(recipe.locate(source.source)).is_file():
+        if calibrated:
+            first = _calibrated(recipe.quantizations[calibrated[0]])[0]
+            raise file.error(
+                ("quantizations", calibrated[0]),
+                f"{first} needs calibration; add `calibration: {{source: wikitext2}}`.",
+            )
+        return
+    seeds: Where = ("calibration", "seeds")
+    if source.seeds > 1 and not calibrated and file.lines[seeds][0] == file.file:  # an extended recipe may have others
+        raise file.error(
+            seeds,
+            f"is {source.seeds}, but no method of the recipe is calibrated; leave it out, or add one that is, such as "
+            "gptq.",
+        )
+    if source.is_file and not Path(recipe.locate(source.source)).is_file():
         raise file.error(
             ("calibration", "source"),
             f"{file.file.parent / source.source} is not a file; source must be a file, {' or '.join(NAMED)}, or a "
             "dataset on the Hub with its revision.",
         )
+
+
+def _calibrated(entry: QuantizationEntry) -> list[str]:
+    """What of an entry needs calibration text: its method, its axes."""
+    method = [entry.method] if quantizer(entry.method).calibrated else []
+    return method + [name for name in entry.axes if AXES[name].calibrated]
 
 
 def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:

@@ -7,7 +7,6 @@ from qbench.checkpoint import layout
 from qbench.checkpoint.fingerprint import config_file
 from qbench.checkpoint.layout import CheckpointError
 from qbench.evaluate.facts import TaskSummary
-from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
 from qbench.records.audit import UNQUANTIZED
 
@@ -34,9 +33,8 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary]) -> Estimate | None:
     memory = parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
     if cell.ref.label != UNQUANTIZED:
         memory += memory  # the source weights, which the audit compares with, beside the quantized ones
-    calibration = cell.recipe.calibration
-    if calibration and isinstance(cell.quantization, Quantization) and cell.quantization.is_calibrated:
-        tokens += 5 * calibration.samples * calibration.length  # gptq: four stages of each layer, and its output
+    if calibration := cell.calibration:
+        tokens += 5 * calibration.samples * calibration.length  # four stages of each layer, and its output
     return Estimate(parameters, memory + OVERHEAD, 2.0 * parameters * tokens)
 
 
