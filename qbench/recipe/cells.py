@@ -14,10 +14,12 @@ from qbench.errors import InputError
 from qbench.evaluate.batches import BATCH_TOKENS
 from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
 from qbench.identity import Identity, What, code_hash, package_code_hash, package_versions
+from qbench.quantizers.axes import parts_of
 from qbench.quantizers.calibration import Calibration
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
 from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
+from qbench.recipe.passkey import with_passkey_lengths
 from qbench.recipe.schema import CheckpointSource, Recipe, fields_at
 from qbench.recipe.yaml import RecipeError, RecipeFile, read_recipe_file
 from qbench.records.schema import CellRef
@@ -116,7 +118,7 @@ def load_recipe(file: Path | str, **changes: Any) -> Recipe:
         tasks = {name: task.model_copy(update={"limit": None}) for name, task in recipe.tasks.items()}
         recipe = recipe.model_copy(update={"tasks": tasks})
     check_recipe(recipe, read)
-    return recipe
+    return with_passkey_lengths(recipe)
 
 
 def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
@@ -152,13 +154,16 @@ def _draws(recipe: Recipe, quantized: Quantization | NotOffered) -> tuple[int | 
 
 
 def _is_calibrated(quantized: Quantization | NotOffered) -> bool:
-    return isinstance(quantized, Quantization) and quantized.quantizer.calibrated
+    return isinstance(quantized, Quantization) and quantized.is_calibrated
 
 
 def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
     """Facts of the recipe's tasks: fingerprints and sizes; NotFetchedError if a dataset is not on this machine."""
+    generated = recipe.passkey.summaries(recipe.limit) if recipe.passkey else {}
+    if not recipe.task_names():
+        return generated
     try:
-        return task_facts(
+        loaded = task_facts(
             recipe.task_names(),
             data=recipe.task_data(),
             folders=[recipe.locate(folder) for folder in recipe.task_folders],
@@ -166,6 +171,7 @@ def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
             limits=recipe.limits,
             seed=recipe.seed,
         )
+        return loaded | generated
     except (NotFetchedError, RecipeError):
         raise
     except InputError as error:  # a task that is not known, or whose data do not fit
@@ -175,8 +181,7 @@ def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
 def _quantizations(recipe: Recipe) -> Iterator[Quantization | NotOffered]:
     for entry in recipe.quantizations:
         for bits in entry.widths:
-            options = entry.options | entry.options_by_bits.get(bits, {})
             if offers(entry.method, bits):
-                yield quantization(entry.method, bits, **options)
+                yield quantization(entry.method, bits, **entry.arguments(bits))
             else:
-                yield NotOffered(entry.method, bits)
+                yield NotOffered(entry.method, bits, parts_of(entry.axes))

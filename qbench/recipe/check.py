@@ -10,12 +10,14 @@ from qbench.attention.kinds import attentions
 from qbench.errors import did_you_mean
 from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name
+from qbench.quantizers.axes import AXES, parts_of
 from qbench.quantizers.calibration import NAMED
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization, quantizer
-from qbench.recipe.schema import QuantizationEntry, Recipe
+from qbench.recipe.schema import PASSKEY_FIELDS, QuantizationEntry, Recipe
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
+from qbench.records.metrics import PASSKEY
 
 HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub takes them
 
@@ -163,29 +165,30 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
     """The quantization of one width; each option is tried alone, so that an error has its line."""
     try:
         if not offers(entry.method, bits):
-            return NotOffered(entry.method, bits)
+            return NotOffered(entry.method, bits, parts_of(entry.axes))
     except QuantizeError as error:
         raise file.error((*where, "method"), str(error)) from None
     by_bits = {("options_by_bits", bits, name): value for name, value in entry.options_by_bits.get(bits, {}).items()}
     shared = {("options", name): value for name, value in entry.options.items()}
-    for option, value in (by_bits | shared).items():
+    axes = {(name,): value for name, value in entry.axes.items()}
+    for option, value in (by_bits | shared | axes).items():
         try:
             quantization(entry.method, bits, **{str(option[-1]): value})
         except QuantizeError as error:
             hint = " Give it under options_by_bits." if option in shared and "not at" in str(error) else ""
             raise file.error((*where, *option), f"{error}{hint}") from None
-    return quantization(entry.method, bits, **(entry.options | entry.options_by_bits.get(bits, {})))
+    return quantization(entry.method, bits, **entry.arguments(bits))
 
 
 def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     source = recipe.calibration
-    calibrated = [i for i, entry in enumerate(recipe.quantizations) if quantizer(entry.method).calibrated]
+    calibrated = [i for i, entry in enumerate(recipe.quantizations) if _calibrated(entry)]
     if source is None:
         if calibrated:
-            method = recipe.quantizations[calibrated[0]].method
+            first = _calibrated(recipe.quantizations[calibrated[0]])[0]
             raise file.error(
                 ("quantizations", calibrated[0]),
-                f"{method} needs calibration; add `calibration: {{source: wikitext2}}`.",
+                f"{first} needs calibration; add `calibration: {{source: wikitext2}}`.",
             )
         return
     seeds: Where = ("calibration", "seeds")
@@ -203,6 +206,12 @@ def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
         )
 
 
+def _calibrated(entry: QuantizationEntry) -> list[str]:
+    """What of an entry needs calibration text: its method, its axes."""
+    method = [entry.method] if quantizer(entry.method).calibrated else []
+    return method + [name for name in entry.axes if AXES[name].calibrated]
+
+
 def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
     here = file.file.parent
     for index, folder in enumerate(recipe.task_folders):
@@ -216,6 +225,9 @@ def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
                 ("tasks", name),
                 "settings are for a task's name; give its folder to task_folders and use the name here.",
             )
+    for name, task in recipe.tasks.items():
+        if name != PASSKEY and (alien := [field for field in PASSKEY_FIELDS if getattr(task, field) is not None]):
+            raise file.error(("tasks", name, alien[0]), f"is a setting of the task {PASSKEY} alone.")
     for name in recipe.data:
         if name not in recipe.tasks and not any(map(is_task_path, recipe.tasks)):
             raise file.error(("data", name), f"is not one of the tasks.{did_you_mean(name, recipe.tasks)}")

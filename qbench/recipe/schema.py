@@ -1,19 +1,25 @@
 """What a recipe has: checkpoints × quantizations × tasks, and how to run them, typed. Imports no torch."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from qbench.evaluate.facts import is_task_path
+from qbench.evaluate.passkey import PasskeySettings
 from qbench.gate.settings import GateSettings
 from qbench.machine import has_cuda
+from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.recipe.messages import must
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
+from qbench.records.metrics import PASSKEY
+
+PASSKEY_FIELDS = tuple(field.name for field in fields(PasskeySettings))  # of the settings of a task
 
 
 class _RecipePart(BaseModel):
@@ -38,12 +44,29 @@ class CheckpointSource(_RecipePart):
 
 
 class QuantizationEntry(_RecipePart):
-    """A method at one or several widths; options for all of them, and for single widths."""
+    """A method at one or several widths; options for all of them, and for single widths.
+
+    What it has beside the weights stands under the name of its axis: `mask_heads: {epsilon: 1.0e-6}`.
+    """
 
     method: str
     bits: tuple[int, ...] = ()
     options: dict[str, Any] = {}
     options_by_bits: dict[int, dict[str, Any]] = {}
+    axes: dict[str, Any] = {}  # options by the name of the axis
+
+    @model_validator(mode="before")
+    @classmethod
+    def _axes_by_their_names(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        axes = {name: value[name] for name in AXES if value.get(name) is not None}
+        rest = {name: own for name, own in value.items() if name not in AXES}
+        return rest | ({"axes": axes} if axes else {})
+
+    def arguments(self, bits: int) -> dict[str, Any]:
+        """The options and axes of one width, as `quantization` takes them."""
+        return self.options | self.options_by_bits.get(bits, {}) | self.axes
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -64,11 +87,20 @@ class TaskSettings(_RecipePart):
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)
     data: str | dict[str, str] | None = None  # a .jsonl file, or one per split
+    # Of passkey alone; None: what PasskeySettings has.
+    lengths: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(None, min_length=1)
+    trials: int | None = Field(None, ge=1)
+    seed: int | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_no_setting(cls, value: Any) -> Any:
         return {} if value is None else value
+
+    @field_validator("lengths", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
 
 
 class Recipe(_RecipePart):
@@ -158,8 +190,19 @@ class Recipe(_RecipePart):
         return self.model_dump(mode="json", exclude={"output"})
 
     def task_names(self) -> list[str]:
-        """The tasks as load_tasks takes them."""
-        return [self.locate(name) if is_task_path(name) else name for name in self.tasks]
+        """The tasks as load_tasks takes them: all but those that are generated."""
+        return [self.locate(name) if is_task_path(name) else name for name in self._loaded_tasks]
+
+    @property
+    def passkey(self) -> PasskeySettings | None:
+        """The settings of the passkey tasks; None if the recipe has none."""
+        if PASSKEY not in self.tasks:
+            return None
+        return PasskeySettings(**self.tasks[PASSKEY].model_dump(include=set(PASSKEY_FIELDS), exclude_none=True))
+
+    @property
+    def _loaded_tasks(self) -> dict[str, TaskSettings]:
+        return {name: task for name, task in self.tasks.items() if name != PASSKEY}
 
     def task_data(self) -> dict[str, Any]:
         """Local data files by task, from here."""
@@ -177,7 +220,7 @@ class Recipe(_RecipePart):
         own = {name: task.num_fewshot for name, task in self.tasks.items() if task.num_fewshot is not None}
         if not own:
             return self.num_fewshot
-        return own if self.num_fewshot is None else dict.fromkeys(self.tasks, self.num_fewshot) | own
+        return own if self.num_fewshot is None else dict.fromkeys(self._loaded_tasks, self.num_fewshot) | own
 
     def limits(self, tasks: Iterable[str] | None = None) -> dict[str, int | None]:
         """How many documents of each task; None for all. tasks: those that groups and files among them stand for."""
@@ -201,9 +244,11 @@ def fields_at(field: Where) -> list[str]:
     """The names that are allowed at a field."""
     parts: dict[Any, type[BaseModel]] = {
         "checkpoints": CheckpointSource,
-        "quantizations": QuantizationEntry,
-        "tasks": TaskSettings,
         "calibration": Calibration,
         "gate": GateSettings,
     }
+    if field[:1] == ("quantizations",):
+        return [name for name in QuantizationEntry.model_fields if name != "axes"] + list(AXES)
+    if field[:1] == ("tasks",):
+        return [name for name in TaskSettings.model_fields if (name in PASSKEY_FIELDS) == (field[1:2] == (PASSKEY,))]
     return list((parts[field[0]] if field else Recipe).model_fields) + ([] if field else ["extends"])

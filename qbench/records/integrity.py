@@ -37,6 +37,8 @@ def _other_identity(record: Record) -> list[str]:
             found.append(f"{RECORD}: the cell's {field} is {own}, but its identity says {hashed}.")
     if not names_weights(cell.label, cell.method, cell.bits):
         found.append(f"{RECORD}: the label {cell.label} is not one of {cell.method} at {cell.bits} bits.")
+    if not cell.label.endswith(ending := "".join(f"-{part}" for part in what.parts or {})):
+        found.append(f"{RECORD}: the label is {cell.label}, but by its identity it must end in {ending}.")
     return found
 
 

@@ -9,6 +9,7 @@ from qbench.report.answer import answer, headline_rows, headline_tables
 from qbench.report.attentions import comparison
 from qbench.report.delta import ReportData
 from qbench.report.layouts import baseline_tables, damage_tables, delta_tables, summary_tables
+from qbench.report.passkey import has_passkey, passkey_rows, passkey_tables
 from qbench.report.remarks import remarks_on_delta
 from qbench.report.results import ReportError
 from qbench.report.tables import Table
@@ -101,6 +102,14 @@ KINDS = {
             tables=baseline_tables,
             rows=baseline_rows,
             on_page=_several_families,
+        ),
+        TableKind(
+            name="passkey",
+            help="passkey accuracy by length, if the recipe has that task",
+            title="Passkey accuracy by length",
+            tables=passkey_tables,
+            rows=passkey_rows,
+            on_page=has_passkey,
         ),
     )
 }

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
 from qbench.identity import Identity, TaskIdentity, cache_folder, code_hash
-from qbench.quantizers.declaration import QuantizeError
-from qbench.quantizers.options import Quantization, quantizer
+from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
 from qbench.records.schema import Cost, Failure, FailureKind, MetricValue, Provenance, QuantizerFacts, Record
@@ -50,12 +49,13 @@ class Job:
 
     def record(self, started: str, **result: Any) -> Record:
         """The cell's record with this result."""
-        recipe, method = self.cell.recipe, quantizer(self.cell.ref.method)
+        recipe, wanted = self.cell.recipe, self.cell.quantization
+        assert isinstance(wanted, Quantization)  # what is not offered has no job
         return Record(
             cell=self.cell.ref,
             key=self.identity.key,
             identity=self.identity,
-            quantizer=QuantizerFacts(title=method.title, calibrated=method.calibrated),
+            quantizer=QuantizerFacts(title=wanted.quantizer.title, calibrated=wanted.is_calibrated),
             provenance=Provenance(
                 recipe=recipe.file.name,
                 resolved_recipe=recipe.content(),
@@ -216,16 +216,19 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
     from qbench.quantizers.quantize import quantize
 
     recipe, wanted = cell.recipe, cell.quantization
-    assert isinstance(wanted, Quantization)  # what is not offered has no job
-    if wanted.parts:
-        raise QuantizeError(f"{wanted.label}: only weights can be quantized yet.")
+    assert isinstance(wanted, Quantization)
     calibration = None
     if source := cell.calibration:
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)
         calibration = calibration_batches(source, tokenizer, longest, cell.ref.draw)
-    options = wanted.options.model_dump()
     return quantize(
-        model, wanted.method, wanted.bits, calibration=calibration, execution=recipe.execution, progress=True, **options
+        model,
+        wanted.method,
+        wanted.bits,
+        calibration=calibration,
+        execution=recipe.execution,
+        progress=True,
+        **wanted.arguments,
     )
 
 
@@ -237,6 +240,7 @@ def evaluate_model(
     Gives the evaluation, and the token budgets of its batches: more than one if memory ran out.
     """
     from qbench.evaluate.evaluation import evaluate
+    from qbench.evaluate.passkey import passkey_tasks
     from qbench.evaluate.scorer import Scorer
     from qbench.evaluate.tasks import load_tasks, task_fingerprint
 
@@ -244,9 +248,7 @@ def evaluate_model(
     folders = [recipe.locate(folder) for folder in recipe.task_folders]
     tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots())
     limits = recipe.limits(tasks)
-    for name, task in tasks.items():
-        if task_fingerprint(task, limits.get(name)) != planned[name].fingerprint:
-            raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
+    found = {name: task_fingerprint(task, limits.get(name)) for name, task in tasks.items()}
     lm = Scorer(
         model,
         tokenizer,
@@ -254,6 +256,13 @@ def evaluate_model(
         batch_tokens=cell.batch_tokens,
         token_cache=cache_folder() / "tokens",
     )
+    if passkey := recipe.passkey:
+        found |= {name: own.fingerprint for name, own in passkey.summaries(recipe.limit).items()}
+        tasks |= passkey_tasks(passkey, lambda text: len(lm.tok_encode(text)), limit or recipe.limit)
+        limits = recipe.limits(tasks)
+    for name, fingerprint in found.items():
+        if fingerprint != planned[name].fingerprint:
+            raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
     few = {name: min(own or limit, limit) for name, own in limits.items()} if limit else limits
     evaluation = evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
     return evaluation, tuple(lm.budgets)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from qbench.checkpoint import layout
+from qbench.checkpoint.fingerprint import config_file
 from qbench.checkpoint.layout import CheckpointError
 from qbench.evaluate.facts import TaskSummary
 from qbench.recipe.cells import Cell
@@ -40,19 +40,8 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary]) -> Estimate | None:
 
 def parameter_count(cell: Cell) -> int | None:
     """The parameters of a Llama with the checkpoint's config, in either layout; None if it is not here."""
-    file = Path(cell.location, "config.json")
-    if not file.is_file():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            found = try_to_load_from_cache(cell.location, "config.json", revision=cell.source.revision)
-        except HFValidationError:
-            return None
-        if not isinstance(found, str):
-            return None
-        file = Path(found)
+    file = config_file(cell.location, cell.source.revision)
     try:
-        return layout.parameter_count(file)
+        return layout.parameter_count(file) if file else None
     except CheckpointError:
         return None  # the worker says what is wrong with it

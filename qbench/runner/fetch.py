@@ -24,8 +24,8 @@ def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     for tokenizer, revision in {(cell.tokenizer, cell.tokenizer_revision): None for cell in cells(recipe)}:
         yield _fetch_tokenizer(tokenizer, revision)
     data = recipe.task_data()
-    for name, task in zip(recipe.tasks, recipe.task_names(), strict=True):
-        yield _fetch_task(task, {name: data[name]} if name in data else {}, recipe)
+    for name in recipe.task_names():
+        yield _fetch_task(name, {name: data[name]} if name in data else {}, recipe)
     if source := recipe.calibration_source():
         yield _fetch_calibration(source)
 
