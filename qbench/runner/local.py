@@ -81,7 +81,7 @@ class _Running:
 
 def run_local(jobs: Sequence[Job], out: Path, slots: Sequence[Slot], watcher: Watcher, timeout: float) -> None:
     """Run all jobs; each leaves a record, finished or failed. timeout: seconds a cell may take."""
-    server = fork_server({job.cell.ref.method for job in jobs})
+    server = server_for(jobs)
     waiting, free = deque(jobs), list(slots)
     active: list[_Running] = []
     try:
@@ -101,6 +101,11 @@ def run_local(jobs: Sequence[Job], out: Path, slots: Sequence[Slot], watcher: Wa
     finally:
         for running in active:
             running.child.end()
+
+
+def server_for(jobs: Sequence[Job]) -> ForkServerContext:
+    """What processes for these jobs are forked from."""
+    return fork_server({job.cell.ref.method for job in jobs}, jobs[0].cell.recipe.resolved_device if jobs else "cpu")
 
 
 def _prepare(server: ForkServerContext, job: Job, slot: Slot, out: Path) -> _Running:

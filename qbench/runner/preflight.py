@@ -11,9 +11,9 @@ from pathlib import Path
 from qbench.files import file_name
 from qbench.records.audit import UNQUANTIZED
 from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantized_for_cell
-from qbench.runner.child import Child, fork_server, how_it_died
+from qbench.runner.child import Child, how_it_died
 from qbench.runner.estimate import estimate
-from qbench.runner.local import Slot
+from qbench.runner.local import Slot, server_for
 from qbench.runner.lock import RunError
 from qbench.runner.plan import Plan
 
@@ -78,8 +78,7 @@ def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
 
 def try_checkpoint(jobs: Sequence[Job], log: Path, slot: Slot, timeout: float) -> list[str]:
     """What will not work of one checkpoint's jobs, tried in its own process."""
-    server = fork_server({job.cell.ref.method for job in jobs})
-    child = Child(server, PreflightWork(jobs), log=log, threads=slot.threads, gpu=slot.gpu)
+    child = Child(server_for(jobs), PreflightWork(jobs), log=log, threads=slot.threads, gpu=slot.gpu)
     name = jobs[0].cell.ref.checkpoint
     try:
         child.start()
