@@ -83,7 +83,7 @@ def _add(
 
 
 def _add_plan(commands: Commands) -> None:
-    purpose = "the matrix cell by cell: done, failed, to do, not offered by the method; loads no model"
+    purpose = "the matrix cell by cell: done, failed, to do, not offered by the method, and how long; loads no model"
     _add_recipe(_add(commands, "plan", _plan, purpose, "qbench plan recipes/mini.yaml"))
 
 
@@ -136,7 +136,8 @@ def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
 
 def _plan(options: argparse.Namespace) -> int:
     from qbench.runner.hub import OFFLINE
-    from qbench.runner.plan import make_plan, render_plan
+    from qbench.runner.plan import make_plan
+    from qbench.runner.plan_table import render_plan
 
     os.environ.setdefault(OFFLINE, "1")  # a plan downloads nothing
     recipe, out = _load(options)

@@ -213,6 +213,7 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
     assert isinstance(wanted, Quantization)  # what is not offered has no job
     if wanted.parts:
         raise QuantizeError(f"{wanted.label}: only weights can be quantized yet.")
+    wanted.quantizer.check_kernels(recipe.resolved_device)
     calibration = None
     if wanted.quantizer.calibrated and (source := recipe.calibration_source()):
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)

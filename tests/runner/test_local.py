@@ -9,7 +9,7 @@ from qbench.recipe.cells import load_recipe
 from qbench.records.store import read_results
 from qbench.runner.local import Slot
 from qbench.runner.lock import RunError
-from qbench.runner.matrix import make_slots
+from qbench.runner.places import make_slots
 from qbench.runner.plan import make_plan
 
 from .conftest import documents

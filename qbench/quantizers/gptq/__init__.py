@@ -74,6 +74,15 @@ class Gptq(Quantizer):
             "include_lm_head": settings.get("lm_head", False),
         }
 
+    def cuda_environment(self) -> dict[str, str]:
+        """Whether gptqmodel can compile its CUDA kernel: a failed attempt takes half a minute in every process."""
+        from qbench.quantizers.gptq.layer import solver
+
+        solver()
+        from gptqmodel.quantization.gptq_cuda import block_update_available
+
+        return {} if block_update_available() else {"GPTQMODEL_DISABLE_GPTQ_CUDA": "1"}
+
     def preload(self) -> None:
         """The solver, which takes seconds to import."""
         from qbench.quantizers.gptq.layer import solver
