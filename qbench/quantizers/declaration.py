@@ -80,7 +80,7 @@ class Quantizer:
     calibrated: ClassVar[bool] = False  # its weights depend on calibration text
     quant_method: ClassVar[str | None] = None  # its name in quantization_configs; None: `name`
     config_file: ClassVar[str | None] = None  # a file beside config.json that has the quantization_config too
-    # For a plan's estimate: how often its weights go through memory, with their audit, and seconds of a column's solution.
+    # For a plan's estimate: how often the weights go through memory, with the audit; seconds to solve one column.
     passes: ClassVar[float] = 60.0
     column_seconds: ClassVar[float] = 0.0
 

@@ -1,6 +1,6 @@
 """What a cell will take, before anything is loaded: from config.json, the tasks and the machine's speed.
 
-The constants are measured on one core (benchmarks/plan.py shows estimates beside what cells take), or stated as guesses.
+The constants are measured on one core, or stated as guesses; benchmarks/plan.py shows estimates beside what cells take.
 """
 
 import functools

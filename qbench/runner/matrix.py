@@ -52,6 +52,8 @@ def run(
 
 def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
     """Run every cell that has no finished record; whether all chosen cells have one now."""
+    if options.executor == "local" and recipe.resolved_device == "cuda":
+        usable_gpus(recipe)  # before gigabytes are fetched for nothing: planning downloads datasets that are not here
     with _terminable(), holding(out):
         remove_unfinished(out)
         plan = make_plan(recipe, out, reuse_stale=options.reuse_stale)
@@ -98,8 +100,6 @@ def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) 
 def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
     from qbench.runner.fetch import fetch
 
-    if options.executor == "local" and recipe.resolved_device == "cuda":
-        usable_gpus(recipe)  # before gigabytes are fetched for nothing
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the run's own lines and events
         missing = [line for here, line in fetch(recipe) if not here]
     if missing:
