@@ -29,7 +29,7 @@ SAME_INPUT = ("k_proj.weight", "v_proj.weight", "up_proj.weight")  # as q_proj a
 
 # Seconds that do not depend on the model's size.
 START = {"cpu": 0.1, "cuda": 10.0}  # of a cell; on CUDA a guess: starting it, and importing the method's library
-DISK = 3e8  # bytes per second of a checkpoint that is read, checked and copied
+DISK = 1e9  # bytes per second of a checkpoint that is read, checked and copied
 REQUEST = 2.5e-4  # prompts by lm-eval's templates, metrics and standard errors, for each request
 LAYER_CALL = 4e-4  # Python and transformers, for each layer and batch
 
