@@ -15,7 +15,7 @@ cd "${SLURM_SUBMIT_DIR:-.}"
 recipe=${1:-recipes/paper-340m.yaml}
 export HF_HUB_OFFLINE=1
 
-# Runs in the background, so that Slurm's signal reaches it while the shell waits.
-make bench RECIPE="$recipe" &
+# In the background, so that the shell can pass on Slurm's signal while it waits.
 trap 'kill -TERM $!; wait $!' TERM
+make bench RECIPE="$recipe" &
 wait $!

@@ -80,8 +80,8 @@ class Quantizer:
     calibrated: ClassVar[bool] = False  # its weights depend on calibration text
     quant_method: ClassVar[str | None] = None  # its name in quantization_configs; None: `name`
     config_file: ClassVar[str | None] = None  # a file beside config.json that has the quantization_config too
-    # For a plan's estimate: how often the weights go through memory, with the audit (bnb: 30 to 40 s of one core for 308
-    # million weights), and the seconds that it takes to solve one column.
+    # For a plan's estimate: how often the weights go through memory, with the audit (bnb: 30 to 40 s of one core for
+    # 308 million weights), and the seconds that it takes to solve one column.
     passes: ClassVar[float] = 180.0
     column_seconds: ClassVar[float] = 0.0
 
