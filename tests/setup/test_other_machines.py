@@ -48,7 +48,7 @@ def test_the_image_has_what_set_up_asks_for() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_commands_of_the_dockerfile_run_in_a_clean_folder(clone: Path, tmp_path: Path) -> None:
-    """With the CPU build, which is half the size; apt-get only says what it would do, and leaves this machine as it is."""
+    """With the CPU build, which is half the size; apt-get only says what it would do."""
     environment = os.environ | {"TORCH": "cpu", "HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
     cache = subprocess.run([sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True).stdout.strip()
     environment |= {"PIP_CACHE_DIR": cache} if cache else {}
