@@ -11,6 +11,7 @@ _EXPORTS = {
     "quantize": "qbench.quantizers.quantize",
     "save_quantized": "qbench.checkpoint.save",
     "Scorer": "qbench.evaluate.scorer",
+    "analyze": "qbench.analysis.analyze",
     "run": "qbench.runner.matrix",
     "table": "qbench.report.render",
     "check": "qbench.gate.verdict",

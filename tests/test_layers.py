@@ -14,20 +14,28 @@ LAYERS = (
     ("qbench.errors",),
     ("qbench.plugins", "qbench.gpus"),
     ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.attention.kinds"),
+    ("qbench.uncertainty",),
     ("qbench.gate.settings",),
     ("qbench.identity",),
     ("qbench.records",),
     ("qbench.attention",),
     ("qbench.quantizers",),
     ("qbench.checkpoint",),
-    ("qbench.evaluate",),
+    ("qbench.evaluate", "qbench.analysis"),
     ("qbench.recipe",),
     ("qbench.report", "qbench.gate"),
     ("qbench.runner", "qbench.doctor"),
     ("qbench.cli", "qbench.lm_eval", "qbench"),
 )
 # Reports and the gate read records, and nothing that computes.
-ABOVE_RECORDS = ("qbench.attention", "qbench.quantizers", "qbench.checkpoint", "qbench.evaluate", "qbench.recipe")
+ABOVE_RECORDS = (
+    "qbench.attention",
+    "qbench.quantizers",
+    "qbench.checkpoint",
+    "qbench.evaluate",
+    "qbench.analysis",
+    "qbench.recipe",
+)
 
 
 def layer(module: str) -> tuple[int, str]:

@@ -75,6 +75,29 @@ def normalized_attention(
     return module.attention(q, k, v, sinks, key_mask, normalizer, scale, causal, eps)[0]
 
 
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    normalizer: str,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """What `normalized_attention` multiplies the values with: [batch, heads, q_len, k_len], in float32 or float64.
+
+    By the reference, which holds the whole matrix: give it some of the queries, with the keys up to the last of them.
+    """
+    check_normalizer(normalizer)
+    _check_shapes(q, k, k)
+    _check_key_mask(key_mask, k)
+    _check_sinks(sinks, q, normalizer)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    return reference.weights(q, k, sinks, key_mask, normalizer, scale, causal, eps)
+
+
 def choose_backend(q: Tensor, backend: str | None = None, normalizer: str = "softpick") -> str:
     """The backend for a tensor's device and dtype, or the one asked for if this machine can run it."""
     if backend is None:

@@ -58,6 +58,38 @@ def visible_keys(q_len: int, k_len: int, device: torch.device) -> Tensor:
     return ones.tril(k_len - q_len)
 
 
+def weights(
+    q: Tensor,
+    k: Tensor,
+    sinks: Tensor | None,
+    key_mask: Tensor | None,
+    normalizer: str,
+    scale: float,
+    causal: bool,
+    eps: float,
+) -> Tensor:
+    """The weights of the values, [batch, heads, q_len, k_len], in float32, or in float64 if q and k are.
+
+    Arguments as in `normalized_attention`.
+    """
+    kind = NORMALIZERS[normalizer]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k = q.to(wide), k.to(wide)
+    # A score of 0 adds 0 to numerator and denominator of ReLU(e^x - 1); elsewhere only -inf does.
+    unseen = 0 if kind.minus_one else -math.inf
+    if key_mask is not None:
+        k = k.masked_fill(~key_mask[:, None, :, None], 0)
+    grouped = q.unflatten(1, (k.shape[1], -1))  # [batch, kv_heads, group, q_len, dim]: keys are shared, not copied
+    scores = (grouped.flatten(2, 3) @ k.mT).view(*q.shape[:3], k.shape[2]) * scale  # [batch, heads, q_len, k_len]
+    if causal:
+        scores = scores.masked_fill(~visible_keys(q.shape[2], k.shape[2], q.device), unseen)
+    if key_mask is not None and not kind.minus_one:
+        scores = scores.masked_fill(~key_mask[:, None, None, :], unseen)
+    if kind.minus_one:
+        return _shifted_weights(scores, -1, eps, kind.absolute)
+    return _exponential_weights(scores, kind, None if sinks is None else sinks.to(q.dtype))
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -70,22 +102,8 @@ def attention(
     eps: float,
 ) -> Tensor:
     """Attention with the whole [q_len, k_len] matrix in memory; arguments as in `normalized_attention`."""
-    dtype, kind = q.dtype, NORMALIZERS[normalizer]
-    if dtype in (torch.float16, torch.bfloat16):
-        q, k, v = q.float(), k.float(), v.float()
-    # A score of 0 adds 0 to numerator and denominator of ReLU(e^x - 1); elsewhere only -inf does.
-    unseen = 0 if kind.minus_one else -math.inf
+    found = weights(q, k, sinks, key_mask, normalizer, scale, causal, eps)
+    v = v.to(found.dtype)
     if key_mask is not None:
-        k, v = (t.masked_fill(~key_mask[:, None, :, None], 0) for t in (k, v))
-    group = q.shape[1] // k.shape[1]
-    k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) * scale  # [batch, heads, q_len, k_len]
-    if causal:
-        scores = scores.masked_fill(~visible_keys(q.shape[2], k.shape[2], q.device), unseen)
-    if key_mask is not None and not kind.minus_one:
-        scores = scores.masked_fill(~key_mask[:, None, None, :], unseen)
-    if kind.minus_one:
-        weights = _shifted_weights(scores, -1, eps, kind.absolute)
-    else:
-        weights = _exponential_weights(scores, kind, None if sinks is None else sinks.to(q.dtype))
-    return (weights @ v).to(dtype)
+        v = v.masked_fill(~key_mask[:, None, :, None], 0)
+    return (found @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(q.dtype)

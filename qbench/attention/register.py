@@ -39,14 +39,46 @@ def attention_function(kind: Attention) -> Callable[..., Tensor]:
     f(q, k, v, *, scale, causal, key_mask), the arguments of `softpick.normalized_attention`, and the extra tensors; a
     kind without a function of its own takes `backend` too.
     """
-    function: Callable[..., Tensor]
     if kind.normalizer is None:
-        function = _own_function(kind)
+        return _with_factors(kind, _own_function(kind))
+    return _with_factors(kind, partial(softpick.normalized_attention, normalizer=kind.normalizer))
+
+
+def attention_weights(kind: Attention) -> Callable[..., Tensor]:
+    """What the same function multiplies the values with: [batch, heads, q_len, k_len], in float32 or float64.
+
+    f(q, k, *, scale, causal, key_mask) and the extra tensors.
+    """
+    if kind.normalizer is None:
+        function: Callable[..., Tensor] = partial(_own_weights, _own_function(kind))
     else:
-        function = partial(softpick.normalized_attention, normalizer=kind.normalizer)
+        function = partial(_weights, kind.normalizer)
+    with_factors = _with_factors(kind, function)
+    return lambda q, k, **options: with_factors(q, k, k, **options)
+
+
+def _with_factors(kind: Attention, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function of a kind with the constants and factors that the kind declares beside it."""
     if kind.normalizer == "sink_softmax" and "sinks" not in kind.extra_tensors:
         function = partial(_plus_one, function)
     return partial(_scaled, function) if kind.scaled else function
+
+
+def _weights(normalizer: str, q: Tensor, k: Tensor, _: Tensor, **options: Any) -> Tensor:
+    return softpick.attention_weights(q, k, normalizer=normalizer, **options)
+
+
+def _own_weights(function: Callable[..., Tensor], q: Tensor, k: Tensor, _: Tensor, **options: Any) -> Tensor:
+    """Weights by a function of values: values that are columns of the identity, as many at a time as values have."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k = q.to(wide), k.to(wide)
+    k_len, width = k.shape[2:]
+    columns = []
+    for start in range(0, k_len, width):
+        v = k.new_zeros(k_len, width)
+        v[start : start + width].fill_diagonal_(1)
+        columns.append(function(q, k, v.expand_as(k), **options))
+    return torch.cat(columns, dim=-1)[..., :k_len]
 
 
 def _own_function(kind: Attention) -> Callable[..., Tensor]:

@@ -153,14 +153,23 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
 
 def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     source = recipe.calibration
+    calibrated = [i for i, entry in enumerate(recipe.quantizations) if quantizer(entry.method).calibrated]
     if source is None:
-        for index, entry in enumerate(recipe.quantizations):
-            if quantizer(entry.method).calibrated:
-                raise file.error(
-                    ("quantizations", index),
-                    f"{entry.method} needs calibration; add `calibration: {{source: wikitext2}}`.",
-                )
-    elif source.is_file and not Path(recipe.locate(source.source)).is_file():
+        if calibrated:
+            method = recipe.quantizations[calibrated[0]].method
+            raise file.error(
+                ("quantizations", calibrated[0]),
+                f"{method} needs calibration; add `calibration: {{source: wikitext2}}`.",
+            )
+        return
+    seeds: Where = ("calibration", "seeds")
+    if source.seeds > 1 and not calibrated and file.lines[seeds][0] == file.file:  # an extended recipe may have others
+        raise file.error(
+            seeds,
+            f"is {source.seeds}, but no method of the recipe is calibrated; leave it out, or add one that is, such as "
+            "gptq.",
+        )
+    if source.is_file and not Path(recipe.locate(source.source)).is_file():
         raise file.error(
             ("calibration", "source"),
             f"{file.file.parent / source.source} is not a file; source must be a file, {' or '.join(NAMED)}, or a "

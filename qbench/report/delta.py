@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qbench.numbers import DECIMALS, needed_decimals, score
-from qbench.report.evidence import DocumentEvidence, Flips, NoInterval, gather
+from qbench.report.draws import over_draws
+from qbench.report.evidence import DocumentEvidence, Flips, NoInterval, common_draws, gather, one_draw
 from qbench.report.metrics import Measure
 from qbench.report.results import NOTHING, CellResult, FamilyQuantization, Gap, ResultSet, Score
 from qbench.report.sources import read_result_set
@@ -15,6 +16,10 @@ from qbench.report.sources import read_result_set
 if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval
 
+ONE_DRAW = (
+    "One calibration draw: the interval is that over documents alone, and another draw may move the number by more; "
+    "`calibration: {seeds: 5}` measures by how much."
+)
 Tone = Literal["better", "worse", "same"]
 
 
@@ -50,6 +55,11 @@ class Difference:
     def significant(self) -> bool:
         """Whether there is an interval, and it excludes zero."""
         return self.interval is not None and self.interval.excludes_zero
+
+    @property
+    def p(self) -> float | None:
+        """The two-sided p of no difference; None without an interval, or with one draw of calibration."""
+        return self.interval.p if self.interval else None
 
 
 @dataclass(frozen=True)
@@ -110,8 +120,8 @@ class ReportData:
             # Published differences were computed before rounding, and are nearer to the truth than ours of rounded
             # scores.
             published = self.results.published_delta(quantization, attention, measure)
-            value = second.value - first.value if published is None else published
-            return self._difference(value, measure, (1, twins[attention]), (-1, twins[reference]))
+            found = self._difference(measure, (1, twins[attention]), (-1, twins[reference]))
+            return found if published is None else replace(found, value=published)
 
         return DeltaRow(quantization, measure, scores, {attention: delta(attention) for attention in others})
 
@@ -127,7 +137,7 @@ class ReportData:
             minuend, subtrahend = twins[attention], twins[reference]
             unquantized = (-1, self.results.unquantized(minuend)), (1, self.results.unquantized(subtrahend))
             terms = (1, minuend), (-1, subtrahend), *unquantized
-            return self._difference(second.value - first.value, measure, *terms)
+            return self._difference(measure, *terms)
 
         return DamageRow(quantization, measure, damages, {attention: difference(attention) for attention in others})
 
@@ -144,13 +154,23 @@ class ReportData:
             return Damage(after)
         if isinstance(before, Gap):
             return Damage(Gap(NOTHING, before.reason))
-        damage = self._difference(after.value - before.value, measure, (1, result), (-1, unquantized))
+        damage = self._difference(measure, (1, result), (-1, unquantized))
         damage = replace(damage, notes=(*after.notes, *damage.notes))
         return Damage(damage, self.evidence.flips(measure, result, unquantized))
 
-    def _difference(self, value: float, measure: Measure, *terms: tuple[int, CellResult]) -> Difference:
-        interval = self.evidence.interval(measure, *terms)
+    def _difference(self, measure: Measure, *terms: tuple[int, CellResult]) -> Difference:
+        """The sum of scores that are there, each with its sign, over the draws of calibration that all have."""
+        results = [result for _, result in terms]
+        interval, draws = self.evidence.interval(measure, *terms), common_draws(*results)
+        scores = [over_draws(result, draws).score(measure) for result in results]
+        value = sum(
+            sign * found.value for (sign, _), found in zip(terms, scores, strict=True) if isinstance(found, Score)
+        )
         notes = []
+        if len(draws) < max(len([part for part in result.draws if part.scores]) for result in results):
+            notes.append(f"Of the calibration draws that all have: {', '.join(map(str, draws)) or 'none'}.")
+        if one_draw(*results) and not isinstance(interval, NoInterval):
+            notes.append(ONE_DRAW)
         if isinstance(interval, NoInterval) and not interval.expected:
             notes.append(interval.reason)
         if measure.better is None:

@@ -60,14 +60,14 @@ def _sections(report: ReportData, kinds: Sequence[TableKind]) -> list[PageSectio
     first, *others = kinds
     sections = [_doubts(report), _tables(report, first), _plots(report)]
     sections += [_tables(report, kind) for kind in others]
-    records = [result.stored.record for result in report.results.cells if result.stored]
+    records = [result.stored.record for result in report.results.parts if result.stored]
     if records:
         sections += [_audits(report), _costs(records), _provenance(records), _recipe(report)]
     return [section for section in sections if section]
 
 
 def _summary(report: ReportData) -> str:
-    cells = report.results.cells
+    cells = report.results.parts
     done = [result for result in cells if result.scores]
     state = f"{len(done)} of {len(cells)} cells have scores"
     return " ".join([f"{', '.join([state, *_setting(done)])}.", *remarks(report)])

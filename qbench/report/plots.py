@@ -255,7 +255,7 @@ def storage_panels(report: ReportData, rows: Sequence[DeltaRow]) -> dict[Measure
     found: dict[Measure, list[StoredAccuracy]] = {}
     for row in (row for row in rows if is_share(row.measure.metric)):
         for attention, score in _scores(row).items():
-            stored = report.results.twin(row.quantization, attention).stored
+            stored = report.results.twin(row.quantization, attention).parts[0].stored  # draws take the same bits
             audit = stored.record.audit if stored else None
             if audit and audit.weights:
                 bits = 8 * (audit.code_bytes + audit.metadata_bytes) / audit.weights

@@ -67,9 +67,9 @@ def audit(source: Path | str) -> tuple[str, bool]:
     report = read_report(source)
     audits, found = audit_table(report.results), doubts(report)
     parts = [markdown([audits])] if audits else []
-    scores = sum(len(result.scores) for result in report.results.cells)
+    scores = sum(len(result.scores) for result in report.results.parts)
     what = f"{len(found)} suspicious" if found else "nothing suspicious"
-    verdict = f"{what} among {scores} scores of {len(report.results.cells)} cells in {source}"
+    verdict = f"{what} among {scores} scores of {len(report.results.parts)} cells in {source}"
     return "\n".join([*parts, *map(str, found), verdict]), bool(found)
 
 

@@ -171,11 +171,11 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
 def check_unchanged(cell: Cell, planned: Identity) -> None:
     """An error if a file, our own code or a package is not what the plan found, hours ago or on another node."""
     what = planned.what
-    source = cell.recipe.calibration_source() if what.calibration else None
+    source = cell.calibration
     found = {
         "checkpoint": checkpoint_fingerprint(cell.location, commit_of(what.checkpoint)),
         "tokenizer": tokenizer_fingerprint(cell.tokenizer, commit_of(what.tokenizer)),
-        "calibration": source.content_hash() if source else None,
+        "calibration": source.content_hash(cell.ref.draw) if source else None,
     }
     changed = [f"The {part}" for part, value in found.items() if value != getattr(what, part)]
     if code_hash() != planned.code:
@@ -215,9 +215,9 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
         raise QuantizeError(f"{wanted.label}: only weights can be quantized yet.")
     wanted.quantizer.check_kernels(recipe.resolved_device)
     calibration = None
-    if wanted.quantizer.calibrated and (source := recipe.calibration_source()):
+    if source := cell.calibration:
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)
-        calibration = calibration_batches(source, tokenizer, longest)
+        calibration = calibration_batches(source, tokenizer, longest, cell.ref.draw)
     options = wanted.options.model_dump()
     return quantize(
         model, wanted.method, wanted.bits, calibration=calibration, execution=recipe.execution, progress=True, **options

@@ -109,8 +109,7 @@ def _quantization(cell: Cell, network: _Network) -> float:
     if cell.ref.label == UNQUANTIZED:
         return network.forward(PROBE_TOKENS, PROBE_TOKENS, 0)
     work = 3 * network.forward(PROBE_TOKENS, PROBE_TOKENS, 0)
-    calibration = cell.recipe.calibration
-    if calibration and quantizer(cell.ref.method).calibrated:
+    if calibration := cell.calibration:
         tokens = calibration.samples * calibration.length
         attended = tokens * calibration.length / 2
         work += CALIBRATION_PASSES * network.forward(tokens, 0, attended) + 2 * tokens * network.squares
