@@ -80,12 +80,11 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary], speed: Speed | None =
     weights = network.parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
     calls = LAYER_CALL * network.sizes.num_hidden_layers
     requests = sum(facts.requests for facts in tasks.values())
-    method = quantizer(cell.ref.method)
-    columns = network.columns * method.column_seconds if cell.ref.label != UNQUANTIZED else 0.0
-    passes = method.passes * 4 * network.linear if cell.ref.label != UNQUANTIZED else 0.0
+    method, share = quantizer(cell.ref.method), float(cell.ref.label != UNQUANTIZED)
+    traffic = share * method.passes * 4 * network.linear  # in float32
     seconds = {
         "load": START[speed.device] + weights / DISK,
-        "quantize": speed.seconds(quantized, passes) + columns,
+        "quantize": speed.seconds(quantized, traffic) + share * method.column_seconds * network.columns,
         "evaluate": speed.seconds(evaluated, batches * weights) + batches * calls + REQUEST * requests,
     }
     return Estimate(found.parameters, found.memory, work, seconds)
