@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One thread per test process and one process per core: on small machines the fastest, and the most repeatable.
 WORKERS ?= auto
 # What `make bench` runs, and where its records go.
-RECIPE ?= recipes/$(if $(shell $(PYTHON) scripts/install.py --gpus),paper-340m,mini).yaml
+RECIPE ?= recipes/$(if $(shell $(PYTHON) scripts/install.py --gpus 2>/dev/null),paper-340m,mini).yaml
 RUN := results/runs/$(basename $(notdir $(RECIPE)))
 
 # Prints a command of qbench before it runs it: make would print the shell code around it as well.

@@ -319,5 +319,6 @@ def verdict(report: DoctorReport) -> str:
         return "Kernels and quantizers were not tried; --checks tries them."
     if report.failed:
         count = f"{len(report.failed)} of {len(report.checks)}"
-        return f"{count} checks FAILED: {', '.join(report.failed)}. Results that need them would be wrong or missing."
+        wrong = f"{count} checks FAILED: {', '.join(report.failed)}. Results that need them would be wrong or missing;"
+        return f"{wrong} `qbench doctor --report` writes what to send to others."
     return f"All {len(report.checks)} checks passed."
