@@ -83,7 +83,7 @@ def _add(
 
 
 def _add_plan(commands: Commands) -> None:
-    purpose = "the matrix cell by cell: done, failed, to do, not offered by the method; loads no model"
+    purpose = "the matrix cell by cell: done, failed, to do, not offered by the method, and how long; loads no model"
     _add_recipe(_add(commands, "plan", _plan, purpose, "qbench plan recipes/mini.yaml"))
 
 
@@ -136,7 +136,8 @@ def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
 
 def _plan(options: argparse.Namespace) -> int:
     from qbench.runner.hub import OFFLINE
-    from qbench.runner.plan import make_plan, render_plan
+    from qbench.runner.plan import make_plan
+    from qbench.runner.plan_table import render_plan
 
     os.environ.setdefault(OFFLINE, "1")  # a plan downloads nothing
     recipe, out = _load(options)
@@ -350,7 +351,10 @@ def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
 
 def _add_doctor(commands: Commands) -> None:
     purpose = "what this machine has and can run, and why not the rest"
-    parser = _add(commands, "doctor", _doctor, purpose, "qbench doctor --checks")
+    parser = _add(
+        commands, "doctor", _doctor, purpose, "qbench doctor --checks\n  qbench doctor recipes/paper-340m.yaml"
+    )
+    parser.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="check only what this recipe uses")
     parser.add_argument(
         "--checks",
         action=argparse.BooleanOptionalAction,
@@ -358,12 +362,23 @@ def _add_doctor(commands: Commands) -> None:
     )
     parser.add_argument("--packages", action="store_true", help="list all packages, not just mismatched ones")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument(
+        "--report", action="store_true", help="write qbench-doctor.md, to send to others: checks, tracebacks, timings"
+    )
 
 
 def _doctor(options: argparse.Namespace) -> int:
     from qbench.doctor.report import doctor
+    from qbench.recipe.cells import load_recipe
 
-    return DONE if doctor(options.checks, all_packages=options.packages, as_json=options.json) else FAILED
+    works = doctor(
+        options.checks,
+        load_recipe(options.recipe) if options.recipe else None,
+        all_packages=options.packages,
+        as_json=options.json,
+        report_wanted=options.report,
+    )
+    return DONE if works else FAILED
 
 
 if __name__ == "__main__":

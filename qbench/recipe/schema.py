@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.passkey import PasskeySettings
 from qbench.gate.settings import GateSettings
-from qbench.machine import has_cuda
+from qbench.gpus import has_cuda
 from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.recipe.messages import must

@@ -216,7 +216,8 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
     from qbench.quantizers.quantize import quantize
 
     recipe, wanted = cell.recipe, cell.quantization
-    assert isinstance(wanted, Quantization)
+    assert isinstance(wanted, Quantization)  # what is not offered has no job
+    wanted.quantizer.check_kernels(recipe.resolved_device)
     calibration = None
     if source := cell.calibration:
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)

@@ -1,7 +1,6 @@
 """A whole run: plan, fetch, preflight, execute what is missing, and print how it went."""
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -11,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from qbench.machine import git_commit, machine, visible_gpus
+from qbench.machine import git_commit, machine
 from qbench.numbers import duration
 from qbench.recipe.cells import Recipe, cells, load_recipe
 from qbench.recipe.check import did_you_mean_folder
 from qbench.records.store import Results, read_results, remove_unfinished, write_plan
 from qbench.runner.cell import Job
-from qbench.runner.estimate import estimate
-from qbench.runner.local import Slot, run_local
+from qbench.runner.local import run_local
 from qbench.runner.lock import RunError, holding
+from qbench.runner.places import make_slots, usable_gpus
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_plan
 from qbench.runner.preflight import PREFLIGHT, is_short, preflight
 from qbench.runner.view import PlainView, view_for
@@ -55,6 +52,8 @@ def run(
 
 def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
     """Run every cell that has no finished record; whether all chosen cells have one now."""
+    if options.executor == "local" and recipe.resolved_device == "cuda":
+        usable_gpus(recipe)  # before gigabytes are fetched for nothing: planning downloads datasets that are not here
     with _terminable(), holding(out):
         remove_unfinished(out)
         plan = make_plan(recipe, out, reuse_stale=options.reuse_stale)
@@ -82,34 +81,6 @@ def make_jobs(entries: Sequence[PlanEntry]) -> list[Job]:
     return [Job(entry.cell, entry.identity, commit, here) for entry in todo if entry.identity]
 
 
-def make_slots(plan: Plan) -> list[Slot]:
-    """Places for cells: the GPUs, or shares of the cores, no more than fit into memory.
-
-    They follow from the recipe and the machine, not from what is left to do: sums depend on the number of threads.
-    """
-    recipe = plan.recipe
-    if recipe.resolved_device == "cuda":
-        count = _count_gpus()
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = [part.strip() for part in named.split(",")] if named else [str(index) for index in range(count)]
-        return [Slot(gpu=gpu) for gpu in gpus[: recipe.workers or count]]
-    cores = machine()["cores"]
-    cells = [entry.cell for entry in plan.entries if entry.identity]
-    largest = max((found.memory for cell in cells if (found := estimate(cell, plan.tasks))), default=1)
-    fitting = psutil.virtual_memory().total // largest
-    workers = recipe.workers or max(1, min(len(cells), cores // (recipe.threads or 1), fitting))
-    return [Slot(threads=recipe.threads or max(1, cores // workers))] * workers
-
-
-def _count_gpus() -> int:
-    if count := visible_gpus():
-        return count
-    raise RunError(
-        "device is cuda, and there is no GPU here; `qbench doctor` shows what there is, and --device cpu runs the "
-        "recipe on the CPU, slowly."
-    )
-
-
 def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
     timeout = 60 * plan.recipe.timeout_minutes
     if options.executor == "ray":
@@ -129,8 +100,6 @@ def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) 
 def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
     from qbench.runner.fetch import fetch
 
-    if options.executor == "local" and recipe.resolved_device == "cuda":
-        _count_gpus()  # before gigabytes are fetched for nothing
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the run's own lines and events
         missing = [line for here, line in fetch(recipe) if not here]
     if missing:

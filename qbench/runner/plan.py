@@ -11,7 +11,6 @@ from typing import Literal
 from qbench.checkpoint.fingerprint import NotCachedError, NotFetchedError
 from qbench.evaluate.facts import TaskSummary
 from qbench.identity import Identity, TaskIdentity
-from qbench.numbers import count
 from qbench.quantizers.options import NotOffered
 from qbench.recipe.cells import Cell, cells, recipe_tasks
 from qbench.recipe.check import did_you_mean_folder
@@ -20,7 +19,6 @@ from qbench.recipe.yaml import RecipeError
 from qbench.records.integrity import altered
 from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, read_record
-from qbench.runner.estimate import estimate
 
 
 @dataclass(frozen=True)
@@ -166,27 +164,3 @@ def _what_changed(old: Identity, new: Identity) -> str:
         if old.packages.get(name) != new.packages.get(name)
     ]
     return "computed with " + ", ".join((["other code of qbench"] if old.code != new.code else []) + moved)
-
-
-def render_plan(plan: Plan) -> str:
-    """The plan as a table, each note on its cells once, and the total."""
-    from tabulate import tabulate
-
-    notes = list(dict.fromkeys(entry.note for entry in plan.entries if entry.note))
-    rows, work = [], 0.0
-    for entry in plan.entries:
-        found = estimate(entry.cell, plan.tasks) if entry.identity else None
-        todo = entry.state in ("to do", "failed", "stale")
-        work += found.work if found and todo else 0.0
-        memory = f"{found.memory / 2**30:.1f} GiB" if found else ""
-        operations = f"{found.work / 1e12:,.2f} TFLOP" if found else ""
-        state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
-        rows.append([entry.cell.ref.name, state, memory, operations])
-    table = tabulate(rows, headers=["cell", "state", "memory", "work"], colalign=("left", "left", "right", "right"))
-    documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
-    states = [entry.state for entry in plan.entries]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
-    lines += [f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do", f"documents: {documents}"]
-    lines += [f"records: {plan.out}", *filter(None, [ignored(plan)])]
-    return "\n".join(lines)
