@@ -92,12 +92,12 @@ def run_child(args: argparse.Namespace) -> None:
     import torch
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
-    from transformers import AutoTokenizer
 
     from qbench.evaluate.scorer import Scorer
+    from qbench.tokenizer import load_tokenizer
 
     torch.set_num_threads(args.threads[0])
-    model, tokenizer = make_model(args.attention), AutoTokenizer.from_pretrained(args.tokenizer)
+    model, tokenizer = make_model(args.attention), load_tokenizer(args.tokenizer)
     tokens = []
     model.model.register_forward_pre_hook(
         lambda _, __, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True

@@ -1,6 +1,8 @@
-"""Write what the documentation shows of results/mini anew: the table in README.md, docs/mini.md and its plots.
+"""Write what the documentation shows of results anew.
 
-python docs/tables.py            # `make docs`; tests/test_readme.py fails if the files are not what this writes
+python docs/tables.py                   # `make docs`: the table in README.md, and docs/mini.md with its plots;
+                                        # tests/test_readme.py fails if they are not what this writes
+python docs/tables.py variants FOLDER   # docs/variants.md, of the records of recipes/variants.yaml
 """
 
 import io
@@ -78,8 +80,38 @@ def draw(folder: Path, results: Path = RESULTS) -> None:
     (folder / "plots").rmdir()
 
 
+def variants_page(results: Path) -> str:
+    """The nine attentions of recipes/variants.yaml."""
+    return (
+        "\n".join(
+            [
+                "# Nine attentions on mini\n",
+                "The mini twins and their seven siblings differ in their attention alone: same world, first weights, order",
+                "of text and schedule ([how](../recipes/mini/README.md#training)). `recipes/variants.yaml` runs all nine;",
+                "this page is made from its records:\n",
+                "```",
+                "qbench run recipes/variants.yaml",
+                "python docs/tables.py variants results/runs/variants",
+                "```\n",
+                "**One seed of a model of 0.6M parameters, trained for 3,000 steps on an invented world, says nothing",
+                "about which attention is better.** A model that starts higher has more to lose. The page shows that every",
+                "kind loads, trains, is quantized, audited and compared.\n",
+                "![Training loss and gradient norm of the nine models](../recipes/mini/loss.svg)\n",
+                "## Unquantized\n",
+                printed("table", str(results), "--kind", "baseline").strip() + "\n",
+                "## Under quantization\n",
+                printed("table", str(results), "--kind", "summary").strip(),
+            ]
+        ).replace("### ", "#### ")
+        + "\n"
+    )
+
+
 def main() -> None:
     """Write all of it."""
+    if sys.argv[1:2] == ["variants"]:
+        (ROOT / "docs" / "variants.md").write_text(variants_page(Path(sys.argv[2])), encoding="utf-8")
+        return
     readme = ROOT / "README.md"
     readme.write_text(with_table(readme.read_text(encoding="utf-8"), summary()), encoding="utf-8")
     (ROOT / "docs" / "mini.md").write_text(page(), encoding="utf-8")

@@ -36,7 +36,7 @@ PACKAGES = (
 PACKAGE = Path(__file__).parent
 # Our own code that computes numbers, within qbench; the kernels come first. runner/cell.py decides which model is
 # evaluated. Not records/audit.py and records/suspicious.py: their rules are applied again whenever a record is read.
-COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "runner/cell.py")
+COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "tokenizer.py", "runner/cell.py")
 WRITES = ("checkpoint/save.py",)  # what a cell never calls
 
 
@@ -47,11 +47,22 @@ class TaskIdentity(NamedTuple):
     num_fewshot: int
 
 
-class What(BaseModel):
+class WithoutUnused(BaseModel):
+    """A model whose fields that need not be given are left out of the JSON while they are None.
+
+    A field that is added to such a model, with None as its default, leaves what is stored and hashed as it was.
+    """
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in dump(self).items() if value is not None or fields[name].is_required()}
+
+
+class What(WithoutUnused):
     """What a cell computes, whichever code and packages compute it.
 
-    A field that is added here needs None as its default and is left out of the JSON while it is None: then cells that
-    do not use it keep their keys.
+    A field that is added here needs None as its default: then cells that do not use it keep their keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -69,13 +80,8 @@ class What(BaseModel):
     device: str
     max_length: int | None  # None: what the checkpoint's config says
     seed: int
-    batch_tokens: int | None  # None unless scores depend on what else is in a batch
+    batch_tokens: int | None  # None if scores do not depend on what else is in a batch: on a CPU, but for LLM.int8
     parts: dict[str, dict[str, JsonValue]] | None = None  # options of what else is quantized, by the part's label
-
-    @model_serializer(mode="wrap")
-    def _without_unused(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = type(self).model_fields
-        return {name: value for name, value in dump(self).items() if value is not None or fields[name].is_required()}
 
 
 class Identity(BaseModel):

@@ -44,6 +44,7 @@ class Calibration(BaseModel):
     samples: int = Field(128, ge=1)
     length: int = Field(2048, ge=2)  # tokens per sample; no more than the model takes
     seed: int = 0
+    seeds: int = Field(1, ge=1)  # draws of so many samples each, no two with a token in common; one cell per draw
     field: str = "text"  # of a line in a .jsonl file, or of a row in a dataset
     split: str = "train"  # this and the next two are for datasets on the hub
     subset: str | None = None
@@ -67,9 +68,17 @@ class Calibration(BaseModel):
         path = Path(self.source)
         return self.source not in NAMED and not self.revision and (path.exists() or path.suffix != "")
 
-    def content_hash(self) -> str:
-        """A hash of the settings and of the text: the file's bytes, or the commit that pins a dataset on the hub."""
-        settings = self.model_dump(exclude={"source"})
+    @property
+    def draws(self) -> tuple[int | None, ...]:
+        """The numbers of the draws, from 1; one draw alone has none."""
+        return (None,) if self.seeds == 1 else tuple(range(1, self.seeds + 1))
+
+    def content_hash(self, draw: int | None = None) -> str:
+        """A hash of the settings and of the text: the file's bytes, or the commit that pins a dataset on the hub.
+
+        How many draws there are does not enter: a draw's windows do not depend on it.
+        """
+        settings = self.model_dump(exclude={"source", "seeds"}) | ({"draw": draw} if draw else {})
         text = hashlib.sha256(_read_bytes(Path(self.source))).hexdigest() if self.is_file else self.dataset()
         return hashlib.sha256(json.dumps([settings, text], sort_keys=True).encode()).hexdigest()
 
@@ -80,29 +89,46 @@ class Calibration(BaseModel):
 
 
 def calibration_batches(
-    source: Calibration, tokenizer: Callable[..., Any], max_length: int | None = None
+    source: Calibration, tokenizer: Callable[..., Any], max_length: int | None = None, draw: int | None = None
 ) -> list["Tensor"]:
     """source.samples windows of token ids [1, length], drawn at random from the source's text as one stream.
 
-    max_length: what the model takes; source.length is cut to it.
+    max_length: what the model takes; source.length is cut to it. draw: which of source.draws.
     """
     import torch
 
     length = min(source.length, max_length or source.length)
-    needed = source.samples * length
-    text = "\n\n".join(_up_to(_documents(source), max(READ_CHARACTERS, 64 * needed)))
+    text = "\n\n".join(_up_to(_documents(source), max(READ_CHARACTERS, 64 * source.samples * length)))
     if not text.strip():
         raise QuantizeError(f"The calibration source {source.source} is empty: it has no text.")
     ids = tokenizer(text, verbose=False)["input_ids"]  # verbose: the text is longer than the model takes, as it should
+    wanted = f"{source.samples} samples of {length} tokens"
+    needed, fewer = source.samples * length, "fewer or shorter samples"
+    if draw:
+        wanted, needed, fewer = (
+            f"{source.seeds} draws of {wanted}",
+            source.seeds * needed,
+            f"fewer draws (seeds), {fewer}",
+        )
     if len(ids) < needed:
         raise QuantizeError(
-            f"The calibration source {source.source} has {len(ids):,} tokens; {source.samples} samples of {length} "
-            f"tokens need {needed:,}. Ask for fewer or shorter samples, or give a longer text."
+            f"The calibration source {source.source} has {len(ids):,} tokens; {wanted} need {needed:,}. "
+            f"Ask for {fewer}, or give a longer text."
         )
     stream = torch.tensor(ids).unsqueeze(0)  # [1, tokens]
-    draw = random.Random(source.seed)
-    starts = [draw.randrange(len(ids) - length + 1) for _ in range(source.samples)]
-    return [stream[:, start : start + length].clone() for start in starts]
+    return [stream[:, start : start + length].clone() for start in _starts(source, len(ids), length, draw)]
+
+
+def _starts(source: Calibration, tokens: int, length: int, draw: int | None) -> list[int]:
+    """Where the windows start: anywhere; or with several draws where the text, cut into windows end to end and these
+    shuffled, has its next source.samples windows for each draw. So no two draws share a token."""
+    random_of_seed = random.Random(source.seed)
+    if draw is None:
+        return [random_of_seed.randrange(tokens - length + 1) for _ in range(source.samples)]
+    first = random_of_seed.randrange(tokens % length + 1)
+    starts = list(range(first, tokens - length + 1, length))
+    random_of_seed.shuffle(starts)
+    return starts[(draw - 1) * source.samples : draw * source.samples]
 
 
 def token_ids(calibration: Any, model: "PreTrainedModel") -> "Sequence[Tensor]":
@@ -158,10 +184,10 @@ def _source(fields: Mapping[str, Any]) -> Calibration:
 
 
 def _tokenizer(model: "PreTrainedModel") -> Callable[..., Any]:
-    from transformers import AutoTokenizer
+    from qbench.tokenizer import load_tokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model.config.name_or_path)
+        return load_tokenizer(model.config.name_or_path or "")
     except (OSError, ValueError) as error:
         raise QuantizeError(
             f"The model's folder {model.config.name_or_path!r} has no tokenizer to read the calibration source with; "

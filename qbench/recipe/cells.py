@@ -1,7 +1,8 @@
-"""Cells: one checkpoint × one quantization each, from a recipe. Imports no torch: a plan takes a second."""
+"""Cells: one checkpoint × one quantization each (× one calibration draw). Imports no torch: a plan takes a second."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from pydantic import ValidationError
 from qbench.attention.kinds import attentions
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, tokenizer_fingerprint
 from qbench.errors import InputError
+from qbench.evaluate.batches import BATCH_TOKENS
 from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
 from qbench.identity import Identity, What, code_hash, package_code_hash, package_versions
+from qbench.quantizers.calibration import Calibration
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
 from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
@@ -22,7 +25,7 @@ from qbench.records.schema import CellRef
 
 @dataclass(frozen=True)
 class Cell:
-    """One checkpoint × one quantization, on all of the recipe's tasks."""
+    """One checkpoint × one quantization with one draw of calibration, on all of the recipe's tasks."""
 
     recipe: Recipe
     ref: CellRef
@@ -41,14 +44,29 @@ class Cell:
         return self.recipe.locate(own) if own else self.location
 
     @property
-    def batch_tokens(self) -> int | None:
-        """The token budget of a batch; None: by free memory."""
-        return self.recipe.batch_tokens or self._fixed_batch_tokens
+    def batch_tokens(self) -> int:
+        """The token budget of a batch: the recipe's, or a constant of the device, so that all cells have the same."""
+        if self.recipe.batch_tokens or self.recipe.resolved_device == "cuda":
+            return self.recipe.batch_tokens or BATCH_TOKENS["cuda"]
+        return self._fixed_batch_tokens or BATCH_TOKENS["cpu"]
 
     @property
     def _fixed_batch_tokens(self) -> int | None:
-        """The budget of a quantization whose scores depend on what else is in a batch; None if they do not."""
+        """The budget on a CPU of a quantization whose scores depend on what else is in a batch; None if they do not."""
         return self.quantization.options.fixed_batch_tokens if isinstance(self.quantization, Quantization) else None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Where the text to calibrate with comes from; None if the quantization needs none."""
+        return self.recipe.calibration_source() if _is_calibrated(self.quantization) else None
+
+    @property
+    def _depends_on_batches(self) -> bool:
+        """Whether the budget changes numbers: on CUDA it does, as a product's rounding depends on its shape.
+
+        On a CPU in float32 it moves them by rounding far below the last digit that is reported.
+        """
+        return self.recipe.resolved_device == "cuda" or self._fixed_batch_tokens is not None
 
     def packages(self) -> dict[str, str]:
         """The versions of the packages that compute this cell."""
@@ -61,20 +79,20 @@ class Cell:
         """Everything that can change the numbers; NotFetchedError if a part of it is not on this machine."""
         recipe, quantized = self.recipe, self.quantization
         assert isinstance(quantized, Quantization)
-        calibration = recipe.calibration_source() if quantized.quantizer.calibrated else None
+        calibration = self.calibration
         what = What(
             checkpoint=checkpoint_fingerprint(self.location, self.source.revision),
             tokenizer=tokenizer_fingerprint(self.tokenizer, self.tokenizer_revision),
             attention=self.ref.attention,
             **quantized.identity(),
-            calibration=calibration.content_hash() if calibration else None,
+            calibration=calibration.content_hash(self.ref.draw) if calibration else None,
             tasks={name: facts.identity for name, facts in recipe_tasks(recipe).items()},
             dtype=recipe.resolved_dtype,
             execution=recipe.execution,
             device=recipe.resolved_device,
             max_length=recipe.max_length,
             seed=recipe.seed,
-            batch_tokens=self.batch_tokens if self._fixed_batch_tokens else None,
+            batch_tokens=self.batch_tokens if self._depends_on_batches else None,
         )
         return Identity(what=what, code=code_hash(), packages=self.packages())
 
@@ -110,11 +128,11 @@ def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
 
 
 def cells(recipe: Recipe) -> list[Cell]:
-    """Every cell, family by family and quantization by quantization, twins side by side."""
+    """Every cell, family by family, quantization by quantization and draw by draw, twins side by side."""
     found = []
     for family, twins in recipe.checkpoints.items():
         for quantized in _quantizations(recipe):
-            for attention, source in twins.items():
+            for draw, (attention, source) in product(_draws(recipe, quantized), twins.items()):
                 ref = CellRef(
                     family=family,
                     attention=attention,
@@ -122,9 +140,19 @@ def cells(recipe: Recipe) -> list[Cell]:
                     method=quantized.method,
                     bits=quantized.bits,
                     label=quantized.label,
+                    draw=draw,
                 )
                 found.append(Cell(recipe, ref, source, quantized))
     return found
+
+
+def _draws(recipe: Recipe, quantized: Quantization | NotOffered) -> tuple[int | None, ...]:
+    """The draws of calibration that there is one cell of each for; the same for all models."""
+    return recipe.calibration.draws if recipe.calibration and _is_calibrated(quantized) else (None,)
+
+
+def _is_calibrated(quantized: Quantization | NotOffered) -> bool:
+    return isinstance(quantized, Quantization) and quantized.quantizer.calibrated
 
 
 def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:

@@ -26,6 +26,7 @@ def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
         _check_families,
         _check_checkpoints,
         _check_reference,
+        _check_replicates,
         _check_quantizations,
         _check_calibration,
         _check_tasks,
@@ -87,6 +88,31 @@ def _check_reference(recipe: Recipe, file: RecipeFile) -> None:
                 ("reference",) if named else ("checkpoints", family),
                 f"the reference is {reference}, which {family} does not have; it has {', '.join(twins)}. Add the "
                 f"checkpoint, or name another reference: `reference: {next(iter(twins))}`.",
+            )
+
+
+def _check_replicates(recipe: Recipe, file: RecipeFile) -> None:
+    """Replicates are families of the same attentions, two or more."""
+    named, families = recipe.replicates, recipe.checkpoints
+    if not named:
+        return
+    where: Where = ("replicates",)
+    for family in named:
+        if family not in families:
+            raise file.error(
+                where,
+                f"{family!r} is not a family; the families are {', '.join(families)}.{did_you_mean(family, families)}",
+            )
+    if len(set(named)) < max(2, len(named)):
+        raise file.error(where, "must name two or more families, each once.")
+    for family in named:
+        if len(families[family]) == 1:
+            raise file.error(where, f"{family} has one model; replicates are pairs, such as softmax and softpick.")
+        if families[family].keys() != families[named[0]].keys():
+            raise file.error(
+                where,
+                f"{family} has {', '.join(families[family])}, and {named[0]} has {', '.join(families[named[0]])}; "
+                "replicates must have the same attentions.",
             )
 
 
@@ -153,14 +179,23 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
 
 def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     source = recipe.calibration
+    calibrated = [i for i, entry in enumerate(recipe.quantizations) if quantizer(entry.method).calibrated]
     if source is None:
-        for index, entry in enumerate(recipe.quantizations):
-            if quantizer(entry.method).calibrated:
-                raise file.error(
-                    ("quantizations", index),
-                    f"{entry.method} needs calibration; add `calibration: {{source: wikitext2}}`.",
-                )
-    elif source.is_file and not Path(recipe.locate(source.source)).is_file():
+        if calibrated:
+            method = recipe.quantizations[calibrated[0]].method
+            raise file.error(
+                ("quantizations", calibrated[0]),
+                f"{method} needs calibration; add `calibration: {{source: wikitext2}}`.",
+            )
+        return
+    seeds: Where = ("calibration", "seeds")
+    if source.seeds > 1 and not calibrated and file.lines[seeds][0] == file.file:  # an extended recipe may have others
+        raise file.error(
+            seeds,
+            f"is {source.seeds}, but no method of the recipe is calibrated; leave it out, or add one that is, such as "
+            "gptq.",
+        )
+    if source.is_file and not Path(recipe.locate(source.source)).is_file():
         raise file.error(
             ("calibration", "source"),
             f"{file.file.parent / source.source} is not a file; source must be a file, {' or '.join(NAMED)}, or a "

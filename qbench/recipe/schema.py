@@ -78,6 +78,7 @@ class Recipe(_RecipePart):
     checkpoints: dict[str, dict[str, CheckpointSource]] = Field(min_length=1)  # family: {softmax: …, softpick: …}
     tokenizer: str | None = None  # in place of those beside the checkpoints
     reference: str = "softmax"  # the attention that the others of a family are compared with
+    replicates: tuple[str, ...] = ()  # families that are one pair trained with several seeds
     quantizations: tuple[QuantizationEntry, ...] = Field(min_length=1)
     tasks: dict[str, TaskSettings] = Field(min_length=1)
     task_folders: tuple[str, ...] = ()  # folders with task files (.yaml)
@@ -90,7 +91,7 @@ class Recipe(_RecipePart):
     max_length: int | None = Field(None, ge=2)  # by default what the checkpoint's config says
     seed: int = 1234  # of the few-shot examples; calibration has its own
     execution: Literal["dense", "packed"] = "dense"
-    batch_tokens: int | None = Field(None, ge=1)  # by default as many as memory allows
+    batch_tokens: int | None = Field(None, ge=1)  # by default a constant of the device, the same for all cells
     workers: int | None = Field(None, ge=1)  # cells at once; by default one per GPU, or as many as the CPU can take
     threads: int | None = Field(None, ge=1)  # of each worker on the CPU; by default an equal share of the cores
     timeout_minutes: float = Field(720, gt=0)  # a cell that takes longer has hung
@@ -117,7 +118,7 @@ class Recipe(_RecipePart):
             raise must(f"name each task once; {twice[0]} is listed twice")
         return {name: {} for name in value}
 
-    @field_validator("quantizations", "task_folders", mode="before")
+    @field_validator("quantizations", "task_folders", "replicates", mode="before")
     @classmethod
     def _as_tuple(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value

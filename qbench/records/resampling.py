@@ -6,16 +6,20 @@ from statistics import NormalDist
 
 import numpy as np
 
+from qbench.uncertainty import LEVEL
+
 RESAMPLES = 2000
 RESAMPLES_PER_BLOCK = 250  # at once: a block of counts stays at a few megabytes
 SEED = 0
-LEVEL = 0.95
 
 
-def resampled_sums(values: np.ndarray) -> np.ndarray:
-    """Sums of the values over every resample: [documents, columns] to [RESAMPLES, columns]."""
+def resampled_sums(values: np.ndarray, stream: int = 0) -> np.ndarray:
+    """Sums of the values over every resample: [documents, columns] to [RESAMPLES, columns].
+
+    stream: what is added up over several sets of documents needs draws of its own for each of them.
+    """
     count = len(values)
-    draw = np.random.default_rng([SEED, count])
+    draw = np.random.default_rng([SEED, count, stream] if stream else [SEED, count])
     blocks = []
     for start in range(0, RESAMPLES, RESAMPLES_PER_BLOCK):
         size = min(RESAMPLES_PER_BLOCK, RESAMPLES - start)

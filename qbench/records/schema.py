@@ -1,10 +1,10 @@
 """What a record is made of, typed."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from qbench.identity import Identity
+from qbench.identity import Identity, WithoutUnused
 from qbench.records.audit import Audit
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -16,7 +16,7 @@ class _RecordPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class CellRef(_RecordPart):
+class CellRef(_RecordPart, WithoutUnused):
     """What a cell is to a reader: one checkpoint and one quantization. Records of two runs are joined by this."""
 
     family: str  # such as 340M: joins a softmax checkpoint and its twins
@@ -25,11 +25,18 @@ class CellRef(_RecordPart):
     method: str
     bits: int  # 16 for method none
     label: str  # the quantization's full name, such as hqq-3-g64
+    draw: Annotated[int, Field(ge=1)] | None = None  # of calibration, if there are several
 
     @property
     def name(self) -> str:
-        """The cell in one word, for people: 340M-softpick-hqq-3-g64."""
-        return f"{self.family}-{self.attention}-{self.label}"
+        """The cell in one word, for people: 340M-softpick-hqq-3-g64, or …-gptq-3-g128-draw-2."""
+        name = f"{self.family}-{self.attention}-{self.label}"
+        return f"{name}-draw-{self.draw}" if self.draw else name
+
+    @property
+    def of_all_draws(self) -> "CellRef":
+        """The cell whichever the draw of calibration."""
+        return self.model_copy(update={"draw": None})
 
 
 class MetricValue(_RecordPart):
@@ -59,6 +66,8 @@ class Cost(_RecordPart):
     tokens_per_second: float | None = None
     peak_host_bytes: int | None = None
     peak_device_bytes: int | None = None
+    # The token budget of a batch, and what it was after each time that memory ran out; None in older records.
+    batch_tokens: tuple[int, ...] | None = None
     weight_bytes: int | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
 
 
@@ -70,6 +79,7 @@ class Provenance(_RecordPart):
     packages: dict[str, str]
     git_commit: str | None  # with a + where the working tree has changes
     machine: dict[str, Any]  # cpu, cores, threads, memory, gpu, driver, python, platform
+    precision: dict[str, str | bool] | None = None  # what was set of torch's matrix products on CUDA
     started: str  # ISO 8601, UTC
     finished: str
 

@@ -37,7 +37,7 @@ def audit_table(results: ResultSet) -> Table | None:
     """One line per quantized cell that was audited; None if there are none."""
     columns = [Column("Cell", "l"), Column("Passed", "l"), *map(Column, MEASURED)]
     table = Table("audits", "Audits", CAPTION, [READ_BITS, READ_PROBE], columns, heads=0)
-    for result in results.cells:
+    for result in results.parts:
         audit = result.stored.record.audit if result.stored else None
         if audit and result.cell.label != UNQUANTIZED:
             table.rows.append(_fields(table, result, audit))

@@ -1,15 +1,18 @@
 """Paired bootstrap over documents: every score of every cell is resampled with the same draws, so that differences of
 scores, and differences of differences, are differences of arrays."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from qbench.records.resampling import RESAMPLES, SEED, resampled_sums, tail_share
 from qbench.records.samples import Aggregation
 from qbench.report.values import Values
+from qbench.uncertainty import LEVEL, ChanceSource, Estimate, of_draws
 
 MAX_SUM_ERROR = 1e-9  # sums of shares that are equal may differ in their last digits
 
@@ -44,10 +47,13 @@ class Resampled:
     share: bool
 
     @property
-    def shown(self) -> np.ndarray:
-        """The draws in the units of tables."""
-        with np.errstate(over="ignore"):
-            return np.exp(self.draws) if self.logarithm else self.draws
+    def tested(self) -> float:
+        """The score on the scale of the test."""
+        return math.log(self.score) if self.logarithm else self.score
+
+
+# A score with its sign in a sum: one, or one for each draw of calibration, which all terms have the same number of.
+Term = tuple[int, Resampled | Sequence[Resampled]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,13 @@ class Interval:
     low: float
     high: float
     excludes_zero: bool = False
+    estimate: Estimate | None = None  # on the scale of the test; None if it cannot be judged
+    tested: tuple[float, float] | None = None  # the ends on the scale of the test
+
+    @property
+    def p(self) -> float | None:
+        """The two-sided p of zero, from the t statistic; None if it cannot be judged."""
+        return self.estimate.p if self.estimate else None
 
 
 def resample(columns: Sequence[MetricDocuments]) -> list[Resampled]:
@@ -75,26 +88,52 @@ def resample(columns: Sequence[MetricDocuments]) -> list[Resampled]:
     return [found[i] for i in range(len(columns))]
 
 
-def interval(*terms: tuple[int, Resampled]) -> Interval | None:
+def interval(*terms: Term) -> Interval | None:
     """The interval of a sum of scores, each with its sign; None if a resample has no value, or there is one document.
+
+    Of one draw of calibration it has the ends of the resamples' percentiles. Of several it is symmetric, around their
+    mean, and counts the spread over draws beside that over documents (qbench.uncertainty).
 
     Zero is excluded if it is on the scale of the test and in the units of tables. The two can disagree on the
     damages of perplexities: from 10 to 11 is more than from 20 to 21.5 in proportion, and less in units.
     """
-    count = terms[0][1].documents
-    if count < 2:
+    by_draw = [(sign, [own] if isinstance(own, Resampled) else list(own)) for sign, own in terms]
+    first = by_draw[0][1][0]
+    if first.documents < 2:
         return None
-    smoothing = 100 / count * _smoothing(count) if terms[0][1].share else 0.0
-    tail = tail_share(count)
-    shown = np.quantile(sum(sign * term.shown for sign, term in terms) + smoothing, (tail, 1 - tail))
-    tested = np.quantile(sum(sign * term.draws for sign, term in terms) + smoothing, (tail, 1 - tail))
+    (shown, _), (tested, estimate) = (_ends(by_draw, in_units) for in_units in (True, False))
     if not np.isfinite([shown, tested]).all():
         return None
     low, high = min(shown[0], tested[0]), max(shown[1], tested[1])
-    if terms[0][1].share:  # two documents more would make an accuracy 100.25%
+    excludes_zero = low > MAX_SUM_ERROR or high < -MAX_SUM_ERROR
+    if first.share:  # two documents more would make an accuracy 100.25%
         signs = [sign for sign, _ in terms]
         shown = np.clip(shown, -100 * signs.count(-1), 100 * signs.count(1))
-    return Interval(float(shown[0]), float(shown[1]), excludes_zero=bool(low > MAX_SUM_ERROR or high < -MAX_SUM_ERROR))
+    ends = float(tested[0]), float(tested[1])
+    return Interval(float(shown[0]), float(shown[1]), bool(excludes_zero), estimate, ends)
+
+
+def _ends(terms: Sequence[tuple[int, list[Resampled]]], in_units: bool) -> tuple[np.ndarray, Estimate]:
+    """The ends of the interval, in the units of tables or on the scale of the test, and what it is computed from."""
+    first = terms[0][1][0]
+    count, exponential = first.documents, in_units and first.logarithm
+
+    def total(*parts: tuple[int, Any]) -> Any:
+        with np.errstate(over="ignore"):
+            return sum(sign * (np.exp(part) if exponential else part) for sign, part in parts)
+
+    resampled = total(*((sign, np.mean([own.draws for own in draws], axis=0)) for sign, draws in terms))
+    if first.share:
+        resampled = resampled + 100 / count * _smoothing(count)
+    by_draw = [float(total(*((sign, draws[r].tested) for sign, draws in terms))) for r in range(len(terms[0][1]))]
+    value = total(*((sign, np.mean([own.tested for own in draws])) for sign, draws in terms))
+    over_documents = ChanceSource(float(np.var(resampled)) * count / (count - 1), count - 1)
+    if len(by_draw) == 1:
+        tail = tail_share(count)
+        return np.quantile(resampled, (tail, 1 - tail)), Estimate(float(value), (over_documents,))
+    estimate = Estimate(float(value), (over_documents, of_draws(by_draw)))
+    reach = estimate.half_width(LEVEL)
+    return np.array([value - reach, value + reach]), estimate
 
 
 @cache

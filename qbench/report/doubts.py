@@ -148,7 +148,7 @@ def _pairs(report: ReportData, a: CellResult, b: CellResult) -> list[tuple[Measu
 
 def _published(report: ReportData) -> list[CellResult]:
     """Cells with scores and without documents: records are judged by theirs."""
-    return [c for c in report.results.cells if c.scores and not (c.stored and c.stored.has_samples)]
+    return [c for c in report.results.parts if c.scores and not (c.stored and c.stored.has_samples)]
 
 
 def _spread(bits: int) -> Spread:

@@ -1,7 +1,8 @@
 """Intervals, flips and chance of the scores of cells, from their per-document results."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from qbench.records.metrics import TASKS, base_name, is_share
@@ -41,18 +42,30 @@ class DocumentEvidence:
     resampled: Mapping[tuple[CellRef, str, str], "Resampled"]  # by cell, task and metric
 
     def interval(self, measure: Measure, *terms: tuple[int, CellResult]) -> "Interval | NoInterval":
-        """The paired interval of a sum of scores, each with its sign; or why there is none."""
-        if obstacle := self.obstacle(measure, *(result for _, result in terms)):
+        """The paired interval of a sum of scores, each with its sign; or why there is none.
+
+        Draws of calibration are those that all terms have. With one draw zero is not excluded: it cannot be judged.
+        """
+        results = [result for _, result in terms]
+        if obstacle := self.obstacle(measure, *results):
             return obstacle
         from qbench.report.bootstrap import interval
 
         task, metric = measure.task, measure.metric
-        found = interval(*((sign, self.resampled[result.cell, task, metric]) for sign, result in terms))
-        return found or NoInterval(f"No interval: too few documents of {task} have a value of {metric}.")
+        cells = [[result.of_draw(draw).cell for draw in common_draws(*results)] for result in results]
+        by_draw = [[self.resampled[cell, task, metric] for cell in own] for own in cells]
+        found = interval(*((sign, own) for (sign, _), own in zip(terms, by_draw, strict=True)))
+        if found is None:
+            return NoInterval(f"No interval: too few documents of {task} have a value of {metric}.")
+        return replace(found, excludes_zero=False, estimate=None) if one_draw(*results) else found
 
     def obstacle(self, measure: Measure, *results: CellResult) -> NoInterval | None:
         """What keeps these scores from being compared document by document; None if nothing does."""
-        cells = [result.cell for result in results]
+        draws = common_draws(*results)
+        cells = [result.of_draw(draw).cell for draw in draws for result in results]
+        if not draws:
+            names = " and ".join(result.cell.name for result in results if result.draws)
+            return NoInterval(f"No interval: {names} have no calibration draw in common.")
         if not any(cell in self.documents for cell in cells):
             return WITHOUT_DOCUMENTS
         task, metric = measure.task, measure.metric
@@ -63,7 +76,7 @@ class DocumentEvidence:
                 return NoInterval(f"No interval: {metric} of {task} cannot be computed from the documents' values.")
         seen = [self.documents[cell][task] for cell in cells]
         if len({own.fingerprint for own in seen}) > 1:
-            names = " and ".join(cell.name for cell in cells)
+            names = " and ".join(dict.fromkeys(cell.name for cell in cells))
             return NoInterval(f"No interval: {names} did not see the same documents of this task.")
         return None if seen[0].count > 1 else NoInterval(f"No interval: there is one document of {task}.")
 
@@ -71,25 +84,43 @@ class DocumentEvidence:
         """How many answers changed; None if there are no answers, or no documents in common."""
         if not is_share(measure.metric) or self.obstacle(measure, quantized, unquantized):
             return None
-        before, after = (
-            self.documents[result.cell][measure.task].metrics[measure.metric].values > 0.5
-            for result in (unquantized, quantized)
+        before, *after = (
+            self.documents[cell][measure.task].metrics[measure.metric].values > 0.5
+            for cell in (unquantized.cell, *(part.cell for part in quantized.parts if part.scores))
         )
-        return Flips(100 * float((before & ~after).mean()), 100 * float((~before & after).mean()))
+        changed = [(float((before & ~own).mean()), float((~before & own).mean())) for own in after]
+        lost, gained = (100 * fmean(shares) for shares in zip(*changed, strict=True))
+        return Flips(lost, gained)
 
     def chance(self, measure: Measure, result: CellResult) -> float | None:
         """The accuracy of guessing in percent, from the documents or else from what is known of the task."""
         if not base_name(measure.metric).startswith("acc"):
             return None
-        if documents := self.documents.get(result.cell, {}).get(measure.task):
-            return documents.chance
+        for part in result.parts:
+            if documents := self.documents.get(part.cell, {}).get(measure.task):
+                return documents.chance
         known = TASKS.get(measure.task)
         return 100 / known.choices if known and known.choices else None
 
 
+def common_draws(*results: CellResult) -> list[int | None]:
+    """The draws of calibration that all results have scores of, those without draws apart; [None] if none has draws.
+
+    result.of_draw(draw).cell is then the cell of each, by which DocumentEvidence has its documents.
+    """
+    have = [{part.cell.draw for part in result.draws if part.scores} for result in results if result.draws]
+    return sorted(set.intersection(*have), key=lambda draw: draw or 0) if have else [None]
+
+
+def one_draw(*results: CellResult) -> bool:
+    """Whether the scores of a calibrated one rest on one draw of calibration, which says nothing of another's."""
+    counts = [result.calibration_draws for result in results]
+    return 1 in counts or (any(counts) and len(common_draws(*results)) == 1)
+
+
 def gather(results: ResultSet) -> DocumentEvidence:
     """Read the documents of all cells that have scores, and resample them together."""
-    with_samples = [(c.cell, c.stored) for c in results.cells if c.scores and c.stored and c.stored.has_samples]
+    with_samples = [(c.cell, c.stored) for c in results.parts if c.scores and c.stored and c.stored.has_samples]
     if not with_samples:  # published numbers need neither numpy nor pyarrow
         return DocumentEvidence({}, {})
     from qbench.records.samples import AGGREGATIONS

@@ -16,7 +16,7 @@ from qbench.report.kinds import KINDS, TableKind, table_kind
 from qbench.report.metrics import metric_name
 from qbench.report.remarks import remarks
 from qbench.report.results import NOTHING, CellResult
-from qbench.report.tables import READ_TONES, Column, Field, Table, number_field, shared_reading
+from qbench.report.tables import Column, Field, Table, number_field, shared_reading
 
 MEASURED_ON = ("device", "dtype")  # of a record's identity
 
@@ -60,14 +60,14 @@ def _sections(report: ReportData, kinds: Sequence[TableKind]) -> list[PageSectio
     first, *others = kinds
     sections = [_doubts(report), _tables(report, first), _plots(report)]
     sections += [_tables(report, kind) for kind in others]
-    records = [result.stored.record for result in report.results.cells if result.stored]
+    records = [result.stored.record for result in report.results.parts if result.stored]
     if records:
         sections += [_audits(report), _costs(records), _provenance(records), _recipe(report)]
     return [section for section in sections if section]
 
 
 def _summary(report: ReportData) -> str:
-    cells = report.results.cells
+    cells = report.results.parts
     done = [result for result in cells if result.scores]
     state = f"{len(done)} of {len(cells)} cells have scores"
     return " ".join([f"{', '.join([state, *_setting(done)])}.", *remarks(report)])
@@ -107,8 +107,8 @@ def _tables(report: ReportData, kind: TableKind) -> PageSection | None:
     tables = kind.tables(report)
     if not tables:
         return None
-    reading = " ".join([*shared_reading(tables), READ_TONES])
-    return PageSection(kind.name, kind.title_for(report), [reading], tables=tables)
+    reading = " ".join(shared_reading(tables))
+    return PageSection(kind.name, kind.title_for(report), [reading], kind.lead(report), tables)
 
 
 def _plots(report: ReportData) -> PageSection:

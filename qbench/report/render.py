@@ -45,8 +45,8 @@ def render(report: ReportData, format: str, kind: str | None = None, *, standalo
     tables = chosen.tables(report)
     if not tables:
         raise ReportError(f"{report.results.source} has nothing for a table of kind {chosen.name}.")
-    notes = [*remarks(report), *chosen.remarks(report)]
-    return latex(tables, notes, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes)
+    notes, lead = [*remarks(report), *chosen.remarks(report)], chosen.lead(report)
+    return latex(tables, notes, lead, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes, lead)
 
 
 def comparison(source: Path | str, published: Path | str, format: str = "md") -> str:
@@ -67,9 +67,9 @@ def audit(source: Path | str) -> tuple[str, bool]:
     report = read_report(source)
     audits, found = audit_table(report.results), doubts(report)
     parts = [markdown([audits])] if audits else []
-    scores = sum(len(result.scores) for result in report.results.cells)
+    scores = sum(len(result.scores) for result in report.results.parts)
     what = f"{len(found)} suspicious" if found else "nothing suspicious"
-    verdict = f"{what} among {scores} scores of {len(report.results.cells)} cells in {source}"
+    verdict = f"{what} among {scores} scores of {len(report.results.parts)} cells in {source}"
     return "\n".join([*parts, *map(str, found), verdict]), bool(found)
 
 

@@ -51,6 +51,22 @@ class CellResult:
     gap: Gap | None = None  # why there are none
     caveat: str = ""  # a note at each score
     stored: StoredRecord | None = None
+    draws: tuple["CellResult", ...] = ()  # of calibration, if there are several: then scores are means over them
+
+    @property
+    def parts(self) -> tuple["CellResult", ...]:
+        """What was measured: its draws, or the cell itself."""
+        return self.draws or (self,)
+
+    def of_draw(self, draw: int | None) -> "CellResult":
+        """What was measured with one draw of calibration; the cell itself if it has no draws."""
+        return next((part for part in self.draws if part.cell.draw == draw), self)
+
+    @property
+    def calibration_draws(self) -> int | None:
+        """How many draws of calibration the scores are means of; None if it was not calibrated."""
+        done = [part.stored for part in self.parts if part.stored and part.scores]
+        return sum(stored.record.identity.what.calibration is not None for stored in done) or None
 
     def score(self, measure: Measure) -> Score | Gap:
         """The score, or why there is none."""
@@ -94,6 +110,11 @@ class ResultSet:
     published: Mapping[tuple[str, str, str, str, str], float] = field(default_factory=dict)
     records: Results | None = None
     said_reference: str | None = None  # the kind that the others are compared with, if the results say it
+
+    @cached_property
+    def parts(self) -> tuple[CellResult, ...]:
+        """All that was measured, or was to be: one result per draw of calibration where there are several."""
+        return tuple(part for result in self.cells for part in result.parts)
 
     def get(self, family: str, attention: str, label: str) -> CellResult | None:
         """One cell."""
@@ -170,12 +191,12 @@ class ResultSet:
         """The resolved recipes by their names: the run's, or without a run.json those of the records."""
         if self.records and self.records.plan:
             return {self.records.plan.recipe: self.records.plan.resolved_recipe}
-        own = [c.stored.record.provenance for c in self.cells if c.stored]
+        own = [c.stored.record.provenance for c in self.parts if c.stored]
         return {provenance.recipe: provenance.resolved_recipe for provenance in own}
 
     def of_other_versions(self) -> list[str]:
         """Cells that were measured with other code or packages than the latest one; `run --reuse-stale` keeps such."""
-        done = [c.stored.record for c in self.cells if c.stored and c.scores]
+        done = [c.stored.record for c in self.parts if c.stored and c.scores]
         latest = max(done, key=lambda record: record.provenance.finished, default=None)
         return [r.cell.name for r in done if latest and _differs(r.identity, latest.identity)]
 
@@ -189,7 +210,7 @@ class ResultSet:
     def method_titles(self) -> Mapping[str, str]:
         """The methods as papers write them, by the records; old records and published numbers do not say."""
         titles = {c.cell.method: c.cell.method.upper() for c in self.cells}
-        for stored in (c.stored for c in self.cells):
+        for stored in (c.stored for c in self.parts):
             if stored and stored.record.quantizer:
                 titles[stored.record.cell.method] = stored.record.quantizer.title
         return titles | {UNQUANTIZED_METHOD: "unquantized"}

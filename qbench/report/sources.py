@@ -6,6 +6,7 @@ from qbench.records.audit import UNQUANTIZED
 from qbench.records.metrics import is_share
 from qbench.records.schema import MetricValue, PlannedCell, Record
 from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_results
+from qbench.report.draws import with_draws_joined
 from qbench.report.metrics import in_order, measure
 from qbench.report.published import read_published
 from qbench.report.results import (
@@ -46,6 +47,7 @@ def from_records(records: Results) -> ResultSet:
     if records.plan:
         order = [planned.cell.name for planned in records.plan.cells]
         cells.sort(key=lambda result: order.index(result.cell.name))
+    cells = with_draws_joined(cells)
     if not cells:
         raise ReportError(f"{records.folder / RUN} plans no cells; there is nothing to make a table of.")
     metrics = (metric for stored in records.current for metric in stored.record.metrics)

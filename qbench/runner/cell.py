@@ -41,6 +41,7 @@ class Job:
     identity: Identity
     git_commit: str | None
     machine: dict[str, Any] = field(default_factory=dict)
+    precision: dict[str, str | bool] | None = None
 
     @property
     def name(self) -> str:
@@ -61,6 +62,7 @@ class Job:
                 packages=self.identity.packages,
                 git_commit=self.git_commit,
                 machine=self.machine,
+                precision=self.precision,
                 started=started,
                 finished=now(),
             ),
@@ -142,17 +144,20 @@ def now() -> str:
 def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]":
     import torch
 
+    from qbench.evaluate.precision import set_precision
+
     cell, recipe = job.cell, job.cell.recipe
     job = replace(job, machine=job.machine | {"threads": torch.get_num_threads()})
     if recipe.resolved_device == "cuda":
         torch.cuda.reset_peak_memory_stats()
+        job = replace(job, precision=set_precision())
     with phases.phase("load"):
         model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
     with phases.phase("quantize"):
         model, audit = quantized_for_cell(cell, model, tokenizer)
     check_unchanged(cell, job.identity)  # now that all of it is read: the record must describe what was read
     with phases.phase("evaluate"):
-        evaluation = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
+        evaluation, budgets = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
     metrics = [asdict(metric) for metric in evaluation.metrics]
     for metric in metrics:
         metric["metric"] = metric.pop("name")
@@ -163,6 +168,7 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
         peak_host_bytes=_peak_host_bytes(),
         peak_device_bytes=torch.cuda.max_memory_allocated() if recipe.resolved_device == "cuda" else None,
         weight_bytes=weight_bytes(model, audit),
+        batch_tokens=budgets,
     )
     values = tuple(MetricValue(**metric) for metric in metrics)
     return job.record(started, state="done", metrics=values, audit=audit, cost=cost), evaluation.samples
@@ -171,11 +177,11 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
 def check_unchanged(cell: Cell, planned: Identity) -> None:
     """An error if a file, our own code or a package is not what the plan found, hours ago or on another node."""
     what = planned.what
-    source = cell.recipe.calibration_source() if what.calibration else None
+    source = cell.calibration
     found = {
         "checkpoint": checkpoint_fingerprint(cell.location, commit_of(what.checkpoint)),
         "tokenizer": tokenizer_fingerprint(cell.tokenizer, commit_of(what.tokenizer)),
-        "calibration": source.content_hash() if source else None,
+        "calibration": source.content_hash(cell.ref.draw) if source else None,
     }
     changed = [f"The {part}" for part, value in found.items() if value != getattr(what, part)]
     if code_hash() != planned.code:
@@ -199,9 +205,9 @@ def load_model(cell: Cell, identity: Identity) -> Any:
 
 def load_tokenizer(cell: Cell, identity: Identity) -> Any:
     """The cell's tokenizer."""
-    from transformers import AutoTokenizer
+    from qbench.tokenizer import load_tokenizer
 
-    return AutoTokenizer.from_pretrained(cell.tokenizer, revision=commit_of(identity.what.tokenizer))
+    return load_tokenizer(cell.tokenizer, commit_of(identity.what.tokenizer))
 
 
 def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -214,9 +220,9 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
     if wanted.parts:
         raise QuantizeError(f"{wanted.label}: only weights can be quantized yet.")
     calibration = None
-    if wanted.quantizer.calibrated and (source := recipe.calibration_source()):
+    if source := cell.calibration:
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)
-        calibration = calibration_batches(source, tokenizer, longest)
+        calibration = calibration_batches(source, tokenizer, longest, cell.ref.draw)
     options = wanted.options.model_dump()
     return quantize(
         model, wanted.method, wanted.bits, calibration=calibration, execution=recipe.execution, progress=True, **options
@@ -225,8 +231,11 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
 
 def evaluate_model(
     cell: Cell, model: Any, tokenizer: Any, planned: Mapping[str, TaskIdentity], limit: int | None = None
-) -> Any:
-    """Score the model on the recipe's tasks, which must be those that were planned; limit: documents of each."""
+) -> tuple[Any, tuple[int, ...]]:
+    """Score the model on the recipe's tasks, which must be those that were planned; limit: documents of each.
+
+    Gives the evaluation, and the token budgets of its batches: more than one if memory ran out.
+    """
     from qbench.evaluate.evaluation import evaluate
     from qbench.evaluate.scorer import Scorer
     from qbench.evaluate.tasks import load_tasks, task_fingerprint
@@ -246,7 +255,8 @@ def evaluate_model(
         token_cache=cache_folder() / "tokens",
     )
     few = {name: min(own or limit, limit) for name, own in limits.items()} if limit else limits
-    return evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
+    evaluation = evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
+    return evaluation, tuple(lm.budgets)
 
 
 def weight_bytes(model: Any, audit: Any) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 from qbench.checkpoint import layout
 from qbench.checkpoint.layout import CheckpointError
 from qbench.evaluate.facts import TaskSummary
-from qbench.quantizers.options import quantizer
 from qbench.recipe.cells import Cell
 from qbench.records.audit import UNQUANTIZED
 
@@ -34,8 +33,7 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary]) -> Estimate | None:
     memory = parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
     if cell.ref.label != UNQUANTIZED:
         memory += memory  # the source weights, which the audit compares with, beside the quantized ones
-    calibration = cell.recipe.calibration
-    if calibration and quantizer(cell.ref.method).calibrated:
+    if calibration := cell.calibration:
         tokens += 5 * calibration.samples * calibration.length  # four stages of each layer, and its output
     return Estimate(parameters, memory + OVERHEAD, 2.0 * parameters * tokens)
 

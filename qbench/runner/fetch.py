@@ -66,10 +66,10 @@ def _fetch_tokenizer(name: str, revision: str | None) -> tuple[bool, str]:
         except NotFetchedError as error:
             return False, f"tokenizer {name}: {error}"
         return True, f"tokenizer {name}: in a local folder"
-    from transformers import AutoTokenizer
+    from qbench.tokenizer import load_tokenizer
 
     try:
-        AutoTokenizer.from_pretrained(name, revision=revision)
+        load_tokenizer(name, revision)
     except Exception as error:  # the Hub, its files and transformers raise a dozen kinds
         return False, f"tokenizer {name}: {NOT_DOWNLOADED} ({one_line(error)})"
     return True, f"tokenizer {name}: in the cache"

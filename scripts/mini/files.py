@@ -37,7 +37,7 @@ def damaged(folder: Path) -> list[str]:
     problems = []
     for name, digest in _read_sums(folder).items():
         file = folder / name
-        again = "`make twins` trains the twins again" if _of_twins(name) else "`make mini-tasks` writes it again"
+        again = _made_again_by(name)
         if not file.exists():
             problems.append(f"{file} is missing; `git checkout {file}` brings it back, and {again}.")
         elif _sha256(file) != digest:
@@ -48,8 +48,14 @@ def damaged(folder: Path) -> list[str]:
     return problems
 
 
-def _of_twins(name: str) -> bool:
-    return name != "calibration.txt" and not name.startswith("tasks/")
+def _made_again_by(name: str) -> str:
+    """The command that makes a file, as part of a sentence."""
+    folder = name.split("/")[0]
+    if folder in ("calibration.txt", "tasks"):
+        return "`make mini-tasks` writes it again"
+    if folder in ("softmax", "softpick", "loss.svg"):
+        return "`make twins` trains the twins again"
+    return f"`make siblings` trains {folder} and the other siblings again"
 
 
 def _read_sums(folder: Path) -> dict[str, str]:

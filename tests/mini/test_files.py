@@ -79,15 +79,18 @@ def test_a_task_file_edited_by_hand_is_named_with_a_way_on(copy: Path) -> None:
     assert damaged(copy) == []
 
 
-def test_a_damaged_twin_is_named_with_a_way_on_and_stays_so_when_the_tasks_are_written(copy: Path) -> None:
-    file = copy / "softpick" / "model.safetensors"
+@pytest.mark.parametrize(("kind", "command"), [("softpick", "make twins"), ("gated", "make siblings")])
+def test_a_damaged_model_is_named_with_a_way_on_and_stays_so_when_the_tasks_are_written(
+    copy: Path, kind: str, command: str
+) -> None:
+    file = copy / kind / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1000] ^= 1
     file.write_bytes(content)
     write_texts(copy)
     (problem,) = damaged(copy)
     assert str(file) in problem
-    assert "`make twins` trains the twins again" in problem
+    assert f"`{command}`" in problem
 
 
 def test_a_truncated_twin_does_not_load(copy: Path) -> None:

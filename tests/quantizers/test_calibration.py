@@ -1,5 +1,6 @@
 """Calibration sources: what is drawn, what the hash says, and the sentences for what cannot be read."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -88,6 +89,57 @@ def test_no_more_is_read_than_is_of_use(
     path.write_text("\n".join(json.dumps({"text": f"w{i} " * 50}) for i in range(400)))
     drawn = torch.cat(calibration_batches(source(path, samples=8, length=2), tokenizer))
     assert drawn.max() < 64 * 16 / 150 + 1  # of 400 documents with 150 or more characters each
+
+
+# --- several draws ---------------------------------------------------------------------------------------------------
+
+
+def test_draws_are_disjoint_windows_of_all_of_the_text(text: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    asked = source(text, samples=4, length=20, seeds=5)  # 400 of 500 tokens
+    assert asked.draws == (1, 2, 3, 4, 5)
+    draws = [calibration_batches(asked, tokenizer, draw=draw) for draw in asked.draws]
+    assert all(len(draw) == 4 and ids.shape == (1, 20) for draw in draws for ids in draw)
+    drawn = torch.cat([ids.flatten() for draw in draws for ids in draw]).tolist()
+    assert len(set(drawn)) == len(drawn) == 400  # a token that two windows share would be there twice
+    assert all(torch.equal(ids[0], torch.arange(int(ids[0, 0]), int(ids[0, 0]) + 20)) for own in draws for ids in own)
+    means = [torch.cat(draw).float().mean() for draw in draws]
+    assert max(means) - min(means) < 300  # each draw is from all over the text: parts in order would be 400 apart
+
+
+def test_more_draws_leave_the_first_ones_as_they_are(text: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    few, more = (source(text, seeds=seeds) for seeds in (2, 6))
+    for draw in (1, 2):
+        assert torch.equal(*(torch.cat(calibration_batches(s, tokenizer, draw=draw)) for s in (few, more)))
+        assert few.content_hash(draw) == more.content_hash(draw)
+
+
+def test_the_seed_decides_all_draws(text: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    first, again, other = (source(text, seeds=3, seed=seed) for seed in (0, 0, 1))
+    drawn = [torch.cat(calibration_batches(s, tokenizer, draw=2)) for s in (first, again, other)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_one_draw_is_drawn_and_hashed_as_ever(text: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    one = source(text, seeds=1)
+    assert one.draws == (None,)
+    assert [int(ids[0, 0]) for ids in calibration_batches(one, tokenizer)] == [432, 197, 388, 455]
+    settings = {"field": "text", "length": 20, "revision": None, "samples": 4, "seed": 0, "split": "train"}
+    content = [settings | {"subset": None}, hashlib.sha256(text.read_bytes()).hexdigest()]
+    assert one.content_hash() == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    assert len({one.content_hash(), *(source(text, seeds=3).content_hash(draw) for draw in (1, 2, 3))}) == 4
+
+
+@pytest.mark.parametrize(("seeds", "enough"), [(6, True), (7, False)])
+def test_a_text_too_short_for_all_draws_is_an_error(
+    text: Path, tokenizer: PreTrainedTokenizerFast, seeds: int, enough: bool
+) -> None:
+    asked = source(text, samples=4, length=20, seeds=seeds)  # 480 or 560 of 500 tokens
+    if enough:
+        assert len(calibration_batches(asked, tokenizer, draw=seeds)) == 4
+        return
+    with pytest.raises(QuantizeError, match=r"500 tokens.*7 draws of 4 samples of 20 tokens need 560.*seeds"):
+        calibration_batches(asked, tokenizer, draw=1)  # though the first draw alone would fit
 
 
 # --- the hash --------------------------------------------------------------------------------------------------------

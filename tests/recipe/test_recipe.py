@@ -128,6 +128,7 @@ WRONG = [
     ("timeout_minutes: 0", "timeout_minutes: is 0; it must be more than 0."),
     ("calibration: {source: gone.txt}", "calibration.source: …/gone.txt is not a file"),
     ("calibration: {source: corpus}", "calibration: source 'corpus' is not a file here, and as a dataset on the Hub"),
+    ("calibration: {source: c4, seeds: 0}", "calibration.seeds: is 0; it must be 1 or more."),
     ("calibration: {source: c4, length: 1}", "calibration.length: is 1; it must be 2 or more."),
 ]
 
@@ -387,6 +388,8 @@ DOES_NOT: dict[str, Callable[[Path], None]] = {
     "a limit above the number of documents": field(limit=1000),
     "the other spelling of a path": field(checkpoints={"tiny": {"softmax": "./softmax", "softpick": "softpick"}}),
     "the split that is the task's own": field(data=fields()["data"] | {"mine": {"test": "mine.jsonl"}}),
+    "one draw of calibration": field(calibration=fields()["calibration"] | {"seeds": 1}),
+    "several draws but for gptq": field(calibration=fields()["calibration"] | {"seeds": 3}),
     "a cell more": field(quantizations=[*QUANTIZATIONS, {"method": "hqq", "bits": 2}]),
     "no calibration where gptq is not": field(
         calibration=None, quantizations=[q for q in QUANTIZATIONS if q["method"] != "gptq"]
@@ -404,6 +407,34 @@ def test_what_changes_no_numbers_changes_no_key(name: str, before: dict[str, str
     same = before.keys() & after.keys()
     assert len(same) >= 6
     assert {cell: after[cell] for cell in same} == {cell: before[cell] for cell in same}
+
+
+def test_calibrated_cells_have_one_cell_per_draw_and_twins_have_the_same_draws(tmp_path: Path) -> None:
+    recipe = load_recipe(write_recipe(tmp_path, calibration=fields()["calibration"] | {"seeds": 3}))
+    found = [(cell.ref.attention, cell.ref.draw) for cell in cells(recipe) if cell.ref.method == "gptq"]
+    assert found == [(attention, draw) for draw in (1, 2, 3) for attention in ("softmax", "softpick")]
+    assert {cell.ref.draw for cell in cells(recipe) if cell.ref.method != "gptq"} == {None}
+    names = [cell.ref.name for cell in cells(recipe)]
+    assert "tiny-softpick-gptq-4-g128-draw-2" in names
+    assert len(set(names)) == len(names)
+    of = {cell.ref.name: cell.identity().what.calibration for cell in cells(recipe) if cell.ref.draw}
+    draws = [
+        [of[f"tiny-{attention}-gptq-4-g128-draw-{draw}"] for draw in (1, 2, 3)]
+        for attention in recipe.checkpoints["tiny"]
+    ]
+    assert draws[0] == draws[1]
+    assert len(set(draws[0])) == 3
+
+
+def test_seeds_without_a_calibrated_method_are_an_error_unless_another_recipe_has_them(tmp_path: Path) -> None:
+    hqq = [{"method": "none"}, {"method": "hqq", "bits": 3}]
+    calibration = fields()["calibration"] | {"seeds": 5}
+    file = write_recipe(tmp_path, calibration=calibration, quantizations=hqq)
+    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: calibration\.seeds: is 5.*no method.*gptq"):
+        load_recipe(file)
+    write_recipe(tmp_path, calibration=calibration)
+    (tmp_path / "own.yaml").write_text("extends: recipe.yaml\nquantizations: [{method: hqq, bits: 3}]\n")
+    assert {cell.ref.draw for cell in cells(load_recipe(tmp_path / "own.yaml"))} == {None}
 
 
 def test_a_folder_that_moved_keeps_its_keys(

@@ -1,0 +1,57 @@
+"""Runs with several draws of calibration, made up for tests."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from qbench.records.schema import CellRef, PlannedCell, RunPlan
+from qbench.records.store import cell_folder, write_plan, write_record
+
+from .example_records import cell_ref, identity_of, make_record, make_samples, of_model
+
+LABEL = "gptq-3-g128"
+
+
+def gptq(attention: str, draw: int | None) -> CellRef:
+    """A calibrated cell."""
+    return cell_ref(attention, "gptq", 3, LABEL).model_copy(update={"draw": draw})
+
+
+def unquantized(attention: str) -> CellRef:
+    """Its unquantized one."""
+    return cell_ref(attention, "none", 16, "none-16")
+
+
+def write_cells(
+    folder: Path, cells: Mapping[CellRef, pd.DataFrame | None], windows: Mapping[CellRef, str] | None = None
+) -> Path:
+    """A run of these cells; windows: what each was calibrated on, by default its draw's own."""
+    entries = []
+    for cell, samples in cells.items():
+        identity = identity_of(cell)
+        if cell.method == "gptq":
+            calibration = (windows or {}).get(cell, f"windows of draw {cell.draw}")
+            identity = identity.model_copy(
+                update={"what": identity.what.model_copy(update={"calibration": calibration})}
+            )
+        record = make_record(cell, samples, identity=identity)
+        write_record(
+            cell_folder(folder, cell, record.key), record, None if samples is None else of_model(samples, cell)
+        )
+        entries.append(PlannedCell(cell=cell, key=record.key))
+    write_plan(folder, RunPlan(recipe="test.yaml", resolved_recipe={}, cells=tuple(entries)))
+    return folder
+
+
+def twins(losses: Mapping[str, Mapping[int | None, float]], documents: int = 40) -> dict[CellRef, pd.DataFrame | None]:
+    """The unquantized cells and draws that lose so much, by attention and draw."""
+    cells: dict[CellRef, pd.DataFrame | None] = {unquantized(kind): make_samples(documents) for kind in losses}
+    return cells | {
+        gptq(kind, draw): make_samples(documents, loss) for kind, own in losses.items() for draw, loss in own.items()
+    }
+
+
+def numbered(losses: Iterable[float]) -> dict[int | None, float]:
+    """Losses as those of draws 1, 2, …"""
+    return dict(enumerate(losses, start=1))

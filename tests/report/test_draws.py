@@ -1,0 +1,135 @@
+"""Draws of calibration in reports: one row per quantization, means over draws, and what is said of missing ones."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from qbench.records.schema import CellRef
+from qbench.report.delta import DamageRow, Difference, ReportData, read_report
+from qbench.report.evidence import common_draws
+from qbench.report.results import ReportError
+
+from ..replicates import LABEL, gptq, numbered, twins, unquantized, write_cells
+
+LOSSES = {"softmax": numbered([0.30, 0.42, 0.25, 0.36, 0.33]), "softpick": numbered([0.10, 0.16, 0.07, 0.13, 0.12])}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
+    """Five draws of two twins."""
+    return read_report(write_cells(tmp_path_factory.mktemp("draws"), twins(LOSSES)))
+
+
+def damage(report: ReportData, task: str = "wikitext", metric: str = "word_perplexity") -> DamageRow:
+    """The row of a metric."""
+    (row,) = (row for row in report.damages if (row.measure.task, row.measure.metric) == (task, metric))
+    return row
+
+
+def own(row: DamageRow, attention: str) -> Difference:
+    """A damage that is there."""
+    found = row.damages[attention].score
+    assert isinstance(found, Difference)
+    return found
+
+
+def values_of(report: ReportData, attention: str, task: str, metric: str) -> list[float]:
+    """The scores of the draws, from their records."""
+    assert report.results.records
+    records = [s.record for s in report.results.records.current]
+    draws = [r for r in records if r.cell.attention == attention and r.cell.draw]
+    return [m.value for r in draws for m in r.metrics if (m.task, m.metric) == (task, metric)]
+
+
+def test_a_cell_says_its_draw_and_one_without_says_nothing() -> None:
+    draw, alone = gptq("softmax", 2), gptq("softmax", None)
+    assert draw.name == f"mini-softmax-{LABEL}-draw-2"
+    assert alone.name == f"mini-softmax-{LABEL}"
+    assert "draw" not in alone.model_dump()
+    assert "draw" not in json.loads(alone.model_dump_json())
+    assert CellRef.model_validate_json(draw.model_dump_json()) == draw != alone
+    assert draw.of_all_draws == alone
+
+
+def test_draws_are_one_row_with_the_mean_of_their_scores(report: ReportData) -> None:
+    assert [q.label for q in report.results.quantizations()] == ["none-16", LABEL]
+    result = report.results.get("mini", "softmax", LABEL)
+    assert result
+    assert result.calibration_draws == 5
+    assert len(report.results.parts) == 12
+    accuracies = values_of(report, "softmax", "piqa", "acc")
+    assert result.scores["piqa", "acc"].value == pytest.approx(100 * fmean(accuracies))
+    perplexities = np.array(values_of(report, "softmax", "wikitext", "word_perplexity"))
+    assert len(perplexities) == 5
+    assert result.scores["wikitext", "word_perplexity"].value == pytest.approx(np.exp(np.log(perplexities).mean()))
+    assert result.scores["wikitext", "word_perplexity"].documents == 40
+
+
+def test_the_documents_of_each_draw_are_there(report: ReportData) -> None:
+    result, plain = (report.results.get("mini", "softpick", label) for label in (LABEL, "none-16"))
+    assert result
+    assert plain
+    assert common_draws(result, plain) == [1, 2, 3, 4, 5]
+    assert common_draws(plain) == [None]
+    by_draw = [report.evidence.documents[result.of_draw(draw).cell]["wikitext"] for draw in common_draws(result)]
+    totals = [documents.metrics["word_perplexity"].values.sum() for documents in by_draw]
+    losses = list(LOSSES["softpick"].values())
+    assert np.argsort(totals).tolist() == np.argsort(losses)[::-1].tolist()
+    assert plain.of_draw(3) is plain
+
+
+def test_draws_that_are_not_there_are_stated_and_differences_use_what_both_have(tmp_path: Path) -> None:
+    cells = twins(LOSSES)
+    cells[gptq("softpick", 2)] = None
+    report = read_report(write_cells(tmp_path, cells))
+    row = damage(report)
+    assert any("4 of 5 calibration draws" in note and "draw-2 failed" in note for note in own(row, "softpick").notes)
+    assert not any("calibration draws" in note for note in own(row, "softmax").notes)
+    difference = row.differences["softpick"]
+    assert difference
+    assert any("1, 3, 4, 5" in note for note in difference.notes)
+    fewer = {kind: {draw: loss for draw, loss in losses.items() if draw != 2} for kind, losses in LOSSES.items()}
+    same = damage(read_report(write_cells(tmp_path / "fewer", twins(fewer)))).differences["softpick"]
+    assert same
+    assert difference.value == pytest.approx(same.value)
+    assert difference.interval
+    assert same.interval
+    assert difference.interval.low == pytest.approx(same.interval.low)
+
+
+def test_a_draw_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    losses = {"softmax": {1: 0.3, 2: 0.4, 3: 0.5}}
+    copied = {gptq("softmax", 3): "windows of draw 2"}
+    report = read_report(write_cells(tmp_path, twins(losses), copied))
+    result = report.results.get("mini", "softmax", LABEL)
+    assert result
+    assert result.calibration_draws == 2
+    assert "draw-3 was calibrated on the same windows as" in result.caveat
+
+
+def test_if_all_draws_failed_the_row_says_why(tmp_path: Path) -> None:
+    cells = twins({"softmax": numbered([0.1, 0.2])}) | {gptq("softmax", draw): None for draw in (1, 2)}
+    (damage,) = {row.damages["softmax"].score for row in read_report(write_cells(tmp_path, cells)).damages}
+    assert not isinstance(damage, Difference)
+    assert "draw-1 failed" in damage.reason
+
+
+def test_one_cell_with_draws_and_without_is_an_error(tmp_path: Path) -> None:
+    folder = write_cells(tmp_path, twins({"softmax": {None: 0.1, 1: 0.2, 2: 0.3}}))
+    with pytest.raises(ReportError, match=f"mini-softmax-{LABEL} .*several draws"):
+        read_report(folder)
+
+
+def test_draws_of_other_documents_have_no_interval(tmp_path: Path) -> None:
+    cells = twins({"softmax": numbered([0.1, 0.2, 0.3])})
+    cells[gptq("softmax", 2)] = twins({"softmax": {2: 0.2}}, documents=30)[gptq("softmax", 2)]
+    found = own(damage(read_report(write_cells(tmp_path, cells))), "softmax")
+    assert found.interval is None
+    assert any("did not see the same documents" in note and "draw-2" in note for note in found.notes)
+
+
+def test_the_unquantized_cell_is_in_the_plan_once(report: ReportData) -> None:
+    assert [part.cell for part in report.results.parts][:2] == [unquantized("softmax"), unquantized("softpick")]
