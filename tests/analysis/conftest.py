@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from qbench.attention.kinds import attentions
 from qbench.attention.register import build_model, set_attention
+from qbench.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 61
@@ -48,6 +49,6 @@ def texts() -> list[Tensor]:
 @pytest.fixture(scope="session")
 def pages() -> list[Tensor]:
     """The pages of mini_wikitext as the mini models read them."""
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes/mini/softmax")
+    tokenizer = load_tokenizer(ROOT / "recipes/mini/softmax")
     lines = (ROOT / "recipes/mini/tasks/mini_wikitext.jsonl").read_text().splitlines()[:100]
     return [torch.tensor(tokenizer(json.loads(line)["page"])["input_ids"]) for line in lines]
