@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 from cpu_attention import _reset_peak, _resident, cpu_name
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from qbench import analyze, load_checkpoint
+from qbench.tokenizer import load_tokenizer
 
 SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "vocab_size": 32000}
 Figures = dict[str, float]
@@ -88,7 +89,7 @@ def inputs(args: argparse.Namespace) -> tuple[LlamaForCausalLM, list[Tensor]]:
         torch.manual_seed(0)
         ids = torch.randint(config.vocab_size, (args.length,), generator=torch.Generator().manual_seed(0))
         return LlamaForCausalLM(config).eval().requires_grad_(False), [ids]
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    tokenizer = load_tokenizer(args.model)
     pages = [json.loads(line)["page"] for line in args.texts.read_text().splitlines()[: args.samples]]
     return load_checkpoint(args.model), [torch.tensor(tokenizer(page)["input_ids"])[: args.length] for page in pages]
 
