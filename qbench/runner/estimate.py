@@ -21,7 +21,6 @@ from qbench.runner.speed import Speed
 CHARACTERS_PER_TOKEN = 4  # about what a vocabulary of 32k gives for English, if the tokenizer is not here
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 OVERHEAD = 2**30  # bytes: interpreter, packages, one batch; on a GPU CUDA's own
-BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}  # the scorer's
 PROBE_TOKENS = 128  # of the audit, forwarded by the source, the packed and the dense model
 # GPTQ forwards the calibration text through a part of each layer for each stage of linears, and then through all of it:
 # of Llama's shapes that is 2.4 layers.
@@ -101,7 +100,7 @@ def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary])
         attended = min(facts.attended / length**2, read * longest / 2)  # longer texts are cut into windows
         work += network.forward(read, facts.scored / length, attended)
         tokens += read
-    return work, tokens / (cell.batch_tokens or BATCH_TOKENS[cell.recipe.resolved_device])
+    return work, tokens / cell.batch_tokens
 
 
 def _quantization(cell: Cell, network: _Network) -> float:
