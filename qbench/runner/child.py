@@ -37,6 +37,7 @@ HEAVY = (
     "qbench.evaluate.tasks",
     "qbench.evaluate.tokens",
     "qbench.runner.preflight",
+    "qbench.runner.analyzing",
 )
 
 

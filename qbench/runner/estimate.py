@@ -12,6 +12,7 @@ from qbench.records.audit import UNQUANTIZED
 
 CHARACTERS_PER_TOKEN = 4  # about what a vocabulary of 32k gives for English
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+LINEARS = 7 * 24  # about as many linear layers as a model has: each is a pass of a sensitivity
 OVERHEAD = 2**30  # interpreter, packages, one batch
 
 
@@ -30,12 +31,22 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary]) -> Estimate | None:
     if parameters is None:
         return None
     tokens = sum(facts.characters for facts in tasks.values()) / CHARACTERS_PER_TOKEN
+    if cell.ref.measured:
+        tokens = _analysis_tokens(cell)
     memory = parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
     if cell.ref.label != UNQUANTIZED:
         memory += memory  # the source weights, which the audit compares with, beside the quantized ones
     if calibration := cell.calibration:
         tokens += 5 * calibration.samples * calibration.length  # four stages of each layer, and its output
     return Estimate(parameters, memory + OVERHEAD, 2.0 * parameters * tokens)
+
+
+def _analysis_tokens(cell: Cell) -> float:
+    settings = cell.recipe.analysis
+    if cell.ref.measured == "maps":
+        return settings.length
+    passes = LINEARS if cell.ref.measured == "sensitivity" else 1
+    return passes * settings.samples * settings.length
 
 
 def parameter_count(cell: Cell) -> int | None:
