@@ -132,9 +132,7 @@ def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of ea
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of the records; by default results/runs/<recipe>"
     )
-    parser.add_argument(
-        "--limit", type=_count, metavar="N", help=f"only the first N {limited}: for a trial"
-    )
+    parser.add_argument("--limit", type=_count, metavar="N", help=f"only the first N {limited}: for a trial")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="in place of the recipe's")
 
 

@@ -135,7 +135,10 @@ def package_versions() -> dict[str, str]:
 
 @functools.cache
 def code_hash(*, analyzes: bool = False) -> str:
-    """A hash of our own code that computes scores, or analyses, by what it means: comments and formatting do not enter."""
+    """A hash of our own code that computes scores, or analyses, by what it means.
+
+    Comments, docstrings and formatting do not enter.
+    """
     files = _code_files(ANALYZES if analyzes else COMPUTES)
 
     def compute() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from qbench.attention.kinds import attentions
 from qbench.checkpoint.layout import CONFIG, config_sizes, read_json
-from qbench.errors import did_you_mean
+from qbench.errors import did_you_mean, some
 from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name
 from qbench.quantizers.calibration import NAMED, Calibration
@@ -198,7 +198,7 @@ def _check_analysis(recipe: Recipe, file: RecipeFile) -> None:
     for index, entry in enumerate(settings.sensitivity):
         where: Where = ("analysis", "sensitivity", index)
         if entry.method == "none" or not all(offers(entry.method, bits) for bits in entry.widths):
-            raise file.error(where, f"{entry.method} at {entry.widths} bits cannot be measured; name one that it offers.")
+            raise file.error(where, f"{entry.method} does not offer {some([*map(str, entry.widths)])} bits.")
         if quantizer(entry.method).calibrated and recipe.calibration is None:
             raise file.error(where, f"{entry.method} needs calibration; add `calibration: {{source: wikitext2}}`.")
     _check_heads(recipe, file)
@@ -208,9 +208,8 @@ def _check_heads(recipe: Recipe, file: RecipeFile) -> None:
     """Heads that are asked for must be in every model, as far as their configs are on this machine."""
     if not recipe.analysis.maps:
         return
-    for family, attention, source in (
-        (family, attention, source) for family, twins in recipe.checkpoints.items() for attention, source in twins.items()
-    ):
+    models = ((family, *twin) for family, twins in recipe.checkpoints.items() for twin in twins.items())
+    for family, attention, source in models:
         config = Path(recipe.locate(source.path), CONFIG)
         if not config.is_file():
             continue  # the worker finds out

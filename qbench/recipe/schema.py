@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from qbench.evaluate.facts import is_task_path
 from qbench.gate.settings import GateSettings
@@ -107,8 +107,10 @@ class AnalysisSettings(_RecipePart):
 
     @model_validator(mode="after")
     def _source_is_known(self) -> "AnalysisSettings":
-        if self.source:
-            self.texts()  # which says what is wrong with it
+        try:
+            self.texts()
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["ctx"]["error"]) from None
         return self
 
     def texts(self, calibration: Calibration | None = None) -> Calibration | None:
@@ -144,7 +146,7 @@ class Recipe(_RecipePart):
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)  # only the first documents of each task
     calibration: Calibration | None = None  # for the methods that need it, such as gptq
-    analysis: AnalysisSettings = AnalysisSettings()  # of `qbench analyze`
+    analysis: AnalysisSettings = Field(default_factory=lambda: AnalysisSettings.model_validate({}))
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_length: int | None = Field(None, ge=2)  # by default what the checkpoint's config says
@@ -257,7 +259,8 @@ class Recipe(_RecipePart):
         found = self._located(self.analysis.texts(self.calibration))
         if found is None:
             raise self._file.error(
-                ("analysis",), "source is missing, and the recipe has no calibration whose text could be used: name a file."
+                ("analysis",),
+                "source is missing, and there is no calibration whose text could be used; name a file.",
             )
         return found
 
@@ -270,7 +273,8 @@ class Recipe(_RecipePart):
 def fields_at(field: Where) -> list[str]:
     """The names that are allowed at a field."""
     if field[:1] == ("analysis",) and len(field) > 1:
-        return list({"maps": HeadPlace, "sensitivity": QuantizationEntry}[str(field[1])].model_fields)
+        items: dict[Any, type[BaseModel]] = {"maps": HeadPlace, "sensitivity": QuantizationEntry}
+        return list(items[field[1]].model_fields)
     parts: dict[Any, type[BaseModel]] = {
         "analysis": AnalysisSettings,
         "checkpoints": CheckpointSource,

@@ -54,7 +54,7 @@ def _other_analysis(stored: StoredRecord) -> list[str]:
     elif record.analysis and stored.has_samples:
         sums = stored.analysis().sums
         if int(sums.tokens.sum()) != record.analysis.tokens:
-            found.append(f"{RECORD} is of {record.analysis.tokens} tokens; {stored.parquet.name} has {sums.tokens.sum()}.")
+            found.append(f"{RECORD} is of {record.analysis.tokens} tokens, but {stored.parquet.name} is not.")
     return found
 
 

@@ -34,6 +34,6 @@ def _chosen(analyses: Sequence[Analysis]) -> list[tuple[int, int]]:
     if len(analyses) == 1:
         return largest_sinks(analyses[0], HEADS)
     try:
-        return differing_heads(*analyses, HEADS)
+        return differing_heads(analyses[0], analyses[1], HEADS)
     except AnalysisError:  # of different shapes: nothing to draw side by side
         return []
