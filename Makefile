@@ -46,8 +46,8 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-kernels: setup ## what the compilers report for each attention kernel; on a GPU, its speed too
-	PYTHONPATH=scripts $(BIN)/python -m kernels_report
+kernels: setup ## what the compilers report for the attention kernels (ARCH=all: every GPU); on a GPU, their speed too
+	PYTHONPATH=scripts $(BIN)/python -m kernels_report $(if $(ARCH),--arch $(ARCH))
 
 bench-attention: setup ## softpick on CPU and torch's softmax: time and memory, one thread
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cpu_attention.py

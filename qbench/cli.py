@@ -224,7 +224,7 @@ def _add_table(commands: Commands) -> None:
 def _add_compare(commands: Commands) -> None:
     from qbench.report.render import COMPARISON_FORMATS
 
-    purpose = "our numbers beside published ones: the difference, and whether it is within our interval"
+    purpose = "our numbers beside published ones: do they agree, and are they of a quantized model"
     example = "qbench compare results/runs/paper-340m --with results/paper"
     parser = _add(commands, "compare", _compare, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)

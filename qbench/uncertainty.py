@@ -8,7 +8,7 @@ degrees of freedom is not for a handful of draws (docs/statistics.md).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import variance
+from statistics import NormalDist, variance
 
 LEVEL = 0.95
 SMALLEST_P = 1e-300
@@ -59,6 +59,8 @@ def _half_width(sources: Sequence[ChanceSource], tail: float) -> float:
 
 def _quantile(freedom: float, tail: float) -> float:
     """Student's t that |T| is beyond with this probability."""
-    from scipy.special import ndtri, stdtrit
+    if math.isinf(freedom):
+        return -NormalDist().inv_cdf(tail / 2)
+    from scipy.special import stdtrit
 
-    return -float(ndtri(tail / 2) if math.isinf(freedom) else stdtrit(freedom, tail / 2))
+    return -float(stdtrit(freedom, tail / 2))

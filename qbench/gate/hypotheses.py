@@ -69,6 +69,8 @@ class Documents:
 def in_unit(kind: MetricKind, mean_loss: float) -> float:
     """A mean loss of documents in the unit that people read and tolerances have."""
     if kind == "perplexity":
+        if mean_loss == math.inf:
+            return mean_loss
         return 100 * math.expm1(min(mean_loss, 700.0))  # beyond 700 nats, e to the power of it is infinite
     return 100 * mean_loss if kind == "accuracy" else mean_loss
 

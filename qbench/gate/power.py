@@ -3,6 +3,9 @@
 With d a document's loss, the test's score over n documents is about normal around √n·δ / √(σ² + δ²), where δ is the
 mean loss and σ the spread of d. A loss is found when the score reaches what Holm asks of the first hypothesis of a
 table, and when the observed loss is above its tolerance too.
+
+Answers change as a whole: losing δ of them takes δ changed documents, so that σ² ≥ δ(1 − δ) whatever was recorded, and
+of few changed documents no normal distribution is near. Their chance is that of the two binomials, exactly.
 """
 
 import math
@@ -16,9 +19,9 @@ import numpy as np
 from tabulate import tabulate
 
 from qbench.gate.hypotheses import UNITS, Hypothesis, hypotheses, in_unit, mean_loss
-from qbench.gate.pairing import CheckError, PairedDocuments, join, pair_documents
+from qbench.gate.pairing import CheckError, Floats, PairedDocuments, join, pair_documents
 from qbench.gate.settings import GateSettings, MetricKind
-from qbench.gate.sign_flip import ratio
+from qbench.gate.sign_flip import is_whole, normal_tail, ratio
 from qbench.gate.verdict import settings_of
 from qbench.numbers import count, percent, significant
 from qbench.records.audit import UNQUANTIZED
@@ -26,6 +29,8 @@ from qbench.records.store import Results, StoredRecord, read_results
 
 POWERS = (0.8, 0.9)
 MULTIPLES = (2, 4)  # of the tolerance: the losses whose number of documents is shown, at the first power
+MAX_DOUBLINGS = 50  # of the documents that are tried
+MAX_PERCENT = 10_000  # of a perplexity: a larger loss is not worth its digits
 
 
 @dataclass(frozen=True)
@@ -37,19 +42,12 @@ class Power:
     kind: MetricKind
     documents: int
     found: dict[float, float]  # by power: the smallest loss that is found at these documents
-    needed: dict[float, int]  # by loss: the documents to find it with the first power
+    needed: dict[float, float]  # by loss: the documents to find it with the first power; infinite if none do
 
 
 def power(folder: Path, against: Path | None = None) -> list[Power]:
     """Power by task and metric, for a table of as many hypotheses as the folder's."""
-    results = read_results(folder)
-    settings = settings_of(results)
-    table = [h for before, after in _pairs(results, against, settings) for h in _hypotheses(before, after, settings)]
-    if not table:
-        raise CheckError(
-            f"{folder} has no pair of cells to take the noise from: quantized cells and the unquantized one of the "
-            "same checkpoint, or those of another run (--against)."
-        )
+    table = recorded_noise(folder, against)
     by_metric: dict[tuple[str, str], list[Hypothesis]] = defaultdict(list)
     for hypothesis in table:
         by_metric[hypothesis.task, hypothesis.metric].append(hypothesis)
@@ -62,31 +60,86 @@ class Noise:
 
     spread: float
     stretch: float = 1.0
+    answers: bool = False  # losses are -1, 0 and 1
+
+
+def chance_to_find(documents: int, loss: float, tolerance: float, noise: Noise, alpha: float) -> float:
+    """The probability that the gate finds a mean loss in this many documents."""
+    if loss <= tolerance or (noise.answers and loss > 1):
+        return 0.0
+    if noise.answers:
+        return _chance_of_answers(documents, loss, tolerance, noise, alpha)
+    size = math.hypot(noise.spread, loss * math.sqrt(noise.stretch))  # √E[d²], what the score divides by
+    beyond_chance = math.sqrt(documents) * loss - NormalDist().inv_cdf(1 - alpha) * size
+    beyond_tolerance = math.sqrt(documents) * (loss - tolerance)
+    margin = min(beyond_chance, beyond_tolerance)
+    return normal_tail(-margin / noise.spread) if noise.spread else float(margin >= 0)
 
 
 def documents_needed(loss: float, tolerance: float, noise: Noise, alpha: float, power: float) -> float:
     """Documents to find a mean loss at this alpha and power; infinite for what the tolerance lets pass."""
-    if loss <= tolerance:
+
+    def enough(documents: int) -> bool:
+        return chance_to_find(documents, loss, tolerance, noise, alpha) >= power
+
+    high = next((n for n in (2**i for i in range(MAX_DOUBLINGS)) if enough(n)), 0)
+    if not high:
         return math.inf
-    z_alpha, z_power = NormalDist().inv_cdf(1 - alpha), NormalDist().inv_cdf(power)
-    size = math.hypot(noise.spread, loss * math.sqrt(noise.stretch))  # √E[d²], what the score divides by
-    for_chance = ((z_alpha * size + z_power * noise.spread) / loss) ** 2
-    for_tolerance = (z_power * noise.spread / (loss - tolerance)) ** 2
-    return max(for_chance, for_tolerance)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def smallest_loss(documents: int, tolerance: float, noise: Noise, alpha: float, power: float) -> float:
     """The mean loss that this many documents find; infinite where they are too few for any."""
-    low, high = tolerance, 2 * max(tolerance, noise.spread, 1e-9)
-    while documents_needed(high, tolerance, noise, alpha, power) > documents:
-        low, high = high, 2 * high
-        if high > 1e9 * max(noise.spread, tolerance):
+
+    def enough(loss: float) -> bool:
+        return chance_to_find(documents, loss, tolerance, noise, alpha) >= power
+
+    unit = max(tolerance, noise.spread, 1e-9)
+    largest = 1.0 if noise.answers else 1e9 * unit
+    low, high = tolerance, min(2 * unit, largest)
+    while not enough(high):
+        if high >= largest:
             return math.inf
-    for _ in range(60):
+        low, high = high, min(2 * high, largest)
+    for _ in range(40):
         middle = (low + high) / 2
-        enough = documents_needed(middle, tolerance, noise, alpha, power) <= documents
-        low, high = (low, middle) if enough else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+def _chance_of_answers(documents: int, loss: float, tolerance: float, noise: Noise, alpha: float) -> float:
+    """The same if losses are answers, summed over how many of them change: McNemar's test sees only those."""
+    changing = min(1.0, max(noise.spread**2 + loss**2, loss))  # σ² = changing − δ² ≥ δ(1 − δ)
+    expected, reach = documents * changing, 6 * math.sqrt(documents * changing * (1 - changing)) + 6
+    changed = np.arange(
+        max(0, math.floor(expected - reach)), min(documents, math.ceil(expected + reach)) + 1, dtype=np.float64
+    )
+    above = np.floor(np.round((changed + documents * tolerance) / 2, 9)) + 1  # lost − won is above the tolerance
+    lost = np.maximum(above, _critical(changed, alpha))
+    share = -np.diff(binomial_tail(np.append(changed, changed[-1] + 1), documents, changing))
+    return float(share @ binomial_tail(lost, changed, (changing + loss) / (2 * changing)))
+
+
+def _critical(changed: Floats, alpha: float) -> Floats:
+    """Of so many changed answers, how many must be lost for a p of at most alpha; more than there are if none is."""
+    low, high = changed // 2, changed + 1
+    while np.any(high - low > 1):
+        middle = (low + high) // 2
+        enough = binomial_tail(middle, changed, 0.5) <= alpha
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high
+
+
+def binomial_tail(successes: Floats, trials: Floats | int, chance: float) -> Floats:
+    """P(at least so many successes)."""
+    from scipy.special import betainc
+
+    tail = betainc(np.maximum(successes, 1), np.maximum(trials - successes + 1, 1), chance)
+    return np.where(successes <= 0, 1.0, np.where(successes > trials, 0.0, tail))
 
 
 def to_text(rows: Sequence[Power], style: str = "text") -> str:
@@ -97,7 +150,7 @@ def to_text(rows: Sequence[Power], style: str = "text") -> str:
     shown = []
     for row in rows:
         losses = [_in_words(row.found[power], row.kind) for power in POWERS]
-        counts = [f"{count(n)} for {_in_words(loss, row.kind)}" for loss, n in row.needed.items()]
+        counts = [f"{_documents(n)} for {_in_words(loss, row.kind)}" for loss, n in row.needed.items()]
         shown.append([row.task, row.metric, count(row.documents), *losses, *counts])
     if markdown:  # whose cells are of one line
         header = [name.replace("\n", " ") for name in header]
@@ -112,7 +165,7 @@ def _reading(rows: Sequence[Power]) -> str:
         return "The documents are too few to see any loss."
     seen = [f"{_in_words(row.found[power], row.kind)} with a chance of {percent(power, 0)}" for power in POWERS]
     needed = [
-        f"{_in_words(loss, row.kind)} ({times} times the tolerance) takes {count(n)} documents"
+        f"{_in_words(loss, row.kind)} ({times} times the tolerance) takes {_documents(n)} documents"
         for times, (loss, n) in zip(MULTIPLES, row.needed.items(), strict=True)
     ]
     return (
@@ -125,21 +178,28 @@ def _reading(rows: Sequence[Power]) -> str:
 def _in_words(loss: float, kind: MetricKind) -> str:
     if math.isinf(loss):
         return "none"
+    if kind == "perplexity" and loss > MAX_PERCENT:
+        return f"over {count(MAX_PERCENT)}%"
     text = f"{significant(loss)}{UNITS[kind]}"
     return text.removesuffix("s") if text.startswith("1 ") else text
+
+
+def _documents(needed: float) -> str:
+    return count(int(needed)) if math.isfinite(needed) else "no number of"
 
 
 def _power(own: Sequence[Hypothesis], size: int) -> Power:
     first = own[0]
     kind, alpha = first.kind, first.alpha / size
     documents = round(median(len(h.losses) for h in own))
-    noise = Noise(median(_spread(h) for h in own), median(_stretch(h) for h in own))
+    answers = kind == "accuracy" and all(is_whole(h.losses) for h in own)
+    noise = Noise(median(_spread(h) for h in own), median(_stretch(h) for h in own), answers)
     allowed = mean_loss(kind, first.tolerance)
     # A tolerance of 0 has no multiples; the default one says what size matters.
     unit = first.tolerance or getattr(GateSettings().tolerances, kind)
 
-    def needed(loss: float) -> int:
-        return math.ceil(documents_needed(mean_loss(kind, loss), allowed, noise, alpha, POWERS[0]))
+    def needed(loss: float) -> float:
+        return documents_needed(mean_loss(kind, loss), allowed, noise, alpha, POWERS[0])
 
     return Power(
         task=first.task,
@@ -149,6 +209,19 @@ def _power(own: Sequence[Hypothesis], size: int) -> Power:
         found={p: in_unit(kind, smallest_loss(documents, allowed, noise, alpha, p)) for p in POWERS},
         needed={times * unit: needed(times * unit) for times in MULTIPLES},
     )
+
+
+def recorded_noise(folder: Path, against: Path | None = None) -> list[Hypothesis]:
+    """The hypotheses whose losses stand for noise; an error if there are none."""
+    results = read_results(folder)
+    settings = settings_of(results)
+    table = [h for before, after in _pairs(results, against, settings) for h in _hypotheses(before, after, settings)]
+    if not table:
+        raise CheckError(
+            f"{folder} has no pair of cells to take the noise from: quantized cells and the unquantized one of the "
+            "same checkpoint, or those of another run (--against)."
+        )
+    return table
 
 
 def _pairs(

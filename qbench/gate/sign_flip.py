@@ -9,8 +9,8 @@ if every sign were a coin's. Every p here is at least that one, computed in one 
   Dzindzalieta 2015, doi:10.3150/14-BEJ603). Σd / √Σd² is Student's t in other words: one is a function of the other.
 - by resampling, which is 3 times tighter; done only where Holm's decision hangs on it.
 
-Where single documents make up most of Σd², they would hide a loss of all the others; the losses are then tested a
-second time with those documents cut back, and the smaller p counts double. docs/statistics.md says more.
+Where single ones of many documents make up most of Σd², they would hide a loss of all the others; the losses are then
+tested a second time with those documents cut back, and the smaller p counts double. docs/statistics.md says more.
 """
 
 import math
@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 SHARES = 16  # no document may make up more than a sixteenth of Σd²
+# Of fewer changed documents nothing is cut back. A sixteenth of Σd² is then no rare size, and cutting moves the mean of
+# skewed losses: with 60 documents it doubled the false alarms (benchmarks/skewed.py).
+MIN_TO_CUT = 200
 DRAWS = 2000
 SEED = 0
 BLOCK = 2_000_000  # coins at a time: 14 MB
@@ -54,25 +57,23 @@ def sign_flip(losses: Floats) -> float:
 
 
 def views(losses: Floats) -> list[Floats]:
-    """The losses; and cut back too, where a document has more say than it should. Answers all have the same.
+    """The losses; and cut back too, where one of many documents has more say than it should. Answers all have the same.
 
-    Cut back so that none has more than its share of Σd²; among too few documents, signs alone. What is cut depends on
-    sizes and not on signs, so that flipping signs is as good a null for these losses as for the others.
+    Cut back so that none has more than its share of Σd². What is cut depends on sizes and not on signs, so that
+    flipping signs is as good a null for these losses as for the others.
     """
-    squares = np.sort(np.abs(losses) / (np.abs(losses).max(initial=0.0) or 1.0)) ** 2
-    squares = squares[squares > 0]
-    if is_whole(losses) or not len(squares):
+    changed = np.abs(losses[losses != 0])
+    if len(changed) < MIN_TO_CUT or is_whole(losses):
         return [losses]
-    for cut in range(min(SHARES, len(squares))):
+    squares = np.sort(changed / changed.max()) ** 2
+    for cut in range(SHARES):  # ends: with all but one of the shares cut, the largest one left is below their sum
         kept = squares[: len(squares) - cut]
         limit = kept.sum() / (SHARES - cut)  # then Σ of the kept and the cut is SHARES times the limit
         if limit >= kept[-1]:
             break
-    else:
-        return [losses, np.sign(losses)]
     if cut == 0:
         return [losses]
-    largest = math.sqrt(limit) * np.abs(losses).max()
+    largest = math.sqrt(limit) * changed.max()
     return [losses, np.clip(losses, -largest, largest)]
 
 
@@ -136,22 +137,23 @@ def holm(p: Floats) -> Floats:
     return np.minimum(adjusted, 1.0)[np.argsort(order, kind="stable")]
 
 
-def settle(losses: Sequence[Floats], may_fail: Sequence[bool], alpha: float) -> Floats:
-    """p of every hypothesis of a table: from bounds, and resampled where Holm's decision at alpha hangs on it.
+def settle(losses: Sequence[Floats], may_fail: Sequence[bool], alpha: float | Floats) -> Floats:
+    """p of every hypothesis of a table: from bounds, and resampled where Holm's decision at its alpha hangs on it.
 
     may_fail: whether the loss is above its tolerance; where it is not, no p makes it fail and the bound will do.
+    alpha: of each hypothesis, or of all.
     A choice between two valid p is valid here, since neither is below that of all sign flips.
     """
     seen = [views(d) for d in losses]
     p = np.array([_p(own, tail) for own in seen])
     likely = np.array([_p(own, lambda d: normal_tail(score(d))) for own in seen])
     unsettled = {i for i, d in enumerate(losses) if may_fail[i] and not is_whole(d)}
+    alphas = np.broadcast_to(alpha, p.shape)
     while True:
-        rejected = holm(p) <= alpha
-        if rejected.all():
-            return p
-        level = alpha / (len(p) - rejected.sum())  # what Holm asks of the next one
-        near = [i for i in unsettled if not rejected[i] and likely[i] <= NEAR * level]
+        adjusted = holm(p)
+        smaller = np.searchsorted(np.sort(adjusted), alphas, side="right")  # how many are rejected at each one's alpha
+        levels = alphas / np.maximum(len(p) - smaller, 1)  # what Holm asks of the next one
+        near = [i for i in unsettled if adjusted[i] > alphas[i] and likely[i] <= NEAR * levels[i]]
         if not near:
             return p
         for i in near:

@@ -145,7 +145,7 @@ def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[TestedHy
         return ()
     losses = [hypothesis.loss for hypothesis in table]
     above = [loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
-    p = settle([h.losses for h in table], above, max(h.alpha for h in table))
+    p = settle([h.losses for h in table], above, np.array([h.alpha for h in table]))
     adjusted = holm(p)
     # The same the other way round, for what got better: nothing hangs on it, so the bounds will do.
     gained = [-loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]

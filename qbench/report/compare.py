@@ -1,25 +1,21 @@
-"""Ours beside published numbers: the difference, and whether the published number is within our interval."""
+"""Ours beside published numbers: the difference, whether repeats of one measurement differ by so much, and whether the
+published number is nearer to our quantized score or to our unquantized one."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from qbench.numbers import interval, score, signed, signed_interval
+from qbench.numbers import fixed, score, signed
 from qbench.report.attentions import kind_name, kind_title
-from qbench.report.delta import Difference, ReportData
-from qbench.report.evidence import NoInterval
+from qbench.report.delta import DeltaRow, Difference, ReportData
 from qbench.report.metrics import Measure, metric_name, task_name
-from qbench.report.published import ROUNDING
+from qbench.report.repeats import ONE_DRAW, Nearer, RepeatNoise, nearer, repeat_noise
 from qbench.report.results import NOTHING, FamilyQuantization, Gap, ReportError, Score
 from qbench.report.tables import Column, Field, Table, quantization_name, score_field
 from qbench.report.tidy import DataRow
 
-if TYPE_CHECKING:
-    from qbench.report.bootstrap import Interval
-
 DELTA = "delta"
-Ours = tuple[Score | Gap, "Interval | None"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,8 @@ class Comparison:
     number: str  # a kind of attention, or delta; with several kinds beside the reference, delta and the kind
     ours: Score | Gap
     published: float
-    interval: "Interval | None"  # of ours
+    noise: RepeatNoise | str  # of ours; or why it is not known
+    nearer: Nearer | None = None  # None of unquantized models and of Δ, and if the noise is not known
 
     @property
     def is_delta(self) -> bool:
@@ -44,11 +41,20 @@ class Comparison:
         return None if isinstance(self.ours, Gap) else self.ours.value - self.published
 
     @property
-    def within(self) -> bool | None:
-        """Whether the published number is within our interval; None if there is no interval."""
-        if self.interval is None:
+    def agrees(self) -> bool | None:
+        """Whether repeats of one measurement differ by so much; None if that is not known."""
+        if self.difference is None or isinstance(self.noise, str):
             return None
-        return self.interval.low - ROUNDING <= self.published <= self.interval.high + ROUNDING
+        return self.noise.agrees(self.difference)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of ours, and why it is not judged."""
+        if isinstance(self.ours, Gap):
+            return (self.ours.reason,)
+        if isinstance(self.noise, str):
+            return (*self.ours.notes, self.noise)
+        return (*self.ours.notes, ONE_DRAW) if self.noise.one_draw else self.ours.notes
 
 
 def compare(ours: ReportData, published: ReportData) -> list[Comparison]:
@@ -65,20 +71,56 @@ def compare(ours: ReportData, published: ReportData) -> list[Comparison]:
     # Δ of ours against the published reference, which need not be that of our recipe.
     against = replace(ours, results=replace(ours.results, said_reference=published.results.reference))
     deltas = {(row.quantization, row.measure.task, row.measure.metric): row.deltas for row in against.deltas}
-    found = []
+    found: list[Comparison] = []
     for row in rows:
         same = [q for q in mine if _key(q) == _key(row.quantization)]
         for quantization in same or [row.quantization]:
-            for attention, value in row.scores.items():
-                if isinstance(value, Score):
-                    own = _score(ours, quantization, row.measure, attention)
-                    found.append(Comparison(quantization, row.measure, attention, own[0], value.value, own[1]))
-            mine_of = deltas.get((quantization, row.measure.task, row.measure.metric), {})
-            for attention, delta in row.deltas.items():
-                if delta:
-                    number = DELTA if len(row.deltas) == 1 else f"{DELTA} {attention}"
-                    own = _delta(mine_of.get(attention))
-                    found.append(Comparison(quantization, row.measure, number, own[0], delta.value, own[1]))
+            own = deltas.get((quantization, row.measure.task, row.measure.metric), {})
+            found += _scores(ours, quantization, row)
+            found += _deltas(ours, quantization, row, own, published.results.reference)
+    return found
+
+
+def _scores(ours: ReportData, quantization: FamilyQuantization, row: DeltaRow) -> list[Comparison]:
+    """The published scores of a row beside those of one of our quantizations."""
+    found = []
+    for attention, published in row.scores.items():
+        if not isinstance(published, Score):
+            continue
+        result = ours.results.twin(quantization, attention)
+        own, noise = result.score(row.measure), repeat_noise(row.measure, [result], published.documents)
+        before = ours.results.unquantized(result).score(row.measure)
+        side = _side(row.measure, published.value, before, own, noise) if not quantization.is_unquantized else None
+        found.append(Comparison(quantization, row.measure, attention, own, published.value, noise, side))
+    return found
+
+
+def _side(
+    measure: Measure, published: float, before: Score | Gap, after: Score | Gap, noise: RepeatNoise | str
+) -> Nearer | None:
+    if isinstance(before, Gap) or isinstance(after, Gap) or isinstance(noise, str) or noise.one_draw:
+        return None
+    return nearer(measure, published, before.value, after.value, noise)
+
+
+def _deltas(
+    ours: ReportData,
+    quantization: FamilyQuantization,
+    row: DeltaRow,
+    own: Mapping[str, Difference | None],
+    reference: str,
+) -> list[Comparison]:
+    """The same of the published differences from the reference."""
+    found = []
+    for attention, delta in row.deltas.items():
+        if delta is None:
+            continue
+        number = DELTA if len(row.deltas) == 1 else f"{DELTA} {attention}"
+        mine = own.get(attention)
+        results = [ours.results.twin(quantization, kind) for kind in (attention, reference)]
+        noise = repeat_noise(row.measure, results, _documents(row))
+        value = Score(mine.value, notes=mine.notes) if mine else Gap(NOTHING, "Δ needs both twins.")
+        found.append(Comparison(quantization, row.measure, number, value, delta.value, noise))
     return found
 
 
@@ -89,14 +131,18 @@ def comparison_tables(found: Sequence[Comparison]) -> list[Table]:
 
 
 def comparison_remarks(found: Sequence[Comparison], published: ReportData) -> list[str]:
-    """How much was compared, and how much of it agrees."""
-    tested = [c.within for c in found if c.within is not None]
+    """How much was compared, how much of it agrees, and which of our scores the quantized ones are nearer to."""
     rows = {(*_key(row.quantization), row.measure) for row in published.deltas}
     compared = {(*_key(c.quantization), c.measure) for c in found if c.difference is not None}
-    first = f"{len(compared)} of {len(rows)} published rows have a counterpart here"
-    if not tested:
-        return [f"{first}; without per-document results there are no intervals."]
-    return [f"{first}. Of {len(tested)} numbers with an interval, {sum(tested)} published ones are within it."]
+    remarks = [f"{len(compared)} of {len(rows)} published rows have a counterpart here."]
+    if judged := [c.agrees for c in found if c.agrees is not None]:
+        remarks.append(f"Of {len(judged)} numbers that can be judged, {sum(judged)} agree within repeat noise.")
+    if sides := Counter(c.nearer for c in found if c.nearer):
+        remarks.append(
+            f"Of {sides.total()} published scores of quantized models, {sides['quantized']} are nearer to our "
+            f"quantized score, {sides['unquantized']} to our unquantized one, and {sides['undecided']} are undecided."
+        )
+    return remarks
 
 
 def comparison_rows(found: Sequence[Comparison]) -> list[DataRow]:
@@ -111,36 +157,28 @@ def comparison_rows(found: Sequence[Comparison]) -> list[DataRow]:
             "ours": None if isinstance(c.ours, Gap) else c.ours.value,
             "published": c.published,
             "difference": c.difference,
-            "low": c.interval and c.interval.low,
-            "high": c.interval and c.interval.high,
-            "within": c.within,
-            "note": c.ours.reason if isinstance(c.ours, Gap) else " ".join(c.ours.notes),
+            "repeat_noise": c.noise.half_width if isinstance(c.noise, RepeatNoise) else None,
+            "agrees": c.agrees,
+            "nearer_to": c.nearer,
+            "note": " ".join(c.notes),
         }
         for c in found
     ]
 
 
-def _score(report: ReportData, quantization: FamilyQuantization, measure: Measure, attention: str) -> Ours:
-    result = report.results.twin(quantization, attention)
-    found = report.evidence.interval(measure, (1, result))
-    return result.score(measure), None if isinstance(found, NoInterval) else found
-
-
-def _delta(delta: Difference | None) -> Ours:
-    if delta is None:
-        return Gap(NOTHING, "Δ needs both twins."), None
-    return Score(delta.value, notes=delta.notes), delta.interval
-
-
 def _table(group: Sequence[Comparison]) -> Table:
     about = group[0].quantization
     texts = ("Task", "Metric", "Quantization", "Number")
-    numbers = ("Ours", "Published", "Difference", "95% interval of ours", "Within")
+    numbers = ("Ours", "Published", "Difference", "Repeat noise", "Agrees", "Nearer to")
     table = Table(
         name=f"compare-{about.family}-{about.method}",
         title=f"{about.family}, {about.method_title}: ours and published",
         caption=f"Our numbers of {about.family}, {about.method_title}, beside the published ones.",
-        reading=["The difference is ours − published; the interval is a bootstrap of ours over documents."],
+        reading=[
+            "The difference is ours − published. Repeat noise is what repeats of one measurement on the same documents "
+            "differ by (95%): rounding, dtype and batches, and calibration draws. Nearer to: which of our two scores "
+            "the published one is nearer to, undecided if the noise could say otherwise."
+        ],
         columns=[*(Column(title, "l") for title in texts), *map(Column, numbers)],
         heads=3,
     )
@@ -150,11 +188,12 @@ def _table(group: Sequence[Comparison]) -> Table:
 
 
 def _fields(table: Table, c: Comparison) -> list[Field]:
-    show, show_interval = (signed, signed_interval) if c.is_delta else (score, interval)
+    show = signed if c.is_delta else score
     if isinstance(c.ours, Gap):
         ours = score_field(table, c.ours)
     else:
-        ours = Field(show(c.ours.value), c.ours.value, marks=table.mark(c.ours.notes))
+        ours = Field(show(c.ours.value), c.ours.value, marks=table.mark(c.notes))
+    noise = c.noise.half_width if isinstance(c.noise, RepeatNoise) else None
     return [
         Field(task_name(c.measure.task)),
         Field(metric_name(c.measure)),
@@ -163,9 +202,15 @@ def _fields(table: Table, c: Comparison) -> list[Field]:
         ours,
         Field(show(c.published), c.published),
         Field(NOTHING) if c.difference is None else Field(signed(c.difference), c.difference),
-        Field(show_interval(c.interval.low, c.interval.high) if c.interval else NOTHING),
-        Field({True: "yes", False: "no", None: NOTHING}[c.within]),
+        Field(NOTHING) if noise is None else Field(f"±{fixed(noise)}", noise),
+        Field({True: "yes", False: "no", None: NOTHING}[c.agrees]),
+        Field(c.nearer or NOTHING),
     ]
+
+
+def _documents(row: DeltaRow) -> int | None:
+    """Of how many documents a published row is, if it says so."""
+    return next((s.documents for s in row.scores.values() if isinstance(s, Score) and s.documents), None)
 
 
 def _key(quantization: FamilyQuantization) -> tuple[str, str, int]:

@@ -32,17 +32,15 @@ class Compiled:
 
     @cached_property
     def resources(self) -> tuple[int, int]:
-        """Registers per thread, and bytes of spills per thread."""
+        """Registers per thread, and bytes per thread that did not fit into them: on NVIDIA its stack."""
         if "amdgcn" in self.asm:
             text = self.asm["amdgcn"]
             spilled = int(_find(r"\.vgpr_spill_count:\s+(\d+)", text)) + int(
                 _find(r"\.sgpr_spill_count:\s+(\d+)", text)
             )
             return int(_find(r"\.vgpr_count:\s+(\d+)", text)), 4 * spilled
-        target = _find(r"^\.target (sm_\w+)", self.asm["ptx"])
-        text = self._run("ptxas", "-v", f"--gpu-name={target}")
-        stores, loads = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text).groups()  # type: ignore[union-attr]
-        return int(_find(r"Used (\d+) registers", text)), max(int(stores), int(loads))
+        text = self._cuobjdump("-res-usage")
+        return int(_find(r"REG:(\d+)", text)), int(_find(r"STACK:(\d+)", text))
 
     @property
     def registers(self) -> int:
@@ -70,25 +68,20 @@ class Compiled:
         """The instructions of each innermost loop that multiplies matrices, in the order of the code."""
         if "amdgcn" in self.asm:
             return _amd_loops(self.asm["amdgcn"])
-        return _sass_loops(self._run("cuobjdump", "-sass"))
+        return _sass_loops(self._cuobjdump("-sass"))
 
     @property
     def main_loop(self) -> int:
         """Instructions of the loop over the tiles that need no causal mask: where the time goes."""
         return len(self.loops[-1 if self.kernel == "key_value" else 0])
 
-    def _run(self, tool: str, *arguments: str) -> str:
-        """Run one of the NVIDIA tools that the triton wheel carries on this kernel; its output."""
-        cubin = tool == "cuobjdump"
-        program = {"ptxas": _ptxas(self.arch), "cuobjdump": knobs.nvidia.cuobjdump.path}[tool]
+    def _cuobjdump(self, option: str) -> str:
+        """What the tool, which the triton wheel carries, prints of the machine code."""
         with tempfile.TemporaryDirectory() as folder:
-            source = Path(folder, "kernel.cubin" if cubin else "kernel.ptx")
-            source.write_bytes(self.asm["cubin"] if cubin else self.asm["ptx"].encode())
-            output = () if cubin else ("-o", str(Path(folder, "out.cubin")))
-            run = subprocess.run(
-                [program, *arguments, str(source), *output], capture_output=True, text=True, check=True
-            )
-        return run.stdout + run.stderr
+            cubin = Path(folder, "kernel.cubin")
+            cubin.write_bytes(self.asm["cubin"])
+            command = [knobs.nvidia.cuobjdump.path, option, str(cubin)]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def compile_kernel(
@@ -142,10 +135,6 @@ def compile_kernel(
 
 def _target(arch: str) -> GPUTarget:
     return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
-
-
-def _ptxas(arch: str) -> str:
-    return (knobs.nvidia.ptxas_blackwell if int(arch[3:]) >= 100 else knobs.nvidia.ptxas).path
 
 
 def _find(pattern: str, text: str) -> str:

@@ -1,196 +1,241 @@
-"""What the compilers say of every shipped kernel config, and on a GPU how fast it runs beside softmax.
+"""What the compilers say of every shipped kernel config for each normalizer, and on a GPU how fast softpick runs.
 
-PYTHONPATH=scripts python -m kernels_report                 every architecture, head dims 64 and 128, bf16
-PYTHONPATH=scripts python -m kernels_report --arch sm_90 --head-dim 64 --dtype fp16
+make kernels                        sm_80 and sm_90 at head dim 64, bf16
+make kernels ARCH=all               every architecture, head dims 64 and 128
+make kernels ARCH="sm_120 gfx942"   some of them
+python -m kernels_report --help     head dims, dtypes, padding masks
 """
 
 import argparse
-import math
 import multiprocessing
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from softpick import softpick_attention
-from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, TileConfig, tiles
+from softpick import NORMALIZERS
+from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, TileConfig
+from softpick.triton_tiles import tiles
 from tabulate import tabulate
-from torch import Tensor
-from tqdm import tqdm
 
-LENGTHS = tuple(512 * 2**i for i in range(6))  # 512 … 16384
-CompileJob = tuple[str, str, int, str, TileConfig]
+from kernels_report.speed import plot_speed, speed_rows
+
+BASELINE = "softmax"  # the normalizer that the others are compared with
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "attention.md"
+ON_PAGE = re.compile(r"(?<=<!-- made by kernels_report -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
-def jobs(archs: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str]) -> Iterator[CompileJob]:
-    """Every shipped config, as (kernel, arch, head_dim, dtype, tile)."""
+@dataclass(frozen=True)
+class CompileJob:
+    """One kernel to compile, causal; with `key_mask` for batches with padding."""
+
+    kernel: str
+    arch: str
+    head_dim: int
+    dtype: str
+    tile: TileConfig
+    normalizer: str = "softpick"
+    key_mask: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the compiler made of one kernel; spills in bytes per thread, shared in bytes per block."""
+
+    job: CompileJob
+    registers: int
+    spills: int
+    shared: int
+    occupancy: float
+    main_loop: int | None  # instructions
+
+
+def jobs(
+    archs: Sequence[str],
+    head_dims: Sequence[int],
+    dtypes: Sequence[str],
+    normalizers: Sequence[str] = tuple(NORMALIZERS),
+    key_mask: bool = False,
+) -> Iterator[CompileJob]:
+    """Every shipped config."""
     for arch in archs:
         for head_dim in head_dims:
             for dtype in dtypes:
                 for kernel in KERNELS:
                     for tile in tiles(kernel, arch, head_dim, ELEMENT_SIZE[dtype]):
-                        yield kernel, arch, head_dim, dtype, tile
+                        for normalizer in normalizers:
+                            yield CompileJob(kernel, arch, head_dim, dtype, tile, normalizer, key_mask)
 
 
-def compile_row(
-    job: CompileJob, loops: bool = True, key_mask: bool = False, normalizer: str = "softpick"
-) -> dict[str, Any]:
-    """One line of the report; with `loops` the main loop's length, beside its softmax twin's for the forward."""
-    from kernels_report.compiler import compile_kernel  # triton, which this process may have as an interpreter
+def compile_row(job: CompileJob, loops: bool) -> Row:
+    """Compile one kernel; the main loop's length, which takes a disassembler, only with `loops`."""
+    from kernels_report.compiler import compile_kernel  # triton, which the parent process may have as an interpreter
 
-    kernel, arch, head_dim, dtype, tile = job
-    compiled = compile_kernel(*job, key_mask=key_mask, normalizer=normalizer)
-    row = {
-        "arch": arch,
-        "kernel": kernel,
-        "dim": head_dim,
-        "dtype": dtype,
-        "queries × keys": f"{tile.block_m} × {tile.block_n}",
-        "warps": tile.warps,
-        "stages": tile.stages,
-        "registers": compiled.registers,
-        "spills": compiled.spills,
-        "shared KiB": compiled.shared / 1024,
-        "occupancy": compiled.occupancy,
-    }
-    if loops:
-        row["main loop"] = compiled.main_loop
-        if kernel in ("forward", "decode"):
-            softmax = compile_kernel(*job, normalizer="softmax").main_loop
-            row |= {"softmax's": softmax, "ratio": compiled.main_loop / softmax}
-    return row
+    compiled = compile_kernel(
+        job.kernel,
+        job.arch,
+        job.head_dim,
+        job.dtype,
+        job.tile,
+        key_mask=job.key_mask,
+        normalizer=job.normalizer,
+    )
+    main_loop = compiled.main_loop if loops else None
+    return Row(job, compiled.registers, compiled.spills, compiled.shared, compiled.occupancy, main_loop)
 
 
-def compile_rows(
-    work: Sequence[CompileJob],
-    loops: bool = True,
-    key_mask: bool = False,
-    workers: int | None = None,
-    normalizer: str = "softpick",
-) -> list[dict[str, Any]]:
-    """The lines of all jobs, compiled by one process per core, with a progress bar."""
+def compile_rows(work: Sequence[CompileJob], loops: bool = True, workers: int | None = None) -> Iterator[Row]:
+    """The rows of all jobs in their order, compiled by one process per core."""
     # Fresh processes, without the interpreter: under TRITON_INTERPRET=1 nothing compiles.
-    interpret = os.environ.pop("TRITON_INTERPRET", None)
-    try:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool:
-            rows = pool.map(partial(compile_row, loops=loops, key_mask=key_mask, normalizer=normalizer), work)
-            return list(tqdm(rows, total=len(work), desc="compiling", unit="kernel", leave=False, disable=None))
-    finally:
-        if interpret is not None:
-            os.environ["TRITON_INTERPRET"] = interpret
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers or os.cpu_count(), context, initializer=_leave_interpreter) as pool:
+        yield from pool.map(partial(compile_row, loops=loops), work)
 
 
-def speed_rows(
-    device: str,
-    lengths: Sequence[int] = LENGTHS,
-    head_dims: Sequence[int] = (64, 128),
-    dtype: torch.dtype = torch.bfloat16,
-) -> list[dict[str, Any]]:
-    """Milliseconds and TFLOP/s of softpick and of torch's softmax attention, causal, 16384 tokens in all, 2048 wide."""
-    rows = []
-    for head_dim in head_dims:
-        for length in tqdm(lengths, desc=f"timing head dim {head_dim}", unit="length", leave=False, disable=None):
-            heads, batch = 2048 // head_dim, max(1, max(lengths) // length)
-            q, k, v, grad = (torch.randn(batch, heads, length, head_dim, device=device, dtype=dtype) for _ in range(4))
-            # Two matmuls of 2 · T² · D per head, half of them masked; the backward has five.
-            flops = 2 * batch * heads * length**2 * head_dim
-            for direction, factor in (("forward", 1.0), ("backward", 2.5)):
-                row: dict[str, Any] = {"dim": head_dim, "direction": direction, "length": length, "batch": batch}
-                for name, attend in (("softpick", softpick_attention), ("softmax", _softmax_attention)):
-                    seconds = _seconds(_work(attend, q, k, v, grad, direction), device)
-                    row |= {f"{name} ms": seconds * 1e3, f"{name} TFLOP/s": factor * flops / seconds / 1e12}
-                row["time ratio"] = row["softpick ms"] / row["softmax ms"]
-                rows.append(row)
+def _leave_interpreter() -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+
+
+Group = dict[str, Row]  # by normalizer
+
+
+def by_tile(rows: Sequence[Row]) -> list[Group]:
+    """The rows that differ in nothing but their normalizer, together."""
+    groups: dict[tuple[Any, ...], Group] = {}
+    for row in rows:
+        job = row.job
+        key = (job.arch, job.head_dim, job.dtype, job.kernel, job.tile)
+        groups.setdefault(key, {})[job.normalizer] = row
+    return list(groups.values())
+
+
+def _tile_columns(group: Group) -> dict[str, Any]:
+    job = next(iter(group.values())).job
+    return {
+        "arch": job.arch,
+        "kernel": job.kernel,
+        "dim": job.head_dim,
+        "dtype": job.dtype,
+        "queries × keys": f"{job.tile.block_m} × {job.tile.block_n}",
+        "warps": job.tile.warps,
+        "stages": job.tile.stages,
+    }
+
+
+def loop_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Instructions of the main loop: one line per tile, one column per normalizer, each with its ratio to softmax's."""
+    lines = []
+    for group in by_tile(rows):
+        line = _tile_columns(group)
+        for name, row in group.items():
+            ratio = f" ({row.main_loop / group[BASELINE].main_loop:.2f})" if name != BASELINE else ""
+            line[name] = f"{row.main_loop}{ratio}"
+        lines.append(line)
+    return lines
+
+
+def register_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Registers per thread of each normalizer; the most spills and shared memory, and the least occupancy, of any."""
+    return [
+        _tile_columns(group)
+        | {name: row.registers for name, row in group.items()}
+        | {
+            "spills": max(row.spills for row in group.values()),
+            "shared KiB": max(row.shared for row in group.values()) / 1024,
+            "occupancy": f"{min(row.occupancy for row in group.values()):.0%}",
+        }
+        for group in by_tile(rows)
+    ]
+
+
+def page_lines(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For the documentation: "instructions · registers" of each normalizer, for the first tile of each kernel."""
+    lines: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for group in by_tile(rows):
+        tile = _tile_columns(group)
+        columns = {name: tile[name] for name in ("kernel", "arch", "queries × keys", "warps")}
+        cells = {name: f"{row.main_loop} · {row.registers}" for name, row in group.items()}
+        lines.setdefault((tile["kernel"], tile["dim"], tile["arch"]), columns | cells)
+    return [line for _, line in sorted(lines.items(), key=lambda item: KERNELS.index(item[0][0]))]
+
+
+def page_tables(rows: Sequence[Row]) -> str:
+    """The tables of docs/attention.md: one per head dim."""
+    dims = sorted({row.job.head_dim for row in rows})
+    return "\n".join(
+        f"\nHead dim {dim}:\n\n"
+        + tabulate(page_lines([row for row in rows if row.job.head_dim == dim]), headers="keys", tablefmt="github")
+        + "\n"
+        for dim in dims
+    )
+
+
+def compile_aloud(work: Sequence[CompileJob]) -> list[Row]:
+    """The rows of all jobs; a line as soon as all normalizers of a tile are compiled."""
+    rows: list[Row] = []
+    for row in compile_rows(work):
+        rows.append(row)
+        if len(rows) < len(work) and work[len(rows)].tile == row.job.tile and work[len(rows)].kernel == row.job.kernel:
+            continue
+        job = row.job
+        print(
+            f"[{len(rows):3}/{len(work)}] {job.arch}, head dim {job.head_dim}, {job.dtype}: {job.kernel}, "
+            f"{job.tile.block_m} × {job.tile.block_n}",
+            flush=True,
+        )
     return rows
 
 
-def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def _work(
-    attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, direction: str
-) -> Callable[[], Any]:
-    if direction == "forward":
-        return lambda: attend(q, k, v)
-    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    out = attend(*leaves)
-    return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
-
-
-def _seconds(work: Callable[[], Any], device: str) -> float:
-    """The median of several runs, after a warm-up."""
-    if device.startswith("cuda"):
-        from triton.testing import do_bench
-
-        return float(do_bench(work, return_mode="median")) / 1e3
-    work()
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[1]
-
-
-def plot_speed(rows: Sequence[dict[str, Any]], file: Path, title: str) -> None:
-    """TFLOP/s against length, a panel for each head dim and direction."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    panels = list(dict.fromkeys((row["dim"], row["direction"]) for row in rows))
-    columns = min(2, len(panels))
-    figure, axes = plt.subplots(
-        math.ceil(len(panels) / columns),
-        columns,
-        figsize=(5 * columns, 3.6 * math.ceil(len(panels) / columns)),
-        squeeze=False,
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with "all" resolved."""
+    parser = argparse.ArgumentParser(
+        "python -m kernels_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for axis, (dim, direction) in zip(axes.flat, panels, strict=False):
-        mine = [row for row in rows if (row["dim"], row["direction"]) == (dim, direction)]
-        for name, style in (("softpick", "o-"), ("softmax", "s--")):
-            axis.plot([row["length"] for row in mine], [row[f"{name} TFLOP/s"] for row in mine], style, label=name)
-        axis.set(title=f"{direction}, head dim {dim}", xlabel="sequence length", ylabel="TFLOP/s", xscale="log")
-        axis.set_xticks([row["length"] for row in mine], [str(row["length"]) for row in mine])
-        axis.minorticks_off()
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-        axis.legend()
-    figure.suptitle(title)
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
+    parser.add_argument("--arch", nargs="+", choices=["all", *ARCHITECTURES], default=["sm_80", "sm_90"])
+    parser.add_argument("--head-dim", nargs="+", type=int, help="default: 64; with --arch all, 64 and 128")
+    parser.add_argument("--dtype", nargs="+", choices=list(ELEMENT_SIZE), default=["bf16"])
+    parser.add_argument("--padding", action="store_true", help="the kernels for batches with a padding mask")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="all of them, and rewrite the tables of docs/attention.md"
+    )
+    parser.add_argument("--out", type=Path, default=Path("results/kernels"), help="where the plot goes (%(default)s)")
+    options = parser.parse_args(arguments)
+    if options.write_docs and (options.padding or options.head_dim or options.dtype != ["bf16"]):
+        parser.error("--write-docs has its own head dims and dtype, and no padding: leave out the other options.")
+    if "all" in options.arch or options.write_docs:
+        options.arch = list(ARCHITECTURES)
+        options.head_dim = options.head_dim or [64, 128]
+    options.head_dim = options.head_dim or [64]
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the report; on a GPU also write the plot of its speed."""
-    parser = argparse.ArgumentParser(
-        "python -m kernels_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--arch", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
-    parser.add_argument("--head-dim", nargs="+", type=int, default=[64, 128])
-    parser.add_argument("--dtype", nargs="+", choices=list(ELEMENT_SIZE), default=["bf16"])
-    parser.add_argument("--out", type=Path, default=Path("results/kernels"), help="where the plot goes (%(default)s)")
-    options = parser.parse_args(arguments)
-    print("Compiled here, for GPUs that need not be here; causal, no padding mask. Spills in bytes per thread.\n")
-    rows = compile_rows(list(jobs(options.arch, options.head_dim, options.dtype)))
-    print(tabulate([row | {"occupancy": f"{row['occupancy']:.0%}"} for row in rows], headers="keys", floatfmt=".2f"))
+    options = parse(arguments)
+    work = list(jobs(options.arch, options.head_dim, options.dtype, key_mask=options.padding))
+    print(f"{len(work)} kernels on {os.cpu_count()} cores, 1 to 3 seconds of one core each.", flush=True)
+    rows = compile_aloud(work)
+    masked = "with" if options.padding else "without"
+    print(f"\nInstructions in the main loop, and the ratio to softmax's; causal, {masked} a padding mask:\n")
+    print(tabulate(loop_table(rows), headers="keys"))
+    print("\nRegisters per thread; of all five the most spills (bytes per thread) and the least occupancy:\n")
+    print(tabulate(register_table(rows), headers="keys"))
+    print(f"\n{len(rows)} kernels compiled, {sum(row.spills > 0 for row in rows)} of them with spills.")
+    if options.write_docs:
+        PAGE.write_text(ON_PAGE.sub(lambda _: page_tables(rows), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        print(f"Written: {PAGE}")
     if not torch.cuda.is_available():
-        print("\nNo CUDA GPU here: no times. On a GPU this report adds them, beside scaled_dot_product_attention.")
+        print("No CUDA GPU here: no times. On a GPU this report adds them, beside scaled_dot_product_attention.")
         return
     name = torch.cuda.get_device_name()
-    rows = speed_rows("cuda", head_dims=options.head_dim)
+    speed = speed_rows("cuda", head_dims=options.head_dim)
     print(f"\n{name}, torch {torch.__version__}, bf16, causal, medians\n")
-    print(tabulate(rows, headers="keys", floatfmt=".2f"))
+    print(tabulate(speed, headers="keys", floatfmt=".2f"))
     file = options.out / "speed.png"
-    plot_speed(rows, file, name)
+    plot_speed(speed, file, name)
     print(f"\nPlot: {file}")

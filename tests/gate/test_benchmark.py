@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ..example_records import cell_ref
 from .made_up import Population, make_cells, write_cells
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gate.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARK = BENCHMARKS / "gate.py"
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +54,18 @@ def test_cells_of_other_labels_are_paired_by_renaming(folders: tuple[Path, Path]
     assert "have no cell and task in common" in benchmark("null", base, other).stderr
     done = benchmark("null", base, other, "--rename", "hqq-3-another=hqq-3-g0", "--tables", 2)
     assert done.stdout.startswith("24 hypotheses")
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_skewed_losses_are_judged_with_and_without_the_second_look(folders: tuple[Path, Path], recorded: bool) -> None:
+    """Of few documents, none is cut back any more: the last two columns are the same."""
+    base, _ = folders
+    cells = {cell_ref(method="none", bits=16, label="none-16"): 0.0, cell_ref(): 0.05}
+    run = write_cells(base.parent / "skewed", {cell: Population(60).samples(noise) for cell, noise in cells.items()})
+    command = [BENCHMARKS / "skewed.py", *([run, "--tolerances"] if recorded else []), "--tables", 4, "--documents", 60]
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    header, _, *rows = [line.split("|")[1:-1] for line in done.stdout.splitlines()[1:]]
+    assert [name.strip() for name in header[2:]] == ["cut back: any", "cut back: many", "cut back: never"]
+    assert len(rows) == (1 if recorded else 4)
+    assert all(row[3].strip() == row[4].strip() for row in rows)

@@ -29,6 +29,27 @@ def test_the_reference_in_float64_is_the_formula(normalizer, case):
     cases.check(cases.with_normalizer(cases.make_inputs(case, torch.float64), normalizer), "reference")
 
 
+# The share of 200 draws, which nobody picked, with a gradient off by more than 1e-6 of its norm: 2.5% on the reference
+# and 3.5% on the CPU path for softpick, 11% and 9% for ReLU softmax, and none for the others.
+SHARE_ALLOWED = {"softpick": 0.06, "relu_softmax": 0.15}
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_only_ill_conditioned_gradients_exceed_the_bound(backend, normalizer):
+    exceeding = 0
+    for seed in range(200):
+        inputs = cases.with_normalizer(cases.make_inputs(cases.Case(1, 2, 2, 17, 17, 64), seed=seed), normalizer)
+        errors = cases.gradient_errors(cases.run(inputs, backend), cases.expected(inputs))
+        errors.pop("dsinks", None)
+        if max(errors.values()) > cases.GRADIENT_ERROR[torch.float32]:
+            exceeding += 1
+            rounding = cases.rounding_errors(inputs)
+            # Measured: at most 11 times; the other roundings, of dP and delta, are magnified as well.
+            assert all(error <= max(1e-6, 16 * rounding[name]) for name, error in errors.items()), (seed, errors)
+    assert exceeding <= 200 * SHARE_ALLOWED.get(normalizer, 0)
+
+
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Many tiles in a short sequence, so that every boundary between tiles, heads and batch items is crossed."""

@@ -25,7 +25,8 @@ from cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from softpick import softpick_attention, triton_op
-from softpick.tiles import TILES, TileConfig, tiles
+from softpick.tiles import TileConfig
+from softpick.triton_tiles import TILES, tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = [Case(1, 2, 1, 300, 300, 64), Case(2, 2, 2, 17, 128, 128, padding="left"), Case(1, 2, 2, 128, 128, 96)]
@@ -74,8 +75,8 @@ SHAPES_SHIPPED = sorted(
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU runs its own tiles")
 @pytest.mark.parametrize(("kernel", "rows", "columns"), SHAPES_SHIPPED)
 def test_every_shipped_tile_shape_is_right(kernel, rows, columns, monkeypatch):
-    def shipped(name, arch, head_dim, itemsize):
-        return [TileConfig(rows, columns, 4, 1)] if name == kernel else tiles(name, arch, head_dim, itemsize)
+    def shipped(name, *options):
+        return [TileConfig(rows, columns, 4, 1)] if name == kernel else tiles(name, *options)
 
     triton_op._tuned.cache_clear()
     monkeypatch.setattr(triton_op, "tiles", shipped)
