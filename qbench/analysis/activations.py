@@ -64,13 +64,18 @@ def massive(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
 def largest(x: Tensor, largest_abs: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The LISTED values of each text with the largest |x|, their tokens and channels: [batch, LISTED] each.
 
-    They are in the LISTED tokens with the largest |x|.
+    They are in the LISTED tokens with the largest |x|. Of equal ones, as a repeated token's embedding has them, the
+    first counts.
     """
-    sizes = largest_abs.masked_fill(~real, -1)
-    size, token = sizes.topk(min(LISTED, x.shape[1]), dim=1)  # [batch, tokens]
+    size, token = _largest_first(largest_abs.masked_fill(~real, -1))  # [batch, tokens]
     rows = x.gather(1, token[..., None].expand(-1, -1, x.shape[2]))
-    place = rows.abs().masked_fill(size[..., None] < 0, -1).flatten(1).topk(LISTED, dim=1).indices
+    place = _largest_first(rows.abs().masked_fill(size[..., None] < 0, -1).flatten(1))[1]
     return rows.flatten(1).gather(1, place), token.gather(1, place // x.shape[2]), place % x.shape[2]
+
+
+def _largest_first(values: Tensor) -> tuple[Tensor, Tensor]:
+    ordered, index = values.sort(dim=1, descending=True, stable=True)
+    return ordered[:, :LISTED], index[:, :LISTED]
 
 
 class Histogram:

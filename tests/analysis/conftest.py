@@ -15,10 +15,12 @@ ROOT = Path(__file__).parents[2]
 VOCAB = 61
 
 
-def tiny(kind: str, dtype: torch.dtype = torch.float64, **overrides: int) -> LlamaForCausalLM:
-    """A model of random weights with grouped heads, uneven attention, a dead and a faint pair of heads, and a token
-    whose embedding is massive."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+def tiny(kind: str, dtype: torch.dtype = torch.float64, odd: bool = True, **overrides: int) -> LlamaForCausalLM:
+    """A model of random weights with grouped heads and uneven attention.
+
+    odd: with a dead and a faint pair of heads, and a token whose embedding is massive.
+    """
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 512} | overrides
     config = LlamaConfig(**sizes, initializer_range=0.3)
     set_attention(config, attentions()[kind])
@@ -27,6 +29,8 @@ def tiny(kind: str, dtype: torch.dtype = torch.float64, **overrides: int) -> Lla
     for layer in model.model.layers:
         for name in attentions()[kind].extra_tensors:
             getattr(layer.self_attn, name).uniform_(0.4, 1.2)
+    if not odd:
+        return model
     dim = config.head_dim
     model.model.layers[1].self_attn.v_proj.weight[:dim] = 0
     model.model.layers[2].self_attn.v_proj.weight[dim:] *= 1e-5
