@@ -28,6 +28,7 @@ def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
         _check_families,
         _check_checkpoints,
         _check_reference,
+        _check_replicates,
         _check_quantizations,
         _check_calibration,
         _check_analysis,
@@ -92,6 +93,31 @@ def _check_reference(recipe: Recipe, file: RecipeFile) -> None:
                 ("reference",) if named else ("checkpoints", family),
                 f"the reference is {reference}, which {family} does not have; it has {', '.join(twins)}. Add the "
                 f"checkpoint, or name another reference: `reference: {next(iter(twins))}`.",
+            )
+
+
+def _check_replicates(recipe: Recipe, file: RecipeFile) -> None:
+    """Replicates are families of the same attentions, two or more."""
+    named, families = recipe.replicates, recipe.checkpoints
+    if not named:
+        return
+    where: Where = ("replicates",)
+    for family in named:
+        if family not in families:
+            raise file.error(
+                where,
+                f"{family!r} is not a family; the families are {', '.join(families)}.{did_you_mean(family, families)}",
+            )
+    if len(set(named)) < max(2, len(named)):
+        raise file.error(where, "must name two or more families, each once.")
+    for family in named:
+        if len(families[family]) == 1:
+            raise file.error(where, f"{family} has one model; replicates are pairs, such as softmax and softpick.")
+        if families[family].keys() != families[named[0]].keys():
+            raise file.error(
+                where,
+                f"{family} has {', '.join(families[family])}, and {named[0]} has {', '.join(families[named[0]])}; "
+                "replicates must have the same attentions.",
             )
 
 

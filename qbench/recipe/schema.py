@@ -139,6 +139,7 @@ class Recipe(_RecipePart):
     checkpoints: dict[str, dict[str, CheckpointSource]] = Field(min_length=1)  # family: {softmax: …, softpick: …}
     tokenizer: str | None = None  # in place of those beside the checkpoints
     reference: str = "softmax"  # the attention that the others of a family are compared with
+    replicates: tuple[str, ...] = ()  # families that are one pair trained with several seeds
     quantizations: tuple[QuantizationEntry, ...] = Field(min_length=1)
     tasks: dict[str, TaskSettings] = Field(min_length=1)
     task_folders: tuple[str, ...] = ()  # folders with task files (.yaml)
@@ -179,7 +180,7 @@ class Recipe(_RecipePart):
             raise must(f"name each task once; {twice[0]} is listed twice")
         return {name: {} for name in value}
 
-    @field_validator("quantizations", "task_folders", mode="before")
+    @field_validator("quantizations", "task_folders", "replicates", mode="before")
     @classmethod
     def _as_tuple(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value

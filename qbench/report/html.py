@@ -16,7 +16,7 @@ from qbench.report.kinds import KINDS, TableKind, table_kind
 from qbench.report.metrics import metric_name
 from qbench.report.remarks import remarks
 from qbench.report.results import NOTHING, CellResult
-from qbench.report.tables import READ_TONES, Column, Field, Table, number_field, shared_reading
+from qbench.report.tables import Column, Field, Table, number_field, shared_reading
 
 MEASURED_ON = ("device", "dtype")  # of a record's identity
 
@@ -107,8 +107,8 @@ def _tables(report: ReportData, kind: TableKind) -> PageSection | None:
     tables = kind.tables(report)
     if not tables:
         return None
-    reading = " ".join([*shared_reading(tables), READ_TONES])
-    return PageSection(kind.name, kind.title_for(report), [reading], tables=tables)
+    reading = " ".join(shared_reading(tables))
+    return PageSection(kind.name, kind.title_for(report), [reading], kind.lead(report), tables)
 
 
 def _plots(report: ReportData) -> PageSection:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qbench.errors import did_you_mean
+from qbench.report.answer import answer, headline_rows, headline_tables
 from qbench.report.attentions import comparison
 from qbench.report.delta import ReportData
 from qbench.report.layouts import baseline_tables, damage_tables, delta_tables, summary_tables
@@ -32,6 +33,10 @@ def _several_families(report: ReportData) -> bool:
     return len({row.quantization.family for row in report.deltas}) > 1
 
 
+def _has_headline(report: ReportData) -> bool:
+    return bool(report.headlines)
+
+
 def _no_remarks(report: ReportData) -> list[str]:
     return []
 
@@ -46,6 +51,7 @@ class TableKind:
     tables: Callable[[ReportData], list[Table]]  # for people
     rows: Callable[[ReportData], list[DataRow]] | NoRows  # for programs
     on_page: Callable[[ReportData], bool] = _always  # whether the HTML page of all kinds has it
+    lead: Callable[[ReportData], list[str]] = _no_remarks  # sentences above the tables
     remarks: Callable[[ReportData], list[str]] = _no_remarks  # below the tables
 
     def title_for(self, report: ReportData) -> str:
@@ -62,7 +68,16 @@ KINDS = {
             help="the damages of one metric per task on one screen",
             title="Summary",
             tables=summary_tables,
-            rows=NoRows("All of its numbers are in --kind damage and --kind delta."),
+            rows=NoRows("All of its numbers are in --kind headline, --kind damage and --kind delta."),
+            lead=answer,
+        ),
+        TableKind(
+            name="headline",
+            help="how much less each attention lost than the reference, over all tasks and methods",
+            title="Headline: who lost less",
+            tables=headline_tables,
+            rows=headline_rows,
+            on_page=_has_headline,
         ),
         TableKind(
             name="damage",

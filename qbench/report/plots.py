@@ -167,7 +167,7 @@ def _figures_of(report: ReportData, family: str) -> Iterator[tuple[str, "Figure"
         yield f"{family}-score", _grid(panels, title, titles, styles)
     if panels := damage_panels(damages, kinds):
         title = f"{family}: damage against bits (quantized − unquantized{_bars(panels)})"
-        yield f"{family}-damage", _grid(panels, title, titles, styles)
+        yield f"{family}-damage", _grid(panels, title, titles, styles, damages=True)
     if storage := storage_panels(report, rows):
         levels, guessing = unquantized_levels(rows), chances(report, rows)
         yield f"{family}-bits-per-weight", _storage(storage, levels, guessing, family, titles, styles)
@@ -245,8 +245,8 @@ def damage_panels(rows: Sequence[DamageRow], kinds: Sequence[str]) -> Panels:
             if isinstance(damage, Gap):
                 panel.add_gap(attention, row.quantization.bits, damage)
             else:
-                ends = (damage.interval.low, damage.interval.high) if damage.interval else (damage.value,) * 2
-                panel.points[attention].append(Point(row.quantization, damage.value, *ends))
+                ends = damage.shown_interval or (damage.shown, damage.shown)
+                panel.points[attention].append(Point(row.quantization, damage.shown, *ends))
     return panels
 
 
@@ -285,17 +285,20 @@ def _plotted(rows: Iterable[Any]) -> list[Any]:
     return [row for row in rows if row.measure in chosen.values() and row.measure.metric]
 
 
-def _grid(panels: Panels, title: str, method_titles: Mapping[str, str], styles: Looks) -> "Figure":
-    """One row per metric, one column per method."""
+def _grid(
+    panels: Panels, title: str, method_titles: Mapping[str, str], styles: Looks, damages: bool = False
+) -> "Figure":
+    """One row per metric, one column per method; damages of perplexities are on the log scale as they are."""
     measures = list(dict.fromkeys(measure for measure, _ in panels))
     methods = list(dict.fromkeys(method for _, method in panels))
     figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
     grid = figure.subplots(len(measures), len(methods), squeeze=False, sharex=True, sharey="row")
     for measure, line in zip(measures, grid, strict=True):
-        line[0].set_ylabel(f"{task_name(measure.task)}\n{metric_name(measure)}")
+        log_ratio = ", log %" if damages and is_perplexity(measure.metric) else ""
+        line[0].set_ylabel(f"{task_name(measure.task)}\n{metric_name(measure)}{log_ratio}")
         for method, axes in zip(methods, line, strict=True):
             _draw(axes, panels.get((measure, method), Panel()), styles)
-        if is_perplexity(measure.metric):
+        if is_perplexity(measure.metric) and not damages:
             _rescale(line[0], [panel for (own, _), panel in panels.items() if own == measure])
     for method, top, bottom in zip(methods, grid[0], grid[-1], strict=True):
         top.set_title(method_titles[method])
@@ -355,17 +358,12 @@ def _rescale(axes: "Axes", panels: Sequence[Panel]) -> None:
     values = [p.value for p in points] + [level for panel in panels for level in panel.levels.values()]
     if not values or max(map(abs, values)) < MIN_LOG_RATIO * max(min(values), 1):
         return
-    damages = min(values) <= 0
-    axes.set_yscale("symlog" if damages else "log", **({"linthresh": 1, "linscale": 0.5} if damages else {}))
-    first, last = (1 if damages else math.floor(math.log10(min(values)))), math.ceil(math.log10(max(values)))
+    axes.set_yscale("log")
+    first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     powers = range(first, last + 1, -(-(last - first + 1) // 4))
-    labels = {0.0: "0"} if damages else {}
-    labels |= {10.0**power: "10" + str(power).translate(RAISED) for power in powers}
+    labels = {10.0**power: "10" + str(power).translate(RAISED) for power in powers}
     axes.set_yticks(list(labels), list(labels.values()))
     axes.minorticks_off()
-    if damages:  # of its own accord matplotlib leaves half of the panel empty, and cuts the highest marker
-        lowest = min([0.0, *(p.low for p in points)])
-        axes.set_ylim(2 * lowest - 0.5, 3 * max(p.high for p in points))
 
 
 def _lines(points: Sequence[Point]) -> list[list[Point]]:
