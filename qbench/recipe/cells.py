@@ -163,6 +163,7 @@ def cells(recipe: Recipe) -> list[Cell]:
 def analysis_cells(recipe: Recipe) -> list[Cell]:
     """What `qbench analyze` measures before heads are chosen: every model, its steps of training, its sensitivities."""
     whole = cells(recipe) if recipe.analysis.cells == "all" else _unquantized(recipe)
+    whole = [cell for cell in whole if cell.ref.draw in (None, 1)]  # one draw of calibration is enough to look at
     found = [replace(cell, ref=cell.ref.model_copy(update={"measured": "analysis"})) for cell in whole]
     for family, twins in recipe.checkpoints.items():
         for attention, source in twins.items():
