@@ -118,11 +118,12 @@ class Scorer(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """HFLM's generation, in batches by the token budget."""
         texts: dict[int, str] = {}
-        bar = Bar(total=len(requests), unit="request", shown=not disable_tqdm)
-        with bar:
-            for index, text in self._halving(dict(enumerate(requests)), self._generation_batches, self._generate):
+        lengths = [len(self.tok_encode(request.args[0])) for request in requests]
+        cut = partial(self._generation_batches, lengths=lengths)
+        with Bar(total=sum(lengths), unit="token", unit_scale=True, shown=not disable_tqdm) as bar:
+            for index, text in self._halving(dict(enumerate(requests)), cut, self._generate):
                 texts[index] = text
-                bar.update()
+                bar.update(lengths[index])
         return [texts[index] for index in range(len(requests))]
 
     def _loglikelihood_tokens(
@@ -235,9 +236,13 @@ class Scorer(HFLM):
 
         return TokenCache(self.token_cache).encode_texts(self, texts)
 
-    def _generation_batches(self, requests: Mapping[int, Instance], batch_tokens: int) -> list[dict[int, Instance]]:
-        """Requests of equal settings and similar length, so many that contexts and new tokens fit the budget."""
-        lengths = {index: len(self.tok_encode(request.args[0])) for index, request in requests.items()}
+    def _generation_batches(
+        self, requests: Mapping[int, Instance], batch_tokens: int, lengths: Sequence[int]
+    ) -> list[dict[int, Instance]]:
+        """Requests of equal settings and similar length, so many that contexts and new tokens fit the budget.
+
+        lengths: tokens of each request's context.
+        """
         settings = {index: repr(request.args[1]) for index, request in requests.items()}
         batches: list[dict[int, Instance]] = []
         last, rows = "", 0
