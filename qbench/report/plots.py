@@ -22,7 +22,6 @@ from qbench.report.delta import DamageRow, DeltaRow, ReportData
 from qbench.report.metrics import Measure, in_tables, metric_name, task_name
 from qbench.report.passkey import LengthCurve, passkey_curves
 from qbench.report.results import NOT_OFFERED, UNQUANTIZED_METHOD, FamilyQuantization, Gap, Score
-from qbench.report.tables import quantization_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -309,7 +308,7 @@ def _length_curves(curves: Sequence[LengthCurve], family: str, styles: Looks) ->
     panels = list(dict.fromkeys(curve.quantization for curve in curves))
     columns = min(len(panels), CURVE_COLUMNS)
     lines = -(-len(panels) // columns)
-    figure = load_matplotlib().figure.Figure(figsize=(1.2 + 2.2 * max(columns, 2), 1.0 + 1.7 * lines))
+    figure = load_matplotlib().figure.Figure(figsize=(1.2 + 2.2 * max(columns, 2), 0.9 + 1.9 * lines))
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for about, axes in zip_longest(panels, grid.flat):
         if about is None:
@@ -317,15 +316,15 @@ def _length_curves(curves: Sequence[LengthCurve], family: str, styles: Looks) ->
             continue
         for curve in (curve for curve in curves if curve.quantization == about):
             _draw_curve(axes, curve, styles[curve.attention])
-        setting = "" if about.is_unquantized else f" {quantization_name(about)}"
-        axes.set_title(f"{about.method_title}{setting}")
+        axes.set_title(about.method_title if about.is_unquantized else about.label)
         axes.set_ylim(-4, 104)
+        axes.set_xlabel("length, tokens")
         axes.tick_params(labelbottom=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("accuracy, %")
-    for axes in grid[-1]:
-        axes.set_xlabel("length, tokens")
-    return _finish(figure, f"{family}: passkey accuracy against length (bars: 95%)", columns=max(2, columns))
+    _finish(figure, f"{family}: passkey accuracy against length (bars: 95%)", columns=max(2, columns))
+    figure.subplots_adjust(hspace=0.6)  # a line for the lengths, and one for the next title
+    return figure
 
 
 def _draw_curve(axes: "Axes", curve: LengthCurve, look: Look) -> None:
