@@ -22,7 +22,7 @@ import numpy as np
 from tabulate import tabulate
 
 from qbench.gate.hypotheses import Hypothesis, hypotheses
-from qbench.gate.pairing import Floats, PairedDocuments, pair_documents
+from qbench.gate.pairing import Floats, Pair, PairedDocuments, draws_of_cells, pair_documents
 from qbench.gate.settings import GateSettings, Tolerances
 from qbench.gate.verdict import judge
 from qbench.records.store import StoredRecord, read_results
@@ -51,18 +51,24 @@ def main() -> int:
 def load(base: str, other: str, rename: Mapping[str, str], settings: GateSettings) -> list[Hypothesis]:
     """The hypotheses of all cells that two folders share."""
     before = {_key(stored, {}): stored for stored in read_results(Path(base)).current}
-    found = []
+    pairs = []
     for stored in read_results(Path(other)).current:
         twin = before.get(_key(stored, rename))
-        if twin is None or "failed" in (stored.record.state, twin.record.state):
-            continue
-        for paired in pair_documents(twin, stored):
-            if isinstance(paired, PairedDocuments):
-                metrics = tuple(metric for metric in stored.record.metrics if metric.task == paired.task)
-                found += hypotheses(stored.record.cell, paired, metrics, settings)
+        if twin and "failed" not in (stored.record.state, twin.record.state):
+            pairs.append((twin, stored))
+    found = [h for draws in draws_of_cells(pairs) for h in hypotheses_of(draws, settings)]
     if not found:
         sys.exit(f"{base} and {other} have no cell and task in common; --rename may help.")
     return found
+
+
+def hypotheses_of(pairs: Sequence[Pair], settings: GateSettings) -> Iterator[Hypothesis]:
+    """The hypotheses of one cell; pairs: of its draws of calibration."""
+    record = pairs[0][1].record
+    for paired in pair_documents(*pairs):
+        if isinstance(paired, PairedDocuments):
+            metrics = tuple(metric for metric in record.metrics if metric.task == paired.task)
+            yield from hypotheses(record.cell.of_all_draws, paired, metrics, settings)
 
 
 def null(table: Sequence[Hypothesis], tables: int, seed: int) -> int:
@@ -89,7 +95,7 @@ def power_rows(name: str, table: Sequence[Hypothesis], options: argparse.Namespa
     """
     most = max(len(h.documents.ids) for h in table)
     # Holm counts the whole table's hypotheses, though only these cells changed.
-    rest = [_unchanged(table[0])] * max(0, options.hypotheses - len(table))
+    rest = [unchanged(table[0])] * max(0, options.hypotheses - len(table))
     seeds = range(options.subsets)
     for size in sorted({min(size, most) for size in [*options.documents, most]}):
         found, by = count_failures((_subset(table, size, options.seed, i) for i in seeds), GateSettings(), rest)
@@ -163,7 +169,7 @@ def _drawn(h: Hypothesis, counts: Floats, signs: Floats) -> Hypothesis:
     )
 
 
-def _unchanged(h: Hypothesis) -> Hypothesis:
+def unchanged(h: Hypothesis) -> Hypothesis:
     return replace(h, losses=np.zeros(1), weights=np.ones(1))
 
 
@@ -177,9 +183,9 @@ def _below_floor(h: Hypothesis) -> bool:
     return h.kind == "accuracy" and 100 * h.after < np.floor(100 * h.before - FLOOR)
 
 
-def _key(stored: StoredRecord, rename: Mapping[str, str]) -> tuple[str, str, str]:
+def _key(stored: StoredRecord, rename: Mapping[str, str]) -> tuple[str, str, str, int | None]:
     cell = stored.record.cell
-    return cell.family, cell.attention, rename.get(cell.label, cell.label)
+    return cell.family, cell.attention, rename.get(cell.label, cell.label), cell.draw
 
 
 def _options() -> argparse.Namespace:

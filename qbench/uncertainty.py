@@ -53,6 +53,14 @@ def of_draws(values: Sequence[float]) -> ChanceSource:
     return ChanceSource(variance(values) / len(values), len(values) - 1)
 
 
+def of_two_samples(before: Sequence[float], after: Sequence[float]) -> ChanceSource:
+    """What the difference of two means over draws varies by, if these are not the same draws (Welch)."""
+    sides = [of_draws(before), of_draws(after)]
+    total = sum(side.variance for side in sides)
+    shares = sum(side.variance**2 / side.freedom for side in sides)
+    return ChanceSource(total, total**2 / shares if shares else sides[0].freedom)
+
+
 def _half_width(sources: Sequence[ChanceSource], tail: float) -> float:
     return math.sqrt(sum(_quantile(source.freedom, tail) ** 2 * source.variance for source in sources))
 

@@ -14,7 +14,7 @@ LAYERS = (
     ("qbench.errors",),
     ("qbench.plugins", "qbench.gpus"),
     ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.attention.kinds"),
-    ("qbench.uncertainty",),
+    ("qbench.uncertainty", "qbench.tokenizer"),
     ("qbench.gate.settings",),
     ("qbench.identity",),
     ("qbench.records",),

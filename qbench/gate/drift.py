@@ -1,7 +1,7 @@
 """What may not change between a baseline and a run, whatever the scores, and what a reader must know of."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,18 @@ from qbench.numbers import count, duration, fixed, percent, significant
 from qbench.records.audit import Audit, LayerAudit
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import Record
+from qbench.uncertainty import Estimate, of_two_samples
 
 # Names of runs, not reasons for numbers.
 IGNORED = ("resolved_recipe.gate", "resolved_recipe.name", "machine.host")
 MAX_SHOWN = 80  # characters of a value
 # Of an identity: what must be the baseline's, or scores cannot be compared; and what is worth knowing before them.
 SETTINGS = ("dtype", "device", "seed", "max_length")
-CHECKPOINT = "checkpoint"
+CHECKPOINT, CALIBRATION = "checkpoint", "calibration"
 PARTS = {
     CHECKPOINT: "Another checkpoint than the baseline's, so that scores alone are compared",
     "tokenizer": "Another tokenizer than the baseline's",
-    "calibration": "Another calibration than the baseline's",
+    CALIBRATION: "Another calibration than the baseline's",
     "options": "Other options of the quantizer than the baseline's",
     "execution": "Another execution (dense or packed) than the baseline's",
     "batch_tokens": "Another token budget per batch than the baseline's",
@@ -100,8 +101,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
-def audit_changes(before: Audit | None, after: Audit | None, settings: GateSettings) -> list[str]:
-    """Sentences: which layers are quantized otherwise than in the baseline."""
+def audit_changes(
+    before: Audit | None, after: Audit | None, settings: GateSettings, of_other_draws: bool = False
+) -> list[str]:
+    """Sentences: which layers are quantized otherwise than in the baseline.
+
+    of_other_draws: of calibration, with which the sizes of weights and errors vary; draws_changes compares those.
+    """
     if before is None or after is None:
         return [] if before is after else [f"The audit is {'new' if before is None else 'gone'}."]
     changes = [
@@ -116,10 +122,34 @@ def audit_changes(before: Audit | None, after: Audit | None, settings: GateSetti
         changes.append(f"{len(new)} layers are quantized, {len(old)} were; no longer {some(lost)}.")
     if gained:
         changes.append(f"{len(gained)} more layers are quantized: {some(gained)}.")
-    drifts = {name: drift for name in old if name in new and (drift := _drift(old[name], new[name], settings))}
-    for what in dict.fromkeys(drifts.values()):
-        changes.append(f"{what}: {some([name for name, drift in drifts.items() if drift == what])}.")
-    return changes
+    both = [name for name in old if name in new]
+    drifts = {name: _other_form(old[name], new[name]) for name in both}
+    if not of_other_draws:
+        drifts = {name: drifts[name] or _drift(old[name], new[name], settings) for name in both}
+    return changes + _by_layers(drifts)
+
+
+def draws_changes(pairs: Sequence[tuple[Audit, Audit]], settings: GateSettings, level: float) -> list[str]:
+    """Sentences: layers whose weights are of another size or error than in the baseline, on the mean over other draws
+    of calibration: by more than is allowed, and beyond chance. level: of one layer's p."""
+    drifts: dict[str, str | None] = {}
+    layers = [[{layer.name: layer for layer in audit.layers} for audit in side] for side in zip(*pairs, strict=True)]
+    for name in layers[0][0]:
+        before, after = ([own[name] for own in side if name in own] for side in layers)
+        if len(before) < 2 or len(after) < 2:  # a layer that is gone is a change of its own
+            continue
+        for what, value, allowed in _drifting(settings):
+            then, now = [value(layer) for layer in before], [value(layer) for layer in after]
+            moved = Estimate(fmean(now) - fmean(then), (of_two_samples(then, now),))
+            if abs(moved.value) > allowed * abs(fmean(then)) and moved.p <= level:
+                drifts.setdefault(name, f"{what} changed by more than {percent(allowed)} on the mean over draws")
+    return _by_layers(drifts)
+
+
+def _by_layers(drifts: Mapping[str, str | None]) -> list[str]:
+    """Each difference once, with the layers that have it."""
+    found = dict.fromkeys(what for what in drifts.values() if what)
+    return [f"{what}: {some([name for name, own in drifts.items() if own == what])}." for what in found]
 
 
 def new_nans(paired: PairedDocuments) -> Iterator[str]:
@@ -181,21 +211,26 @@ def cost_warnings(before: Record, after: Record, settings: GateSettings) -> Iter
         )
 
 
-def _drift(before: LayerAudit, after: LayerAudit, settings: GateSettings) -> str | None:
-    """What is different about a layer, in words that are the same for all layers with that difference."""
+def _other_form(before: LayerAudit, after: LayerAudit) -> str | None:
+    """What is different about a layer's codes, in words that are the same for all layers with that difference."""
     for field, words in (("bits", "code width"), ("group_size", "group size"), ("packed_bytes", "bytes of codes")):
         then, now = getattr(before, field), getattr(after, field)
         if then != now:
             return f"The {words} is {_shown(now)}, it was {_shown(then)}"
-    if not after.finite:
-        return "Weights are NaN or infinite"
-    if not abs(after.slope - before.slope) <= settings.slope_drift * abs(before.slope):  # NaN is a drift
-        return f"Weight scale changed by more than {percent(settings.slope_drift)}"
-    then, now = before.relative_error or 0.0, after.relative_error or 0.0
-    if not abs(now - then) <= settings.error_drift * then:
-        return f"Relative weight error changed by more than {percent(settings.error_drift)}"
+    return None if after.finite else "Weights are NaN or infinite"
+
+
+def _drift(before: LayerAudit, after: LayerAudit, settings: GateSettings) -> str | None:
+    """The same of the sizes of its weights and of their errors."""
+    for what, value, allowed in _drifting(settings):
+        if not abs(value(after) - value(before)) <= allowed * abs(value(before)):  # NaN is a drift
+            return f"{what} changed by more than {percent(allowed)}"
     return None
 
 
-def _relative_error(layer: LayerAudit) -> float:
-    return math.sqrt(layer.error_energy / layer.source_energy) if layer.source_energy else 0.0
+def _drifting(settings: GateSettings) -> list[tuple[str, Callable[[LayerAudit], float], float]]:
+    """What of a layer may drift, its value, and by which share of it."""
+    return [
+        ("Weight scale", lambda layer: layer.slope, settings.slope_drift),
+        ("Relative weight error", lambda layer: layer.relative_error or 0.0, settings.error_drift),
+    ]

@@ -12,6 +12,7 @@ from qbench.gate.sign_flip import interval, ratio
 from qbench.records.metrics import Better, facts_of
 from qbench.records.samples import AGGREGATIONS, WEIGHT, Aggregation
 from qbench.records.schema import CellRef, MetricValue
+from qbench.uncertainty import ChanceSource, Estimate, of_draws, of_two_samples
 
 UNITS: dict[MetricKind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats"}
 
@@ -29,9 +30,11 @@ class Hypothesis:
     alpha: float
     before: float  # the metric in the baseline
     after: float
-    losses: Floats  # [distinct documents] by how much each got worse
-    weights: Floats  # [distinct documents] what the losses' sum is divided by
+    losses: Floats  # [distinct documents] by how much each got worse; the sum over draws of calibration
+    weights: Floats  # [distinct documents] what the losses' sum is divided by; also the sum
     documents: "Documents"
+    draws: int = 1  # of calibration
+    calibration: ChanceSource | None = None  # how the mean loss varies with the draws; None with one
 
     @property
     def name(self) -> str:
@@ -46,8 +49,22 @@ class Hypothesis:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% confidence interval of the loss, of this hypothesis alone."""
-        low, high = interval(self.losses, self.weights)
+        low, high = interval(self.losses, self.weights, self.calibration)
         return in_unit(self.kind, low), in_unit(self.kind, high)
+
+    def with_calibration(self, p: float, sign: int = 1) -> float:
+        """A one-sided p of the documents' losses, if the spread over draws of calibration counts too.
+
+        Documents alone make p of a loss that is z standard errors; what of them and of the draws together makes of it
+        is as in qbench.uncertainty. sign: -1 for the p of a gain.
+        """
+        from scipy.special import ndtri
+
+        loss = sign * ratio(self.losses, self.weights)
+        if self.calibration is None or self.calibration.variance == 0 or loss <= 0 or p >= 0.5:
+            return p
+        documents = ChanceSource((loss / ndtri(p)) ** 2, math.inf)
+        return Estimate(loss, (documents, self.calibration)).p / 2
 
 
 @dataclass(frozen=True)
@@ -139,12 +156,15 @@ def _hypothesis(
     lower_is_better: bool,
     settings: GateSettings,
 ) -> Hypothesis:
-    before, after = paired.values[metric]
-    both = np.isfinite(before) & np.isfinite(after)  # new NaN are a failure of their own
-    before, after = before[both], after[both]
-    weights = paired.values[metric + WEIGHT][1][both] if metric + WEIGHT in paired.values else np.ones(len(after))
+    before, after = paired.by_draw[metric]  # [draws, documents]
+    both = (np.isfinite(before) & np.isfinite(after)).all(axis=0)  # new NaN are a failure of their own
+    before, after = before[:, both], after[:, both]
+    weights = paired.values[metric + WEIGHT][1][both] if metric + WEIGHT in paired.values else np.ones(both.sum())
     # A perplexity's values are log-likelihoods, of which more is better.
-    losses = after - before if lower_is_better and kind != "perplexity" else before - after
+    sign = -1 if lower_is_better and kind != "perplexity" else 1
+    calibration = _over_draws(before / weights.sum(), after / weights.sum(), paired.same_calibration)
+    draws, losses = len(after), sign * (before - after).sum(axis=0)  # a sum: whole if the draws' losses are
+    before, after, weights = before.mean(axis=0), after.mean(axis=0), draws * weights
     group = paired.group if both.all() else np.unique(paired.group[both], return_inverse=True)[1]
     return Hypothesis(
         cell=cell,
@@ -159,4 +179,19 @@ def _hypothesis(
         losses=np.bincount(group, losses).astype(np.float64),
         weights=np.bincount(group, weights).astype(np.float64),
         documents=Documents(paired.ids[both], before, after, losses, weights),
+        draws=draws,
+        calibration=calibration,
     )
+
+
+def _over_draws(before: Floats, after: Floats, paired: bool) -> ChanceSource | None:
+    """How much a mean loss over draws of calibration varies with these; None with one draw.
+
+    before, after: [draws, documents], which add up to each draw's mean. paired: draws are the same before and after,
+    so that what they share goes out of the difference.
+    """
+    if len(after) < 2:
+        return None
+    if paired:
+        return of_draws((before - after).sum(axis=1).tolist())
+    return of_two_samples(before.sum(axis=1).tolist(), after.sum(axis=1).tolist())

@@ -1,8 +1,9 @@
 """A run beside its baseline: the folders, their cells by what they are, and the documents of each pair of cells."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from qbench.errors import InputError, some
 from qbench.gate.settings import GateSettings
+from qbench.numbers import counted
 from qbench.records.samples import (
     Floats,
     Ints,
@@ -25,7 +27,8 @@ from qbench.records.store import RECORD, Results, StoredRecord, read_results
 
 GOLD_LOGPROB = "gold_logprob"  # the log-softmax of the right answer over the choices: a metric of ours
 
-Key = tuple[str, str, str]
+Key = tuple[str, str, str, int | None]
+Pair = tuple[StoredRecord, StoredRecord]  # before, after
 
 
 class CheckError(InputError):
@@ -34,15 +37,22 @@ class CheckError(InputError):
 
 @dataclass(frozen=True)
 class PairedDocuments:
-    """The documents of one task in two records, in one order."""
+    """The documents of one task in two records, or in those of several draws of calibration, in one order."""
 
     task: str
     ids: Ints  # [documents] as the second record counts them
     group: Ints  # [documents] which are the same document, where one occurs more than once
-    values: dict[str, tuple[Floats, Floats]]  # by column that both have: before and after
+    by_draw: dict[str, tuple[Floats, Floats]]  # [draws, documents] by column that both have: before and after
+    same_calibration: bool  # before and after, in each draw: their draws are paired
     lost: tuple[str, ...] = ()  # columns that only the first record has
     gained: tuple[str, ...] = ()  # columns that only the second record has
     other_answers: int = 0  # documents whose choices or right answers are not the same
+
+    @cached_property
+    def values(self) -> dict[str, tuple[Floats, Floats]]:
+        """[documents] by column: the means over draws, before and after."""
+        with np.errstate(invalid="ignore"):
+            return {name: (before.mean(axis=0), after.mean(axis=0)) for name, (before, after) in self.by_draw.items()}
 
 
 @dataclass(frozen=True)
@@ -53,15 +63,21 @@ class OtherDocuments:
     before: int
     after: int
     common: int
+    between_draws: bool = False  # of calibration in the run, and not in the run and its baseline
 
 
 @dataclass(frozen=True)
 class Joined:
     """The cells of a run beside those of its baseline."""
 
-    pairs: tuple[tuple[StoredRecord, StoredRecord], ...]  # before, after: both done
-    failed: tuple[tuple[StoredRecord, StoredRecord], ...]  # before, after: failed in the run
+    pairs: tuple[Pair, ...]  # both done
+    failed: tuple[Pair, ...]  # failed in the run
     missing: tuple[CellRef, ...]  # planned for the run, or in a baseline of as many cells
+
+    @property
+    def by_cell(self) -> list[list[Pair]]:
+        """The pairs of each cell: one, or one per draw of calibration."""
+        return draws_of_cells(self.pairs)
 
 
 def read_baseline(folder: Path, run: Path) -> Results:
@@ -86,6 +102,15 @@ def holds_records(folder: Path) -> bool:
     return any(folder.glob(f"*/{RECORD}"))
 
 
+def draws_of_cells(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Pairs of records by the cell of the second, whichever its draw of calibration."""
+    cells: dict[tuple[str, str, str], list[Pair]] = {}
+    for pair in pairs:
+        cell = pair[1].record.cell
+        cells.setdefault((cell.family, cell.attention, cell.label), []).append(pair)
+    return list(cells.values())
+
+
 def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     """Pair the records of two folders. The tasks of each pair are the same, or it is an error."""
     before, after = _by_cell(baseline), _by_cell(run)
@@ -93,6 +118,7 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     if not after:
         raise CheckError(f"{run.folder} holds no record of its plan's cells; finish the run, then check it.")
     planned = dict.fromkeys([*after, *(_key(cell.cell) for cell in (*run.missing, *run.not_offered))])
+    _check_draws(run, baseline, list(planned), list(before), settings)
     if unknown := [key for key in (*after, *(_key(cell.cell) for cell in run.missing)) if key not in before]:
         raise CheckError(
             f"{baseline.folder} is a baseline of another recipe: it has no {_some(unknown)}. "
@@ -122,6 +148,11 @@ def check_documents(cell: CellRef, other: OtherDocuments, same_task: bool) -> st
     same_task: both runs planned the same documents, so that a part of them was removed and not left out by --limit.
     """
     where = f"{cell.name}, {other.task}"
+    if other.between_draws:
+        return (
+            f"{other.task}: the calibration draws did not see the same documents: {other.before} in one, {other.after} "
+            f"in another, {other.common} in both. Its scores were not compared."
+        )
     if not other.common:
         raise CheckError(f"{where}: the run and the baseline have no document in common; they cannot be compared.")
     if not same_task and other.before != other.after and other.common == min(other.before, other.after):
@@ -133,6 +164,21 @@ def check_documents(cell: CellRef, other: OtherDocuments, same_task: bool) -> st
         f"{other.task}: the documents are not those of the baseline: {other.after} in the run, {other.before} in the "
         f"baseline, {other.common} in both. Its scores were not compared."
     )
+
+
+def _check_draws(
+    run: Results, baseline: Results, planned: Sequence[Key], before: Sequence[Key], settings: GateSettings
+) -> None:
+    """An error if a cell has other draws of calibration than in the baseline, unless that may hold more of them."""
+    for cell in dict.fromkeys(key[:3] for key in planned):
+        then, now = ({key[3] for key in keys if key[:3] == cell} for keys in (before, planned))
+        if not then or now == then or (settings.baseline_may_hold_more and now < then):
+            continue
+        raise CheckError(
+            f"{'-'.join(cell)} has {counted(len(now), 'calibration draw')} in {run.folder} and "
+            f"{counted(len(then), 'draw')} in the baseline {baseline.folder}: replicates are compared with replicates. "
+            f"Set calibration.seeds of the recipe to {len(then)}, or renew the baseline with `qbench accept`."
+        )
 
 
 def _check_baseline(baseline: Results, run: Results, before: dict[Key, StoredRecord]) -> None:
@@ -167,38 +213,85 @@ def _by_cell(results: Results) -> dict[Key, StoredRecord]:
 
 def _key(cell: CellRef) -> Key:
     # The checkpoint's own name may be a path of the machine; family and attention say which one it is.
-    return cell.family, cell.attention, cell.label
+    return cell.family, cell.attention, cell.label, cell.draw
 
 
 def _some(keys: list[Key]) -> str:
-    return some(["-".join(key) for key in keys])
+    return some(["-".join(key[:3]) + (f"-draw-{key[3]}" if key[3] else "") for key in keys])
 
 
-def pair_documents(before: StoredRecord, after: StoredRecord) -> Iterator[PairedDocuments | OtherDocuments]:
-    """The documents of each task, paired by content."""
-    tables = [before.table, after.table]
-    codes = _codes(tables)
-    values = [metric_columns(table) | {GOLD_LOGPROB: gold_logprobs(table)} for table in tables]
-    answers = [[padded_lists(table[name]) for name in ("gold", "characters")] for table in tables]
-    rows = [rows_of_tasks(table) for table in tables]
-    ids = as_floats(tables[1]["doc_id"]).astype(np.int64)
-    none = np.empty(0, dtype=np.int64)
-    lost, gained = (tuple(sorted(set(values[i]) - set(values[1 - i]))) for i in (0, 1))
-    for task in dict.fromkeys([*rows[0], *rows[1]]):
-        order = [_by_content(own.get(task, none), code) for own, code in zip(rows, codes, strict=True)]
-        contents = [code[own] for own, code in zip(order, codes, strict=True)]
-        if not np.array_equal(contents[0], contents[1]):
-            yield OtherDocuments(task, len(contents[0]), len(contents[1]), _common(*contents))
+def pair_documents(*pairs: Pair) -> Iterator[PairedDocuments | OtherDocuments]:
+    """The documents of each task, paired by content; pairs: of the draws of calibration of one cell."""
+    stored = [record for pair in pairs for record in pair]
+    seen = [_Columns.of(own.table, codes) for own, codes in zip(stored, _codes([s.table for s in stored]), strict=True)]
+    names = [set.intersection(*(set(own.values) for own in side)) for side in (seen[::2], seen[1::2])]
+    lost, gained = (tuple(sorted(names[i] - names[1 - i])) for i in (0, 1))
+    for task in dict.fromkeys(task for own in seen for task in own.rows):
+        parts = [own.of_task(task) for own in seen]
+        before, after = parts[::2], parts[1::2]
+        if other := _other_documents(task, before, after):
+            yield other
             continue
-        group = np.cumsum(np.diff(contents[0], prepend=contents[0][:1]) != 0)
-        both = {name: (values[0][name][order[0]], values[1][name][order[1]]) for name in values[0] if name in values[1]}
-        others = np.logical_or.reduce([_differ(a[order[0]], b[order[1]]) for a, b in zip(*answers, strict=True)])
-        yield PairedDocuments(task, ids[order[1]], group, both, lost, gained, int(others.sum()))
+        contents = after[0].contents
+        yield PairedDocuments(
+            task=task,
+            ids=after[0].ids,
+            group=np.cumsum(np.diff(contents, prepend=contents[:1]) != 0),
+            by_draw={
+                name: (np.stack([own.values[name] for own in before]), np.stack([own.values[name] for own in after]))
+                for name in before[0].values
+                if name in names[0] & names[1]
+            },
+            same_calibration=all(_calibration(one) == _calibration(two) for one, two in pairs),
+            lost=lost,
+            gained=gained,
+            other_answers=int(np.logical_or.reduce([*map(_other_answers, before, after)]).sum()),
+        )
 
 
-def _by_content(rows: Ints, codes: Ints) -> Ints:
-    """The rows in the order of what stands for their contents."""
-    return rows[np.argsort(codes[rows], kind="stable")]
+@dataclass(frozen=True)
+class _Columns:
+    """Columns of one record: of all its rows, or of the documents of one task in the order of their contents."""
+
+    contents: Ints  # what stands for each document's content
+    ids: Ints
+    values: dict[str, Floats]  # by metric
+    answers: tuple[Floats, ...]  # the right ones, and the lengths of all
+    rows: dict[str, Ints]  # of each task; none of one task
+
+    @classmethod
+    def of(cls, table: pa.Table, contents: Ints) -> "_Columns":
+        """Those of a table."""
+        ids = as_floats(table["doc_id"]).astype(np.int64)
+        values = metric_columns(table) | {GOLD_LOGPROB: gold_logprobs(table)}
+        answers = tuple(padded_lists(table[name]) for name in ("gold", "characters"))
+        return cls(contents, ids, values, answers, rows_of_tasks(table))
+
+    def of_task(self, task: str) -> "_Columns":
+        """Those of one task."""
+        rows = self.rows.get(task, np.empty(0, dtype=np.int64))
+        rows = rows[np.argsort(self.contents[rows], kind="stable")]
+        values = {name: column[rows] for name, column in self.values.items()}
+        return _Columns(self.contents[rows], self.ids[rows], values, tuple(own[rows] for own in self.answers), {})
+
+
+def _calibration(stored: StoredRecord) -> str | None:
+    return stored.record.identity.what.calibration
+
+
+def _other_documents(task: str, before: Sequence[_Columns], after: Sequence[_Columns]) -> OtherDocuments | None:
+    """What is different about the documents, of a run and its baseline or else of two draws; None if nothing is."""
+    others = [(False, *pair) for pair in zip(before, after, strict=True)] + [(True, after[0], own) for own in after]
+    for between_draws, one, two in others:
+        if not np.array_equal(one.contents, two.contents):
+            sizes = len(one.contents), len(two.contents), _common(one.contents, two.contents)
+            return OtherDocuments(task, *sizes, between_draws)
+    return None
+
+
+def _other_answers(before: _Columns, after: _Columns) -> np.ndarray:
+    """Of which documents the choices or right answers are not the same."""
+    return np.logical_or.reduce([_differ(a, b) for a, b in zip(before.answers, after.answers, strict=True)])
 
 
 def _differ(before: Floats, after: Floats) -> np.ndarray:
@@ -211,10 +304,10 @@ def _differ(before: Floats, after: Floats) -> np.ndarray:
 def _codes(tables: list[pa.Table]) -> list[Ints]:
     """For each table, one number per row that stands for the document's content."""
     hashes = [table["doc_hash"] for table in tables]
-    if hashes[0].equals(hashes[1]):
-        return [_encoded(one_array(hashes[0]))] * 2
-    both = pa.concat_arrays([one_array(column) for column in hashes])
-    return np.split(_encoded(both), [len(tables[0])])
+    if all(own.equals(hashes[0]) for own in hashes):
+        return [_encoded(one_array(hashes[0]))] * len(tables)
+    every = pa.concat_arrays([one_array(column) for column in hashes])
+    return np.split(_encoded(every), np.cumsum([len(table) for table in tables])[:-1])
 
 
 def _common(before: Ints, after: Ints) -> int:

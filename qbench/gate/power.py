@@ -19,7 +19,7 @@ import numpy as np
 from tabulate import tabulate
 
 from qbench.gate.hypotheses import UNITS, Hypothesis, hypotheses, in_unit, mean_loss
-from qbench.gate.pairing import CheckError, Floats, PairedDocuments, join, pair_documents
+from qbench.gate.pairing import CheckError, Floats, Pair, PairedDocuments, draws_of_cells, join, pair_documents
 from qbench.gate.settings import GateSettings, MetricKind
 from qbench.gate.sign_flip import is_whole, normal_tail, ratio
 from qbench.gate.verdict import settings_of
@@ -215,7 +215,8 @@ def recorded_noise(folder: Path, against: Path | None = None) -> list[Hypothesis
     """The hypotheses whose losses stand for noise; an error if there are none."""
     results = read_results(folder)
     settings = settings_of(results)
-    table = [h for before, after in _pairs(results, against, settings) for h in _hypotheses(before, after, settings)]
+    cells = draws_of_cells(list(_pairs(results, against, settings)))
+    table = [h for pairs in cells for h in _hypotheses(pairs, settings)]
     if not table:
         raise CheckError(
             f"{folder} has no pair of cells to take the noise from: quantized cells and the unquantized one of the "
@@ -242,11 +243,12 @@ def _twin(stored: StoredRecord) -> tuple[str, str]:
     return stored.record.cell.family, stored.record.cell.attention
 
 
-def _hypotheses(before: StoredRecord, after: StoredRecord, settings: GateSettings) -> Iterator[Hypothesis]:
-    for paired in pair_documents(before, after):
+def _hypotheses(pairs: Sequence[Pair], settings: GateSettings) -> Iterator[Hypothesis]:
+    record = pairs[0][1].record
+    for paired in pair_documents(*pairs):
         if isinstance(paired, PairedDocuments):
-            metrics = tuple(metric for metric in after.record.metrics if metric.task == paired.task)
-            yield from hypotheses(after.record.cell, paired, metrics, settings)
+            metrics = tuple(metric for metric in record.metrics if metric.task == paired.task)
+            yield from hypotheses(record.cell.of_all_draws, paired, metrics, settings)
 
 
 def _spread(hypothesis: Hypothesis) -> float:

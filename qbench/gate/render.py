@@ -194,6 +194,7 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
         "p": outcome.p,
         "adjusted_p": outcome.adjusted_p,
         "documents": len(h.documents.ids),
+        "calibration_draws": h.draws,
     }
     if outcome.verdict == "worse":
         changed = h.documents.most_changed()

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from qbench.uncertainty import ChanceSource, Estimate
+
 Floats = NDArray[np.float64]
 
 SHARES = 16  # no document may make up more than a sixteenth of Σd²
@@ -137,16 +139,22 @@ def holm(p: Floats) -> Floats:
     return np.minimum(adjusted, 1.0)[np.argsort(order, kind="stable")]
 
 
-def settle(losses: Sequence[Floats], may_fail: Sequence[bool], alpha: float | Floats) -> Floats:
+def settle(
+    losses: Sequence[Floats],
+    may_fail: Sequence[bool],
+    alpha: float | Floats,
+    widened: Callable[[int, float], float] = lambda _, p: p,
+) -> Floats:
     """p of every hypothesis of a table: from bounds, and resampled where Holm's decision at its alpha hangs on it.
 
     may_fail: whether the loss is above its tolerance; where it is not, no p makes it fail and the bound will do.
     alpha: of each hypothesis, or of all.
+    widened: what becomes of a p of documents where they are not the only chance, by the hypothesis's place.
     A choice between two valid p is valid here, since neither is below that of all sign flips.
     """
     seen = [views(d) for d in losses]
-    p = np.array([_p(own, tail) for own in seen])
-    likely = np.array([_p(own, lambda d: normal_tail(score(d))) for own in seen])
+    p = np.array([widened(i, _p(own, tail)) for i, own in enumerate(seen)])
+    likely = np.array([widened(i, _p(own, lambda d: normal_tail(score(d)))) for i, own in enumerate(seen)])
     unsettled = {i for i, d in enumerate(losses) if may_fail[i] and not is_whole(d)}
     alphas = np.broadcast_to(alpha, p.shape)
     while True:
@@ -157,7 +165,7 @@ def settle(losses: Sequence[Floats], may_fail: Sequence[bool], alpha: float | Fl
         if not near:
             return p
         for i in near:
-            p[i] = min(p[i], _p(seen[i], resampled_tail))
+            p[i] = min(p[i], widened(i, _p(seen[i], resampled_tail)))
         unsettled.difference_update(near)
 
 
@@ -166,17 +174,18 @@ def ratio(losses: Floats, weights: Floats) -> float:
     return float(losses.sum() / weights.sum())
 
 
-def interval(losses: Floats, weights: Floats, level: float = 0.95) -> tuple[float, float]:
-    """A confidence interval of the ratio over documents drawn anew: Student's t with the linearized variance."""
-    from scipy.special import stdtrit
+def interval(losses: Floats, weights: Floats, other: ChanceSource | None = None) -> tuple[float, float]:
+    """A confidence interval of the ratio over documents drawn anew: Student's t with the linearized variance.
 
+    other: what else it varies with, such as draws of calibration.
+    """
     n = len(losses)
     if n < 2:
         return -math.inf, math.inf
     center = ratio(losses, weights)
     residuals = losses - center * weights
-    error = math.sqrt(float(residuals @ residuals) * n / (n - 1)) / float(weights.sum())
-    reach = float(stdtrit(n - 1, 0.5 + level / 2)) * error
+    documents = ChanceSource(float(residuals @ residuals) * n / (n - 1) / float(weights.sum()) ** 2, n - 1)
+    reach = Estimate(center, (documents, other) if other else (documents,)).half_width()
     return center - reach, center + reach
 
 

@@ -10,10 +10,12 @@ from pydantic import ValidationError
 
 from qbench.errors import did_you_mean
 from qbench.gate.drift import (
+    CALIBRATION,
     CHECKPOINT,
     audit_changes,
     cost_warnings,
     differences,
+    draws_changes,
     in_words,
     new_nans,
     other_metrics,
@@ -23,12 +25,21 @@ from qbench.gate.drift import (
     other_versions,
 )
 from qbench.gate.hypotheses import Hypothesis, hypotheses
-from qbench.gate.pairing import CheckError, Joined, OtherDocuments, check_documents, join, pair_documents, read_baseline
+from qbench.gate.pairing import (
+    CheckError,
+    Joined,
+    OtherDocuments,
+    Pair,
+    check_documents,
+    join,
+    pair_documents,
+    read_baseline,
+)
 from qbench.gate.settings import GateSettings
 from qbench.gate.sign_flip import holm, settle, sign_flip
 from qbench.records.integrity import altered
 from qbench.records.schema import CellRef
-from qbench.records.store import Results, StoredRecord, read_results
+from qbench.records.store import Results, read_results
 from qbench.records.suspicious import suspicious_records
 
 Verdict = Literal["worse", "better", "unclear", "same"]
@@ -102,19 +113,17 @@ def check(
     joined = join(now, then, settings)
     _check_altered(then, joined)
     suspected = suspicious_records([after for _, after in joined.pairs], then.current)
-    parts = {after.record.cell.name: other_parts(before.record, after.record) for before, after in joined.pairs}
+    parts = {_cell_of(pairs).name: _parts_of(pairs) for pairs in joined.by_cell}
     failures, warnings = _unfinished(joined), []
     failures += [Finding(found.cell, found.found_by, found.message) for found in suspected]
     table: list[Hypothesis] = []
-    for before, after in joined.pairs:
-        found, problems = _compare(before, after, settings)
+    for pairs in joined.by_cell:
+        found, problems = _compare(pairs, settings)
         table += found
         failures += problems
-        if not scores_only and CHECKPOINT not in parts[after.record.cell.name]:
-            changes = audit_changes(before.record.audit, after.record.audit, settings)
-            failures += [Finding(after.record.cell, "audit", change) for change in changes]
-        costs = cost_warnings(before.record, after.record, settings)
-        warnings += [Finding(after.record.cell, "cost", cost) for cost in costs]
+        if not scores_only and CHECKPOINT not in parts[_cell_of(pairs).name]:
+            failures += _audits(pairs, settings, len(joined.by_cell))
+        warnings += _costs(pairs, settings)
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # of a task with other documents, nothing is tested
@@ -132,9 +141,9 @@ def check(
         by_scores_alone=any(CHECKPOINT in changed for changed in parts.values()),
         notes=tuple(_notes(now, then, joined, settings, scores_only)),
         differences={
-            after.record.cell.name: tuple(differences(before.record, after.record))
-            for before, after in (*joined.pairs, *joined.failed)
-            if after.record.cell in bad
+            cell.name: tuple(differences(before.record, after.record))
+            for before, after in (*joined.failed, *joined.pairs)
+            for cell in {after.record.cell, after.record.cell.of_all_draws} & bad
         },
     )
 
@@ -145,11 +154,13 @@ def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[TestedHy
         return ()
     losses = [hypothesis.loss for hypothesis in table]
     above = [loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
-    p = settle([h.losses for h in table], above, np.array([h.alpha for h in table]))
+    alphas = np.array([h.alpha for h in table])
+    p = settle([h.losses for h in table], above, alphas, lambda i, p: table[i].with_calibration(p))
     adjusted = holm(p)
     # The same the other way round, for what got better: nothing hangs on it, so the bounds will do.
     gained = [-loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
-    gains = holm(np.array([sign_flip(-h.losses) if gained[i] else 1.0 for i, h in enumerate(table)]))
+    gain_p = [h.with_calibration(sign_flip(-h.losses), -1) if gained[i] else 1.0 for i, h in enumerate(table)]
+    gains = holm(np.array(gain_p))
     return tuple(
         TestedHypothesis(h, float(own), float(after), _verdict(h, loss, float(after), float(gain)))
         for h, own, after, loss, gain in zip(table, p, adjusted, losses, gains, strict=True)
@@ -179,22 +190,62 @@ def _verdict(hypothesis: Hypothesis, loss: float, adjusted: float, adjusted_gain
     return "better" if adjusted_gain <= hypothesis.alpha else "same"
 
 
-def _compare(
-    before: StoredRecord, after: StoredRecord, settings: GateSettings
-) -> tuple[list[Hypothesis], list[Finding]]:
-    cell = after.record.cell
+def _compare(pairs: Sequence[Pair], settings: GateSettings) -> tuple[list[Hypothesis], list[Finding]]:
+    """What is tested of a cell, the mean over its draws of calibration, and what is wrong without a test."""
+    cell, (first, _) = _cell_of(pairs), pairs[0]
     table: list[Hypothesis] = []
-    problems = [*altered(after), *other_settings(before.record, after.record)]
-    problems += other_metrics(before.record, after.record)
-    for paired in pair_documents(before, after):
+    problems: list[tuple[CellRef, str]] = []
+    for before, after in pairs:
+        own = [
+            *altered(after),
+            *other_settings(before.record, after.record),
+            *other_metrics(before.record, after.record),
+        ]
+        problems += [(after.record.cell, problem) for problem in own]
+    for paired in pair_documents(*pairs):
         if isinstance(paired, OtherDocuments):
-            tasks = [stored.record.identity.what.tasks.get(paired.task) for stored in (before, after)]
-            problems.append(check_documents(cell, paired, same_task=tasks[0] is not None and tasks[0] == tasks[1]))
+            tasks = [stored.record.identity.what.tasks.get(paired.task) for stored in pairs[0]]
+            same_task = tasks[0] is not None and tasks[0] == tasks[1]
+            problems.append((cell, check_documents(cell, paired, same_task=same_task)))
             continue
-        problems += [*other_samples(paired), *new_nans(paired)]
-        metrics = tuple(metric for metric in before.record.metrics if metric.task == paired.task)
+        problems += [(cell, problem) for problem in (*other_samples(paired), *new_nans(paired))]
+        metrics = tuple(metric for metric in first.record.metrics if metric.task == paired.task)
         table += hypotheses(cell, paired, metrics, settings)
-    return table, [Finding(cell, "records", problem) for problem in dict.fromkeys(problems)]
+    return table, [Finding(where, "records", problem) for where, problem in dict.fromkeys(problems)]
+
+
+def _cell_of(pairs: Sequence[Pair]) -> CellRef:
+    """The cell whose draws of calibration these are."""
+    return pairs[0][1].record.cell.of_all_draws
+
+
+def _parts_of(pairs: Sequence[Pair]) -> list[str]:
+    """Which parts of the identity are not the baseline's, in any draw."""
+    return list(dict.fromkeys(part for before, after in pairs for part in other_parts(before.record, after.record)))
+
+
+def _audits(pairs: Sequence[Pair], settings: GateSettings, cells: int) -> list[Finding]:
+    """What of the audits is not the baseline's: draw by draw, or on the mean over draws if these are others."""
+    other_draws = len(pairs) > 1 and CALIBRATION in _parts_of(pairs)
+    found = [
+        Finding(after.record.cell, "audit", change)
+        for before, after in pairs
+        for change in audit_changes(before.record.audit, after.record.audit, settings, other_draws)
+    ]
+    audits = [(before.record.audit, after.record.audit) for before, after in pairs]
+    both = [(before, after) for before, after in audits if before and after]
+    if other_draws and len(both) > 1:
+        level = settings.alpha / (2 * max(len(both[0][0].layers), 1) * cells)  # two numbers of each layer
+        found += [Finding(_cell_of(pairs), "audit", change) for change in draws_changes(both, settings, level)]
+    return found
+
+
+def _costs(pairs: Sequence[Pair], settings: GateSettings) -> list[Finding]:
+    return [
+        Finding(after.record.cell, "cost", cost)
+        for before, after in pairs
+        for cost in cost_warnings(before.record, after.record, settings)
+    ]
 
 
 def _check_altered(baseline: Results, joined: Joined) -> None:

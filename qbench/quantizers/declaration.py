@@ -36,7 +36,7 @@ class Options(BaseModel):
     # How each option shows in a label: always, or only if it is not the default. Those of a base class come last.
     label_always: ClassVar[Mapping[str, str]] = {}
     label_if_changed: ClassVar[Mapping[str, str]] = {}
-    # If scores depend on what else is in a batch, its token budget is fixed: the recipe's, or this one.
+    # If scores depend on what else is in a batch, its token budget on a CPU unless the recipe gives one.
     fixed_batch_tokens: ClassVar[int | None] = None
 
     @classmethod

@@ -64,6 +64,7 @@ class Interval:
     high: float
     excludes_zero: bool = False
     estimate: Estimate | None = None  # on the scale of the test; None if it cannot be judged
+    tested: tuple[float, float] | None = None  # the ends on the scale of the test
 
     @property
     def p(self) -> float | None:
@@ -108,7 +109,8 @@ def interval(*terms: Term) -> Interval | None:
     if first.share:  # two documents more would make an accuracy 100.25%
         signs = [sign for sign, _ in terms]
         shown = np.clip(shown, -100 * signs.count(-1), 100 * signs.count(1))
-    return Interval(float(shown[0]), float(shown[1]), bool(excludes_zero), estimate)
+    ends = float(tested[0]), float(tested[1])
+    return Interval(float(shown[0]), float(shown[1]), bool(excludes_zero), estimate, ends)
 
 
 def _ends(terms: Sequence[tuple[int, list[Resampled]]], in_units: bool) -> tuple[np.ndarray, Estimate]:

@@ -1,5 +1,6 @@
 """Rows of tables: kinds of attention beside the reference (Δ), and what quantization cost each of them (damage)."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,13 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qbench.numbers import DECIMALS, needed_decimals, score
+from qbench.records.metrics import is_perplexity
 from qbench.report.draws import over_draws
 from qbench.report.evidence import DocumentEvidence, Flips, NoInterval, common_draws, gather, one_draw
+from qbench.report.headline import Headline, headlines
 from qbench.report.metrics import Measure
 from qbench.report.results import NOTHING, CellResult, FamilyQuantization, Gap, ResultSet, Score
 from qbench.report.sources import read_result_set
 
 if TYPE_CHECKING:
+    from qbench.report.analyses import AnalysisSet
     from qbench.report.bootstrap import Interval
 
 ONE_DRAW = (
@@ -25,36 +29,56 @@ Tone = Literal["better", "worse", "same"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of scores, computed on unrounded values."""
+    """A difference of scores, computed on unrounded values. What tables show of damages of perplexities is the
+    logarithm of their ratio in percent: in units, the interval of a model that fell apart says nothing."""
 
     value: float
     interval: "Interval | None" = None
     notes: tuple[str, ...] = ()
+    log_ratio: float | None = None  # of perplexities; None if the difference is shown in units
+
+    @property
+    def shown(self) -> float:
+        """The value as tables have it."""
+        return self.value if self.log_ratio is None else 100 * self.log_ratio
+
+    @property
+    def shown_interval(self) -> tuple[float, float] | None:
+        """The ends of the interval as tables have them."""
+        if self.interval is None:
+            return None
+        if self.log_ratio is None:
+            return self.interval.low, self.interval.high
+        low, high = self.interval.tested or (self.interval.low, self.interval.high)
+        return 100 * low, 100 * high
 
     @property
     def decimals(self) -> int:
         """As tables show it: two, or as many as show that it is not zero if its interval says so."""
-        return needed_decimals(self.value) if self.significant else DECIMALS
+        return needed_decimals(self.shown) if self.significant else DECIMALS
 
     @property
     def interval_decimals(self) -> int:
         """The same of the ends of the interval, of which neither is zero if it excludes zero."""
-        if self.interval is None or not self.interval.excludes_zero:
+        if self.shown_interval is None or not self.significant:
             return DECIMALS
-        return max(needed_decimals(self.interval.low), needed_decimals(self.interval.high))
+        return max(map(needed_decimals, self.shown_interval))
 
     def tone(self, measure: Measure) -> Tone | None:
         """Whether it is for the better, as far as its decimals show; None if the metric has no known direction."""
-        if round(self.value, self.decimals) == 0:
+        if round(self.shown, self.decimals) == 0:
             return "same"
         if measure.better is None:
             return None
-        return "better" if (self.value > 0) == (measure.better == "higher") else "worse"
+        return "better" if (self.shown > 0) == (measure.better == "higher") else "worse"
 
     @property
     def significant(self) -> bool:
-        """Whether there is an interval, and it excludes zero."""
-        return self.interval is not None and self.interval.excludes_zero
+        """Whether there is an interval that can be judged, and it excludes zero."""
+        if self.interval is None or self.log_ratio is None or self.interval.estimate is None:
+            return self.interval is not None and self.interval.excludes_zero
+        low, high = self.interval.tested or (0.0, 0.0)
+        return low > 0 or high < 0
 
     @property
     def p(self) -> float | None:
@@ -108,6 +132,18 @@ class ReportData:
         quantized = [q for q in self.results.quantizations() if not q.is_unquantized]
         return [self._damage(q, m) for q in quantized for m in self.results.measures_of(q.family)]
 
+    @cached_property
+    def analyses(self) -> "AnalysisSet":
+        """What `qbench analyze` found, or was published; read when it is asked for."""
+        from qbench.report.analyses import analysis_set  # needs numpy and pyarrow
+
+        return analysis_set(self.results)
+
+    @cached_property
+    def headlines(self) -> list[Headline]:
+        """The answer: one per family, attention and bit width."""
+        return headlines(self.results, self.evidence)
+
     def _delta(self, quantization: FamilyQuantization, measure: Measure) -> DeltaRow:
         twins = self._twins(quantization)
         scores = {attention: self._with_chance(twin, measure) for attention, twin in twins.items()}
@@ -137,9 +173,16 @@ class ReportData:
             minuend, subtrahend = twins[attention], twins[reference]
             unquantized = (-1, self.results.unquantized(minuend)), (1, self.results.unquantized(subtrahend))
             terms = (1, minuend), (-1, subtrahend), *unquantized
-            return self._difference(measure, *terms)
+            return self._difference(measure, *terms, is_damage=True)
 
         return DamageRow(quantization, measure, damages, {attention: difference(attention) for attention in others})
+
+    def calibration_draws(self, quantization: FamilyQuantization, kinds: Iterable[str]) -> int | None:
+        """Over how many draws of calibration these kinds are compared; None if it is not a calibrated method."""
+        results = [self.results.twin(quantization, attention) for attention in kinds]
+        if not any(result.calibration_draws for result in results):
+            return None
+        return 1 if one_draw(*results) else len(common_draws(*results))
 
     def _twins(self, quantization: FamilyQuantization) -> dict[str, CellResult]:
         """The cells of a quantization by kind of attention, the reference first."""
@@ -154,18 +197,22 @@ class ReportData:
             return Damage(after)
         if isinstance(before, Gap):
             return Damage(Gap(NOTHING, before.reason))
-        damage = self._difference(measure, (1, result), (-1, unquantized))
+        damage = self._difference(measure, (1, result), (-1, unquantized), is_damage=True)
         damage = replace(damage, notes=(*after.notes, *damage.notes))
         return Damage(damage, self.evidence.flips(measure, result, unquantized))
 
-    def _difference(self, measure: Measure, *terms: tuple[int, CellResult]) -> Difference:
+    def _difference(self, measure: Measure, *terms: tuple[int, CellResult], is_damage: bool = False) -> Difference:
         """The sum of scores that are there, each with its sign, over the draws of calibration that all have."""
         results = [result for _, result in terms]
         interval, draws = self.evidence.interval(measure, *terms), common_draws(*results)
         scores = [over_draws(result, draws).score(measure) for result in results]
-        value = sum(
-            sign * found.value for (sign, _), found in zip(terms, scores, strict=True) if isinstance(found, Score)
-        )
+        there = [
+            (sign, found.value) for (sign, _), found in zip(terms, scores, strict=True) if isinstance(found, Score)
+        ]
+        value = sum(sign * found for sign, found in there)
+        log_ratio = None
+        if is_damage and is_perplexity(measure.metric):
+            log_ratio = sum(sign * math.log(found) for sign, found in there)
         notes = []
         if len(draws) < max(len([part for part in result.draws if part.scores]) for result in results):
             notes.append(f"Of the calibration draws that all have: {', '.join(map(str, draws)) or 'none'}.")
@@ -175,7 +222,7 @@ class ReportData:
             notes.append(interval.reason)
         if measure.better is None:
             notes.append(f"Whether higher or lower {measure.metric} is better is not known.")
-        return Difference(value, None if isinstance(interval, NoInterval) else interval, tuple(notes))
+        return Difference(value, None if isinstance(interval, NoInterval) else interval, tuple(notes), log_ratio)
 
     def _with_chance(self, result: CellResult, measure: Measure, what: str = "Not above chance") -> Score | Gap:
         found = result.score(measure)

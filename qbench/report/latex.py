@@ -26,11 +26,15 @@ SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "|": "$|$",
     "×": r"$\times$",
     "‖": r"$\|$",
+    "ε": r"$\varepsilon$",
+    "≤": r"$\leq$",
 }
 
 
-def latex(tables: Sequence[Table], remarks: Sequence[str] = (), *, standalone: bool = False) -> str:
-    """All tables as floats to paste into a paper, or as a document of their own."""
+def latex(
+    tables: Sequence[Table], remarks: Sequence[str] = (), lead: Sequence[str] = (), *, standalone: bool = False
+) -> str:
+    """All tables as floats to paste into a paper, or as a document of their own; lead: sentences above them."""
     parts, labels = [], set[str]()
     for table in tables:
         pieces = _pieces(table)
@@ -40,7 +44,10 @@ def latex(tables: Sequence[Table], remarks: Sequence[str] = (), *, standalone: b
             parts.append(_float(table, rows, suffix, label))
     parts += [f"% {remark}\n" for remark in remarks]
     needs = f"% Needs \\usepackage{{{','.join(PACKAGES)}}}\n"
-    return _document(parts) if standalone else "\n".join([needs, *parts])
+    first = "".join(f"{_escape(sentence)}\n\n" for sentence in lead)
+    if standalone:
+        return _document([first + parts[0], *parts[1:]])
+    return "\n".join([needs, *(f"% {line}\n" for line in first.splitlines() if line), *parts])
 
 
 def _document(parts: Sequence[str]) -> str:
@@ -50,7 +57,7 @@ def _document(parts: Sequence[str]) -> str:
 
 
 def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: str) -> str:
-    caption = [table.caption, *table.reading]
+    caption = [table.caption, *table.reading, *filter(None, [table.count])]
     if any(field.tone for row in rows for field in row):
         caption.append(READ_COLOURS)
     lines = [

@@ -12,6 +12,7 @@ from qbench.records.metrics import is_share
 from qbench.report.attentions import comparison, kind_name, kind_title
 from qbench.report.delta import DamageRow, DeltaRow, Difference, ReportData
 from qbench.report.evidence import Flips
+from qbench.report.marks import READ_MARKS, Marks, marks_for
 from qbench.report.metrics import Measure, first_of_each_task, in_order, in_tables, metric_name, task_name
 from qbench.report.results import NOTHING, FamilyQuantization, Gap
 from qbench.report.tables import (
@@ -41,10 +42,8 @@ READ_SUMMARY = (
     "{whose}: the scores of the unquantized models, and below them what quantization changed; accuracies are in "
     "percent, normalized by length (acc_norm) where a task has that."
 )
-READ_SUMMARY_TONES = (
-    "Marked for the better where {other} lost less than {reference} and for the worse where it lost more, if the "
-    "interval of that difference excludes zero."
-)
+READ_SUMMARY_TONES = "▲: {other} lost less than {reference}; ▼: it lost more."
+READ_LOG_RATIO = "Damages of perplexities are 100 × ln(quantized / unquantized), in percent; the CSV has them in units."
 # Of a family that has one model only.
 READ_LONE_DAMAGE = "Damage is quantized − unquantized; accuracies are in percent."
 READ_LONE_SUMMARY = (
@@ -87,11 +86,14 @@ def baseline_tables(report: ReportData) -> list[Table]:
         ],
         heads=_heads(1, kinds),
     )
-    for measure in in_tables(in_order(row.measure for row in rows)):
+    measures = in_tables(in_order(row.measure for row in rows))
+    compared = [row for row in rows if row.measure in measures]
+    marks = _marks(table, [(row.measure, delta) for row in compared for delta in row.deltas.values()])
+    for measure in measures:
         for shown in _lines(kinds):
             line = [Field(task_name(measure.task)), Field(metric_name(measure)), *_kind_fields(shown)]
             for family in families:
-                line += _unquantized_fields(table, by_key.get((family, measure)), family, measure, shown)
+                line += _unquantized_fields(table, by_key.get((family, measure)), family, measure, shown, marks)
             table.rows.append(line)
     return [table]
 
@@ -122,9 +124,10 @@ def _delta_table(about: FamilyQuantization, rows: list[DeltaRow]) -> Table:
         columns=columns,
         heads=_heads(1 if about.is_unquantized else 2, kinds),
     )
+    marks = _marks(table, [(row.measure, delta) for row in _arranged(rows) for delta in row.deltas.values()])
     for row in _arranged(rows):
         for shown in _lines(kinds):
-            line = [*_head_fields(row), *_kind_fields(shown), *_delta_fields(table, row, shown)]
+            line = [*_head_fields(row), *_kind_fields(shown), *_delta_fields(table, row, shown, marks)]
             if with_intervals:
                 line.append(interval_field(row.deltas.get(shown[-1])))
             table.rows.append(line)
@@ -146,15 +149,17 @@ def _damage_table(about: FamilyQuantization, rows: list[DamageRow]) -> Table:
         columns=columns,
         heads=_heads(2, kinds),
     )
+    marks = _marks(table, [(row.measure, found) for row in _arranged(rows) for found in row.differences.values()])
+    own = marks_for((row.measure, damage.score) for row in _arranged(rows) for damage in row.damages.values())
     for row in _arranged(rows):
         for shown in _lines(kinds):
             line = [*_head_fields(row), *_kind_fields(shown)]
             for damage in (row.damages[attention] for attention in shown):
-                line.append(difference_field(table, damage.score, row.measure))
+                line.append(difference_field(table, damage.score, row.measure, own))
                 if with_flips:
                     line.append(_flips_field(damage.flips))
             difference = row.differences.get(shown[-1])
-            line.append(difference_field(table, difference, row.measure))
+            line.append(difference_field(table, difference, row.measure, marks))
             if with_intervals:
                 line.append(interval_field(difference))
             table.rows.append(line)
@@ -178,8 +183,9 @@ def _lone_damage_table(about: FamilyQuantization, rows: list[DamageRow], attenti
         reading=_damage_reading(READ_LONE_DAMAGE, rows, with_intervals, with_flips),
         columns=columns,
     )
+    marks = _marks(table, [(row.measure, damage.score) for row, damage in damages])
     for row, damage in damages:
-        line = [*_head_fields(row), difference_field(table, damage.score, row.measure)]
+        line = [*_head_fields(row), difference_field(table, damage.score, row.measure, marks)]
         if with_intervals:
             line.append(interval_field(damage.score))
         if with_flips:
@@ -201,13 +207,15 @@ def _summary_table(family: str, have: Sequence[str], unquantized: list[DeltaRow]
         heads=_heads(1, kinds),
     )
     rows: list[Row] = [*unquantized, *damages]
+    first = [row for row in damages if row.measure in measures]
+    marks = _marks(table, [(row.measure, found) for row in first for found in row.differences.values()])
     for about, own in groupby(rows, lambda row: row.quantization):
         by_measure = {row.measure: row for row in own}
         for shown in _lines(kinds):
             line = [Field(about.method_title), Field(quantization_name(about), about.bits)]
             if len(kinds) > 1:
                 line += _kind_fields(shown)
-            table.rows.append(line + [_summary_field(table, by_measure[m], shown, kinds) for m in measures])
+            table.rows.append(line + [_summary_field(table, by_measure[m], shown, kinds, marks) for m in measures])
     return table
 
 
@@ -275,37 +283,44 @@ def _damage_columns(kinds: Sequence[str], with_flips: bool) -> list[Column]:
     return [Column(title, group=kind_title(attention)) for attention in kinds for title in titles]
 
 
-def _delta_fields(table: Table, row: DeltaRow, shown: Sequence[str]) -> list[Field]:
+def _marks(table: Table, differences: Sequence[tuple[Measure, Difference | Gap | None]]) -> Marks:
+    """The adjustment for a table's differences, with what it says under the table."""
+    found = marks_for(differences)
+    table.count = found.sentence
+    return found
+
+
+def _delta_fields(table: Table, row: DeltaRow, shown: Sequence[str], marks: Marks) -> list[Field]:
     """The scores that a line shows, and the Δ of the last of them, which the reference has not."""
     scores = [score_field(table, row.scores[attention]) for attention in shown]
-    return [*scores, difference_field(table, row.deltas.get(shown[-1]), row.measure)]
+    return [*scores, difference_field(table, row.deltas.get(shown[-1]), row.measure, marks)]
 
 
 def _unquantized_fields(
-    table: Table, row: DeltaRow | None, family: str, measure: Measure, shown: Sequence[str]
+    table: Table, row: DeltaRow | None, family: str, measure: Measure, shown: Sequence[str], marks: Marks
 ) -> list[Field]:
     """The same of a family that may lack the measure, or a kind that others have."""
     if row and all(attention in row.scores for attention in shown):
-        return _delta_fields(table, row, shown)
+        return _delta_fields(table, row, shown, marks)
     lacking = f"There is no {kind_name(shown[0])} model of {family} here."
     reason = lacking if row else f"{family} has no {measure.metric} of {measure.task}."
     return [*[score_field(table, Gap(NOTHING, reason)) for _ in shown], Field(NOTHING)]
 
 
-def _summary_field(table: Table, row: Row, shown: Sequence[str], kinds: Sequence[str]) -> Field:
-    """Softmax / softpick, or one of them. The tone of several kinds shows the difference, if it is more than chance."""
+def _summary_field(table: Table, row: Row, shown: Sequence[str], kinds: Sequence[str], marks: Marks) -> Field:
+    """Softmax / softpick, or one of them. The tone of several kinds shows the difference, if it is marked."""
     if isinstance(row, DeltaRow):
         sides, difference = [score_field(table, row.scores[attention]) for attention in shown], None
     else:
-        sides = [difference_field(table, row.damages[attention].score, row.measure) for attention in shown]
+        sides = [difference_field(table, row.damages[attention].score, row.measure, Marks()) for attention in shown]
         difference = row.differences.get(shown[-1])
     if len(kinds) == 1:
         return sides[0]
-    tone = difference.tone(row.measure) if difference and difference.significant else None
+    tone = difference.tone(row.measure) if difference and marks.marks(difference) else None
     text = " / ".join(f"{side.text}*" if side.starred else side.text for side in sides)
-    marks = ",".join(dict.fromkeys(mark for side in sides for mark in side.marks.split(",") if mark))
-    compared = difference.value if difference else None
-    return Field(text, sides[0].value if len(shown) == 1 else compared, tone, marks=marks)
+    notes = ",".join(dict.fromkeys(mark for side in sides for mark in side.marks.split(",") if mark))
+    compared = difference.shown if difference else None
+    return Field(text, sides[0].value if len(shown) == 1 else compared, tone, marks=notes)
 
 
 def _flips_field(flips: Flips | None) -> Field:
@@ -324,9 +339,12 @@ def _short_name(measure: Measure) -> str:
 def _reading(rows: Sequence[Row]) -> list[str]:
     """How to read the metrics' arrows, and the stars if there are intervals."""
     differences = [difference for row in rows for difference in _differences(row)]
+    reading = [READ_ARROWS]
+    if any(isinstance(difference, Difference) and difference.log_ratio is not None for difference in differences):
+        reading.append(READ_LOG_RATIO)
     if any(isinstance(difference, Difference) and difference.interval for difference in differences):
-        return [READ_ARROWS, READ_STAR]
-    return [READ_ARROWS]
+        reading += [READ_STAR, READ_MARKS]
+    return reading
 
 
 def _interval_reading(rows: Sequence[Row]) -> list[str]:

@@ -3,26 +3,24 @@
 import re
 from collections.abc import Sequence
 
-from qbench.report.tables import READ_TONES, Field, Table, shared_reading
+from qbench.report.tables import Field, Table, shared_reading
 
 TONES = {"better": " ▲", "worse": " ▼", "same": "", None: ""}
 ALIGNMENTS = {"l": "left", "c": "center", "r": "right"}
 
 
-def markdown(tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
-    """All tables, each with its heading, its caption and its footnotes."""
-    reading = shared_reading(tables)
-    if any(table.has_tones for table in tables):
-        reading.append(READ_TONES)
-    notes = [" ".join(reading), *remarks]
-    return "\n".join([*map(_table, tables), *(f"{_escape(note)}\n" for note in notes)])
+def markdown(tables: Sequence[Table], remarks: Sequence[str] = (), lead: Sequence[str] = ()) -> str:
+    """All tables, each with its heading, its caption and its footnotes; lead: sentences above them, one per line."""
+    notes = [" ".join(shared_reading(tables)), *remarks]
+    first = ["\n".join(f"- {_escape(sentence)}" for sentence in lead) + "\n"] if lead else []
+    return "\n".join([*first, *map(_table, tables), *(f"{_escape(note)}\n" for note in notes)])
 
 
 def _table(table: Table) -> str:
     parts = [f"### {_escape(table.title)}", _escape(table.caption), _grid(table)]
     if table.footnotes:
         parts.append("<br>".join(f"<sup>{mark}</sup> {_escape(text)}" for mark, text in table.footnotes.items()))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *filter(None, [_escape(table.count)])]) + "\n"
 
 
 def _grid(table: Table) -> str:

@@ -12,6 +12,7 @@ from qbench.report.delta import ReportData
 def remarks(report: ReportData) -> list[str]:
     """One sentence each."""
     found = [_trial(limits) for recipe in report.results.recipes().values() if (limits := _limits(recipe))]
+    found += _draws(report)
     if older := report.results.of_other_versions():
         found.append(f"Not all cells are of the same code and packages; other than the latest: {some(older)}.")
     return found
@@ -27,6 +28,17 @@ def remarks_on_delta(report: ReportData) -> list[str]:
         for attention in results.compared_kinds(family)
         if attention not in results.kinds_of(family)
     ]
+
+
+def _draws(report: ReportData) -> list[str]:
+    """Over how many draws of calibration numbers are means, if there are several."""
+    several = [result for result in report.results.cells if result.draws]
+    if not several:
+        return []
+    counts = sorted({len(result.draws) for result in several})
+    titles = dict.fromkeys(report.results.method_titles[result.cell.method] for result in several)
+    how_many = " or ".join(map(str, counts))
+    return [f"{' and '.join(titles)}: means over {how_many} calibration draws, whose spread the intervals count."]
 
 
 def _limits(recipe: Mapping[str, Any]) -> dict[str, int]:

@@ -45,8 +45,8 @@ def render(report: ReportData, format: str, kind: str | None = None, *, standalo
     tables = chosen.tables(report)
     if not tables:
         raise ReportError(f"{report.results.source} has nothing for a table of kind {chosen.name}.")
-    notes = [*remarks(report), *chosen.remarks(report)]
-    return latex(tables, notes, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes)
+    notes, lead = [*remarks(report), *chosen.remarks(report)], chosen.lead(report)
+    return latex(tables, notes, lead, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes, lead)
 
 
 def comparison(source: Path | str, published: Path | str, format: str = "md") -> str:

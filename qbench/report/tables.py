@@ -6,12 +6,10 @@ from itertools import groupby
 from typing import Literal
 
 from qbench.numbers import score, signed, signed_interval
-from qbench.records.audit import PART
 from qbench.report.delta import Difference, Tone
+from qbench.report.marks import Marks
 from qbench.report.metrics import Measure
 from qbench.report.results import NOTHING, FamilyQuantization, Gap, Score
-
-READ_TONES = "▲ for the better, ▼ for the worse, whichever way the metric points."
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,7 @@ class Table:
     heads: int = 2  # leading columns, in which equal neighbours are one block
     rows: list[list[Field]] = field(default_factory=list)
     footnotes: dict[str, str] = field(default_factory=dict)  # text by letter
+    count: str = ""  # how many rows have a star, and how many of them remain after adjustment; under the table
 
     def mark(self, notes: Sequence[str]) -> str:
         """The letters of these footnotes, which are added if they are new."""
@@ -55,11 +54,6 @@ class Table:
                 known[note] = _letter(len(self.footnotes))
                 self.footnotes[known[note]] = note
         return ",".join(known[note] for note in dict.fromkeys(notes))
-
-    @property
-    def has_tones(self) -> bool:
-        """Whether anything is marked for the better or the worse."""
-        return any(field.tone for row in self.rows for field in row)
 
     @property
     def groups(self) -> list[tuple[str, int]]:
@@ -79,7 +73,7 @@ def quantization_name(quantization: FamilyQuantization) -> str:
     if quantization.is_unquantized:
         return NOTHING
     options = quantization.label.removeprefix(f"{quantization.method}-{quantization.bits}").lstrip("-")
-    return f"{quantization.bits}-bit {options}".strip().replace(f"-bit {PART}", f"-bit{PART}")
+    return f"{quantization.bits}-bit {options}".strip()
 
 
 def score_field(table: Table, found: Score | Gap) -> Field:
@@ -89,22 +83,23 @@ def score_field(table: Table, found: Score | Gap) -> Field:
     return Field(score(found.value), found.value, marks=table.mark(found.notes))
 
 
-def difference_field(table: Table, difference: Difference | Gap | None, measure: Measure) -> Field:
-    """A difference in its tone, starred if its interval excludes zero."""
+def difference_field(table: Table, difference: Difference | Gap | None, measure: Measure, marks: Marks) -> Field:
+    """A difference, starred if its interval excludes zero, in its tone if it is marked."""
     if difference is None:
         return Field(NOTHING)
     if isinstance(difference, Gap):
         return score_field(table, difference)
-    tone, marks = difference.tone(measure), table.mark(difference.notes)
-    text = signed(difference.value, difference.decimals)
-    return Field(text, difference.value, tone, difference.significant, marks)
+    tone = difference.tone(measure) if marks.marks(difference) else None
+    unit = "" if difference.log_ratio is None else "%"
+    text = signed(difference.shown, difference.decimals) + unit
+    return Field(text, difference.shown, tone, difference.significant, table.mark(difference.notes))
 
 
 def interval_field(difference: Difference | Gap | None) -> Field:
     """The 95% interval of a difference."""
-    if not isinstance(difference, Difference) or difference.interval is None:
+    if not isinstance(difference, Difference) or difference.shown_interval is None:
         return Field(NOTHING)
-    low, high = difference.interval.low, difference.interval.high
+    low, high = difference.shown_interval
     return Field(signed_interval(low, high, difference.interval_decimals), high - low)
 
 

@@ -57,11 +57,12 @@ def _pairs(report: ReportData, rows: Sequence[R], numbers: Callable[[R, str, Col
         for attention in others:
             if are_twins:
                 columns = {reference: reference, attention: attention}
-                found.append({**_about(row), **numbers(row, attention, columns)})
+                own = numbers(row, attention, columns)
             else:
                 columns = {"value": attention, "reference": reference}
                 own = {"attention": attention, **numbers(row, attention, columns), "reference_attention": reference}
-                found.append({**_about(row), **own})
+            draws = report.calibration_draws(row.quantization, (attention, reference))
+            found.append({**_about(row), **own, "draws": draws})
     return found
 
 

@@ -6,8 +6,10 @@ from functools import cache
 
 import numpy as np
 
-from qbench.records.samples import WEIGHT, as_floats, lists, metric_columns, rows_of_tasks
+from qbench.records.samples import WEIGHT, as_floats, gold_logprobs, lists, metric_columns, rows_of_tasks
 from qbench.records.store import StoredRecord
+
+PER_WORD = "word_perplexity"  # its values are log-likelihoods of pages, and its weights their words
 
 
 @dataclass(frozen=True)
@@ -25,17 +27,19 @@ class TaskDocuments:
     fingerprint: str  # of all ids and contents: equal if two cells saw the same documents
     count: int
     metrics: dict[str, Values]
+    decisions: Values | None  # in nats: log-probabilities of what is right (docs/statistics.md); None if there are none
     chance: float | None  # the accuracy of guessing, in percent; None if there is nothing to choose from
 
 
 def read_documents(stored: StoredRecord) -> dict[str, TaskDocuments]:
     """The documents of each task of a record."""
     table = stored.table
-    golds, choices = (lists(table[name])[1] for name in ("gold", "loglikelihoods"))
+    golds, (scores, choices) = lists(table["gold"])[1], lists(table["loglikelihoods"])
     columns = _Columns(
         ids=as_floats(table["doc_id"]).astype(np.int64),
         hashes=np.array(table["doc_hash"].to_pylist(), dtype=object),
         choices=np.where(golds > 0, choices, np.nan),
+        logprobs=np.where(golds > 0, gold_logprobs(table), _only_scores(scores, choices)),
         metrics=metric_columns(table),
     )
     return {name: columns.task(rows) for name, rows in rows_of_tasks(table).items()}
@@ -48,6 +52,7 @@ class _Columns:
     ids: np.ndarray
     hashes: np.ndarray
     choices: np.ndarray  # how many; NaN if there is nothing to choose from
+    logprobs: np.ndarray  # of the right choice among the choices, or of the target
     metrics: dict[str, np.ndarray]
 
     def task(self, rows: np.ndarray) -> TaskDocuments:
@@ -63,13 +68,29 @@ class _Columns:
             if unknown.any():
                 values, weights = np.where(unknown, 0.0, values), np.where(unknown, 0.0, weights)
             found[name] = Values(values, weights)
-        return TaskDocuments(hashlib.sha256(identity).hexdigest(), len(rows), found, _chance(self.choices[rows]))
+        return TaskDocuments(
+            hashlib.sha256(identity).hexdigest(),
+            len(rows),
+            found,
+            found.get(PER_WORD) or self._decisions(rows),
+            _chance(self.choices[rows]),
+        )
+
+    def _decisions(self, rows: np.ndarray) -> Values | None:
+        logprobs = self.logprobs[rows]
+        return Values(logprobs, _ones(len(rows))) if np.isfinite(logprobs).all() else None
 
 
 @cache
 def _ones(count: int) -> np.ndarray:
     """One array for all, so that its sums over resamples are computed once."""
     return np.ones(count)
+
+
+def _only_scores(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The log-likelihood of documents that have one; NaN for others."""
+    starts = np.minimum(np.cumsum(counts) - counts, max(len(scores) - 1, 0))
+    return np.where(counts == 1, scores[starts] if len(scores) else np.nan, np.nan)
 
 
 def _chance(choices: np.ndarray) -> float | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qbench.checkpoint import layout
+from qbench.checkpoint.fingerprint import local_file
 from qbench.checkpoint.layout import CheckpointError, Sizes
 from qbench.evaluate.facts import TaskSummary
 from qbench.quantizers.options import quantizer
@@ -20,11 +21,11 @@ from qbench.runner.speed import Speed
 CHARACTERS_PER_TOKEN = 4  # about what a vocabulary of 32k gives for English, if the tokenizer is not here
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 OVERHEAD = 2**30  # bytes: interpreter, packages, one batch; on a GPU CUDA's own
-BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}  # the scorer's
 PROBE_TOKENS = 128  # of the audit, forwarded by the source, the packed and the dense model
 # GPTQ forwards the calibration text through a part of each layer for each stage of linears, and then through all of it:
 # of Llama's shapes that is 2.4 layers.
 CALIBRATION_PASSES = 2.4
+LINEARS = 7  # of a layer: each is a pass of a sensitivity
 SAME_INPUT = ("k_proj.weight", "v_proj.weight", "up_proj.weight")  # as q_proj and gate_proj have
 
 # Seconds that do not depend on the model's size.
@@ -92,6 +93,8 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary], speed: Speed | None =
 
 def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary]) -> tuple[float, float]:
     """Operations, and batches."""
+    if cell.ref.measured:
+        return _analysis(cell, network)
     length = characters_per_token(cell, tasks.values())
     longest = min(cell.recipe.max_length or math.inf, network.sizes.max_position_embeddings)
     work = tokens = 0.0
@@ -100,7 +103,16 @@ def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary])
         attended = min(facts.attended / length**2, read * longest / 2)  # longer texts are cut into windows
         work += network.forward(read, facts.scored / length, attended)
         tokens += read
-    return work, tokens / (cell.batch_tokens or BATCH_TOKENS[cell.recipe.resolved_device])
+    return work, tokens / cell.batch_tokens
+
+
+def _analysis(cell: Cell, network: _Network) -> tuple[float, float]:
+    """The same of an analysis, which reads whole texts and asks for no probabilities, except for sensitivities."""
+    settings, sensitive = cell.recipe.analysis, cell.ref.measured == "sensitivity"
+    texts = 1 if cell.ref.measured == "maps" else settings.samples
+    passes = LINEARS * network.sizes.num_hidden_layers if sensitive else 1
+    read = float(passes * texts * settings.length)
+    return network.forward(read, read * sensitive, read * settings.length / 2), float(passes * texts)
 
 
 def _quantization(cell: Cell, network: _Network) -> float:
@@ -131,7 +143,7 @@ def _memory(cell: Cell, network: _Network) -> int:
 
 def characters_per_token(cell: Cell, tasks: Iterable[TaskSummary]) -> float:
     """By the cell's tokenizer on some of the tasks' text; a usual figure if it is not on this machine."""
-    file = _file(cell.tokenizer, "tokenizer.json", cell.tokenizer_revision)
+    file = local_file(cell.tokenizer, "tokenizer.json", cell.tokenizer_revision)
     sample = "\n".join(facts.sample for facts in tasks)
     return _measured_length(file, sample) if file and sample else CHARACTERS_PER_TOKEN
 
@@ -147,7 +159,7 @@ def _measured_length(file: Path, sample: str) -> float:
 
 
 def _network(cell: Cell) -> _Network | None:
-    file = _file(cell.location, "config.json", cell.source.revision)
+    file = local_file(cell.location, "config.json", cell.source.revision)
     try:
         return _read_network(file, file.stat().st_mtime_ns) if file else None
     except (CheckpointError, OSError):
@@ -168,17 +180,3 @@ def _read_network(config: Path, changed: int) -> _Network:
         columns=sum(read),
         squares=sum(n * n for n in read),
     )
-
-
-def _file(place: str, name: str, revision: str | None) -> Path | None:
-    """A file of a folder or of the Hugging Face cache; None if it is not on this machine."""
-    if (file := Path(place, name)).is_file():
-        return file
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(place, name, revision=revision)
-    except HFValidationError:
-        return None
-    return Path(found) if isinstance(found, str) else None

@@ -10,7 +10,7 @@ from mini.world import ABOUT_PEOPLE, Fact, Pair, World
 SEED = 1
 DOCUMENTS = 100_000
 CALIBRATION_SEED = 2
-CALIBRATION_DOCUMENTS = 1_000
+CALIBRATION_DOCUMENTS = 2_000  # 84,000 tokens: five draws of 128 windows with 128 tokens each are 81,920
 
 DEEDS = (
     "{a} {b} painted the {thing} {colour}.",

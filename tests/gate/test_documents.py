@@ -19,7 +19,7 @@ def stored(folder: Path, samples: pd.DataFrame) -> StoredRecord:
 
 
 def pair(tmp_path: Path, before: pd.DataFrame, after: pd.DataFrame) -> dict[str, PairedDocuments | OtherDocuments]:
-    found = pair_documents(stored(tmp_path / "before", before), stored(tmp_path / "after", after))
+    found = pair_documents((stored(tmp_path / "before", before), stored(tmp_path / "after", after)))
     return {paired.task: paired for paired in found}
 
 

@@ -12,10 +12,12 @@ from qbench.report.bootstrap import Interval
 from qbench.report.delta import DeltaRow, Difference, ReportData, read_report
 from qbench.report.doubts import doubts
 from qbench.report.layouts import READ_STAR, damage_tables, delta_tables
+from qbench.report.marks import marks_for
 from qbench.report.metrics import Measure
 from qbench.report.remarks import remarks
 from qbench.report.results import Gap, Score
 from qbench.report.tables import Table, difference_field, interval_field
+from qbench.uncertainty import ChanceSource, Estimate
 
 from ..example_records import PROVENANCE, identity_of, make_samples
 from .examples import LABELS, PAPER, audit_of, cell, samples_of, write_cell, write_mini, write_plan_of
@@ -92,16 +94,20 @@ def test_tone_follows_the_metrics_direction(value: float, better: str | None, to
     [
         (0.0004, 0.0001, 0.0007, True, "+0.0004", "[+0.0001, +0.0007]", "worse"),
         (0.012, 0.0044, 0.021, True, "+0.01", "[+0.004, +0.021]", "worse"),
-        (-0.0004, -0.0009, 0.0001, False, "+0.00", "[-0.00, +0.00]", "same"),
-        (0.25, -0.0, 0.5, False, "+0.25", "[+0.00, +0.50]", "worse"),
+        (-0.0004, -0.0009, 0.0001, False, "+0.00", "[-0.00, +0.00]", None),
+        (0.25, -0.0, 0.5, False, "+0.25", "[+0.00, +0.50]", None),
     ],
 )
 def test_what_excludes_zero_is_not_rounded_to_zero(
-    value: float, low: float, high: float, excludes: bool, shown: str, between: str, tone: str
+    value: float, low: float, high: float, excludes: bool, shown: str, between: str, tone: str | None
 ) -> None:
-    difference, measure = Difference(value, Interval(low, high, excludes)), Measure("t", "perplexity", "lower")
+    estimate = Estimate(value, (ChanceSource(((high - low) / 4) ** 2, 100),))
+    difference, measure = (
+        Difference(value, Interval(low, high, excludes, estimate)),
+        Measure("t", "perplexity", "lower"),
+    )
     table = Table("", "", "", [], [])
-    field = difference_field(table, difference, measure)
+    field = difference_field(table, difference, measure, marks_for([(measure, difference)]))
     assert (field.text, field.starred, field.tone) == (shown, excludes, tone)
     assert interval_field(difference).text == between
 
@@ -123,14 +129,14 @@ def test_a_method_is_called_as_its_records_say(tmp_path: Path) -> None:
 
 
 def test_weights_as_they_were_are_not_unquantized_if_something_else_is_quantized(tmp_path: Path) -> None:
-    for label in ("none-16", "none-16+kv4"):
+    for label in ("none-16", "none-16-kv4"):
         write_cell(tmp_path, cell("softmax", label), samples_of("softmax", "none-16"), audit=None)
     report = read_report(tmp_path)
-    assert {r.quantization.label for r in report.damages} == {"none-16+kv4"}
+    assert {r.quantization.label for r in report.damages} == {"none-16-kv4"}
     first, second = delta_tables(report)
     assert [column.title for column in first.columns][:3] == ["Task", "Metric", "Softmax"]
-    assert {line[2].text for line in second.rows} == {"16-bit+kv4"}
-    unproved = row(report, "none-16+kv4", "arc_easy", "acc").scores["softmax"]
+    assert {line[2].text for line in second.rows} == {"16-bit kv4"}
+    unproved = row(report, "none-16-kv4", "arc_easy", "acc").scores["softmax"]
     assert isinstance(unproved, Score)
     assert any("has no audit" in note for note in unproved.notes)
 

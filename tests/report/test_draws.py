@@ -12,7 +12,7 @@ from qbench.report.delta import DamageRow, Difference, ReportData, read_report
 from qbench.report.evidence import common_draws
 from qbench.report.results import ReportError
 
-from .replicates import LABEL, gptq, numbered, twins, unquantized, write_cells
+from ..replicates import LABEL, gptq, numbered, twins, unquantized, write_cells
 
 LOSSES = {"softmax": numbered([0.30, 0.42, 0.25, 0.36, 0.33]), "softpick": numbered([0.10, 0.16, 0.07, 0.13, 0.12])}
 

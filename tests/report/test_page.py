@@ -71,6 +71,7 @@ def test_the_answer_and_the_plots_stand_before_the_rows(mini_page: str, paper: R
     assert section_names(mini_page) == [
         "summary",
         "plots",
+        "headline",
         "damage",
         "delta",
         "audits",

@@ -8,7 +8,7 @@ import pandas as pd
 from qbench.records.schema import CellRef, PlannedCell, RunPlan
 from qbench.records.store import cell_folder, write_plan, write_record
 
-from ..example_records import cell_ref, identity_of, make_record, make_samples, of_model
+from .example_records import cell_ref, identity_of, make_record, make_samples, of_model
 
 LABEL = "gptq-3-g128"
 

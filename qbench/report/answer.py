@@ -1,0 +1,190 @@
+"""The headline for people and for programs: sentences above the summary, a table of its figures, and rows."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from qbench.numbers import needed_decimals, p_value, score, signed, signed_interval
+from qbench.report.attentions import kind_name, kind_title
+from qbench.report.delta import ReportData, Tone
+from qbench.report.headline import ALPHA, Headline
+from qbench.report.results import NOTHING
+from qbench.report.tables import Column, Field, Table, number_field
+from qbench.report.tidy import DataRow
+
+UNITS = {"nats": "nats per decision", "points": "points of accuracy"}
+READ_HEADLINE = (
+    "Mean over tasks and methods of how much less an attention lost than {reference}; above zero it lost less. In nats "
+    "per decision: the log-probability of the right choice among the choices, of the target, or per word of a page."
+)
+READ_HEADLINE_INTERVAL = (
+    "95% intervals, not adjusted, count the choice of documents, of calibration text and of training seeds as far as "
+    f"there are several; p is Holm's over all lines, and a line claims a difference if it is at most {ALPHA:g}."
+)
+READ_SCALES = "The same in points of accuracy, in logits of accuracy, and as damage ÷ {reference}'s damage in nats."
+READ_PUBLISHED = (
+    "Published accuracies come without documents: the intervals are bounds that leave out that all models saw the same "
+    "ones, and count no calibration."
+)
+
+
+def answer(report: ReportData) -> list[str]:
+    """One sentence per bit width, and what must be known with it. Empty if there is nothing to compare."""
+    lines = report.headlines
+    found = []
+    for (families, _), own in groupby(lines, lambda line: (line.families, line.bits)):
+        same = list(own)
+        named = f"{' and '.join(families)}: " if len({line.families for line in lines}) > 1 else ""
+        found.append(named + _sentence(same))
+    return [*found, *_remarks(lines)] if lines else _nothing(report)
+
+
+def headline_tables(report: ReportData) -> list[Table]:
+    """All figures behind the sentences."""
+    lines = report.headlines
+    if not lines:
+        return []
+    reference, unit = kind_name(lines[0].reference), lines[0].unit
+    published = unit == "points"
+    scales = ["Logits"] if published else ["Points", "Logits", "Damage ratio"]
+    table = Table(
+        name="headline",
+        title="Headline",
+        caption=f"How much less each attention lost than {reference}, in {UNITS[unit]}.",
+        reading=[
+            READ_HEADLINE.format(reference=reference),
+            READ_HEADLINE_INTERVAL,
+            READ_PUBLISHED if published else READ_SCALES.format(reference=reference),
+        ],
+        columns=[
+            *(Column(title, "l") for title in ("Family", "Bits", "Attention")),
+            *(Column(title) for title in (unit.capitalize(), "95% interval", "p", *scales)),
+        ],
+        heads=2,
+    )
+    for line in lines:
+        table.rows.append(_fields(table, line, published))
+    return [table]
+
+
+def headline_rows(report: ReportData) -> list[DataRow]:
+    """The same, unrounded."""
+    return [
+        {
+            "family": " ".join(line.families),
+            "attention": line.attention,
+            "reference": line.reference,
+            "bits": line.bits,
+            "unit": line.unit,
+            "value": line.value,
+            "low": line.interval[0],
+            "high": line.interval[1],
+            "p": line.estimate.p if line.judged else None,
+            "adjusted_p": line.adjusted_p if line.judged else None,
+            "claims": line.claims,
+            "points": line.value if line.unit == "points" else line.scales.points,
+            "logits": line.scales.logits,
+            "ratio": line.scales.ratio,
+            "calibration_draws": line.draws,
+            "trained_pairs": len(line.families),
+        }
+        for line in report.headlines
+    ]
+
+
+def _fields(table: Table, line: Headline, published: bool) -> list[Field]:
+    low, high = line.interval
+    decimals = _decimals(line)
+    tone: Tone | None = ("better" if line.value > 0 else "worse") if line.claims else None
+    notes = [*line.notes, *([] if line.judged else ["One calibration draw: not judged."])]
+    scales = [line.scales.logits] if published else [line.scales.points, line.scales.logits]
+    fields = [
+        Field(" and ".join(line.families)),
+        Field(f"{line.bits}", line.bits),
+        Field(kind_title(line.attention)),
+        Field(signed(line.value, decimals), line.value, tone, marks=table.mark(notes)),
+        Field(signed_interval(low, high, decimals), high - low),
+        Field(p_value(line.adjusted_p), line.adjusted_p) if line.judged else Field(NOTHING),
+        *(number_field(value, signed) for value in scales),
+    ]
+    return fields if published else [*fields, number_field(line.scales.ratio, score)]
+
+
+def _decimals(line: Headline) -> int:
+    """As many as show the ends of an interval that excludes zero."""
+    low, high = line.interval
+    return max(needed_decimals(line.value), needed_decimals(low), needed_decimals(high)) if low * high > 0 else 3
+
+
+def _sentence(lines: Sequence[Headline]) -> str:
+    """On all attentions at one width."""
+    reference, bits = kind_name(lines[0].reference), lines[0].bits
+    unit = UNITS[lines[0].unit]
+    claims = [line for line in lines if line.claims]
+    others = [line for line in lines if not line.claims]
+    parts = [
+        f"{kind_name(line.attention)} lost {_size(line)} {unit} {_direction(line)} than {reference} {_interval(line)}"
+        for line in claims
+    ]
+    if others and len(lines) == 1:
+        (line,) = others
+        why = "" if line.judged else ", since one calibration draw says nothing of another's"
+        parts.append(
+            f"there is no evidence that {kind_name(line.attention)} lost more or less than {reference}{why}: "
+            f"{_size(line)} {unit} {_direction(line)} {_interval(line)}"
+        )
+    elif others:
+        names = ", ".join(kind_name(line.attention) for line in others)
+        parts.append(f"there is no evidence on {names}")
+    return f"At {bits} bits {'; '.join(parts)}{_of_what(lines[0])}.{_on_other_scales(claims)}"
+
+
+def _size(line: Headline) -> str:
+    return f"{abs(line.value):.{_decimals(line)}f}"
+
+
+def _direction(line: Headline) -> str:
+    return "less" if line.value >= 0 else "more"
+
+
+def _interval(line: Headline) -> str:
+    """In the direction of the sentence."""
+    low, high = line.interval if line.value >= 0 else (-line.interval[1], -line.interval[0])
+    decimals = _decimals(line)
+    return f"[{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+def _of_what(line: Headline) -> str:
+    pairs = len(line.families)
+    return f" (mean of {pairs} trained pairs)" if pairs > 1 else " (one trained pair)"
+
+
+def _on_other_scales(claims: Sequence[Headline]) -> str:
+    """What a claim becomes on other scales, if that is something else."""
+    found = ""
+    for line in claims:
+        if line.depends_on_scale and line.level:
+            name, reference = kind_name(line.attention), kind_name(line.reference)
+            scales = {"points": line.scales.points, "logits": line.scales.logits}
+            shown = [f"{signed(value)} {scale}" for scale, value in scales.items() if value is not None]
+            found += (
+                f" The answer depends on the scale ({', '.join([signed(line.value, 3) + ' ' + line.unit, *shown])}; "
+                f"above zero {name} lost less): the models do not start level, with a mean accuracy of "
+                f"{score(line.level[0])}% for {reference} and {score(line.level[1])}% for {name}."
+            )
+    return found
+
+
+def _remarks(lines: Sequence[Headline]) -> list[str]:
+    found = list(dict.fromkeys(note for line in lines for note in line.notes))
+    if lines[0].unit == "points":
+        found.append(READ_PUBLISHED)
+    return found
+
+
+def _nothing(report: ReportData) -> list[str]:
+    """Why there is no headline, if a reader could expect one."""
+    results = report.results
+    lone = [family for family in results.families if len(results.kinds_of(family)) == 1]
+    if lone:
+        return [f"No headline: {', '.join(lone)} has one model, and there is nothing to compare it with."]
+    return ["No headline: the cells have no documents with log-likelihoods in common."] if report.damages else []
