@@ -191,11 +191,13 @@ def _fetch(options: argparse.Namespace) -> int:
     go_offline_if_unreachable(recipe)
     from qbench.runner.fetch import fetch  # after it, since this imports the hub's library
 
-    missing = 0
+    missing, seen = 0, set[str]()
     found = [fetch(recipe), *([fetch(recipe, to_analyze=True)] if "analysis" in recipe.model_fields_set else [])]
-    for here, line in dict.fromkeys(chain(*found)):
-        missing += not here
-        print(line if here else f"MISSING {line}", flush=True)
+    for here, line in chain(*found):  # each as soon as it is fetched
+        if line not in seen:
+            missing += not here
+            print(line if here else f"MISSING {line}", flush=True)
+            seen.add(line)
     if missing:
         print(f"qbench: {missing} of what {options.recipe} needs is not here.", file=sys.stderr)
     return FAILED if missing else DONE
