@@ -9,7 +9,7 @@ from qbench.numbers import count, fixed, score, signed, signed_interval, signifi
 from qbench.records.analysis import DEAD_EPSILONS, MASSIVE, NEAR_ZERO, PARTS, SINK_EPSILONS
 from qbench.records.analysis_metrics import Figure, difference, same_texts
 from qbench.records.audit import UNQUANTIZED
-from qbench.report.analyses import NOT_SAID, AnalyzedModel
+from qbench.report.analyses import AnalyzedModel
 from qbench.report.attentions import kind_name, kind_title
 from qbench.report.delta import ReportData
 from qbench.report.results import NOTHING
@@ -130,7 +130,7 @@ def _row(model: AnalyzedModel, figure: Figure, with_steps: bool) -> DataRow:
         "high": high,
         "length": figure.length or None,
         "tokens": figure.tokens or None,
-        "dtype": model.dtype,
+        "dtype": model.dtype if model.analysis or figure.length else None,
         "part": figure.part,
         **({"step": model.cell.step} if with_steps else {}),
     }
@@ -341,8 +341,3 @@ def _score_table(report: ReportData) -> Table | None:
         texts = (own.source, own.cell.family, kind_title(own.cell.attention), label, own.task, own.metric)
         table.rows.append([*map(Field, texts), Field(score(own.value), own.value)])
     return table if table.rows else None
-
-
-def length_name(length: int) -> str:
-    """A length as tables have it; nothing if it was not published."""
-    return NOTHING if length == NOT_SAID else count(length)
