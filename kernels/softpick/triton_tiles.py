@@ -10,7 +10,10 @@ from softpick.tiles import FAMILIES, INTERPRETER, TileConfig
 
 # Keys as in tiles.py; "any" has the tiles of the families that are not named.
 REPLACED: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
-    ("forward", 2, 64): {"cdna": [TileConfig(128, 32, 4, 1)]},
+    ("forward", 2, 64): {
+        "blackwell": [TileConfig(128, 64, 8, 2), TileConfig(128, 128, 8, 2)],
+        "cdna": [TileConfig(128, 32, 4, 1)],
+    },
     ("forward", 2, 127): {"cdna": [TileConfig(128, 32, 4, 1)]},
     ("forward", 2, 128): {"cdna": [TileConfig(128, 32, 4, 1)]},
     ("decode", 2, 63): {"any": [TileConfig(16, 64, 4, 2)]},
