@@ -22,7 +22,6 @@ from qbench.report.delta import DamageRow, DeltaRow, ReportData
 from qbench.report.metrics import Measure, in_tables, metric_name, task_name
 from qbench.report.passkey import LengthCurve, passkey_curves
 from qbench.report.results import NOT_OFFERED, UNQUANTIZED_METHOD, FamilyQuantization, Gap, Score
-from qbench.report.tables import quantization_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,7 +152,7 @@ Levels = Mapping[Measure, Mapping[str, float]]  # by metric and attention
 
 def figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
     """Every figure with its name; an error says how to install matplotlib if it is missing."""
-    matplotlib = _matplotlib()
+    matplotlib = load_matplotlib()
     for family in dict.fromkeys(row.quantization.family for row in report.deltas):
         with matplotlib.rc_context(STYLE):
             drawn = list(_figures_of(report, family))
@@ -188,7 +187,7 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures(report):
+        for name, figure in (*figures(report), *_figures_of_kinds(report)):
             for suffix in PLOT_FORMATS:
                 file = folder / f"{file_name(name)}.{suffix}"
                 write_atomically(file, _rendered(figure, suffix))
@@ -196,6 +195,13 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     except OSError as error:
         raise PlotError(f"{folder}: plots cannot be written there ({error.strerror or error}).") from None
     return files
+
+
+def _figures_of_kinds(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+    from qbench.report.kinds import KINDS
+
+    for kind in KINDS.values():
+        yield from kind.figures(report)
 
 
 def inline_svg(figure: "Figure") -> str:
@@ -302,7 +308,7 @@ def _length_curves(curves: Sequence[LengthCurve], family: str, styles: Looks) ->
     panels = list(dict.fromkeys(curve.quantization for curve in curves))
     columns = min(len(panels), CURVE_COLUMNS)
     lines = -(-len(panels) // columns)
-    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * max(columns, 2), 1.0 + 1.7 * lines))
+    figure = load_matplotlib().figure.Figure(figsize=(1.2 + 2.2 * max(columns, 2), 0.9 + 1.9 * lines))
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for about, axes in zip_longest(panels, grid.flat):
         if about is None:
@@ -310,15 +316,15 @@ def _length_curves(curves: Sequence[LengthCurve], family: str, styles: Looks) ->
             continue
         for curve in (curve for curve in curves if curve.quantization == about):
             _draw_curve(axes, curve, styles[curve.attention])
-        setting = "" if about.is_unquantized else f" {quantization_name(about)}"
-        axes.set_title(f"{about.method_title}{setting}")
+        axes.set_title(about.method_title if about.is_unquantized else about.label)
         axes.set_ylim(-4, 104)
+        axes.set_xlabel("length, tokens")
         axes.tick_params(labelbottom=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("accuracy, %")
-    for axes in grid[-1]:
-        axes.set_xlabel("length, tokens")
-    return _finish(figure, f"{family}: passkey accuracy against length (bars: 95%)", columns=max(2, columns))
+    _finish(figure, f"{family}: passkey accuracy against length (bars: 95%)", columns=max(2, columns))
+    figure.subplots_adjust(hspace=0.6)  # a line for the lengths, and one for the next title
+    return figure
 
 
 def _draw_curve(axes: "Axes", curve: LengthCurve, look: Look) -> None:
@@ -336,7 +342,7 @@ def _grid(
     """One row per metric, one column per method; damages of perplexities are on the log scale as they are."""
     measures = list(dict.fromkeys(measure for measure, _ in panels))
     methods = list(dict.fromkeys(method for _, method in panels))
-    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
+    figure = load_matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
     grid = figure.subplots(len(measures), len(methods), squeeze=False, sharex=True, sharey="row")
     for measure, line in zip(measures, grid, strict=True):
         log_ratio = ", log %" if damages and is_perplexity(measure.metric) else ""
@@ -437,7 +443,7 @@ def _storage(
     width = 1.2 + 2.2 * len(panels)
     if len(kinds) > len(TWINS):  # names get long
         width = max(width, (LEGEND_COLUMN + METHOD_NAME) * len(methods))
-    figure = _matplotlib().figure.Figure(figsize=(width, 2.7))
+    figure = load_matplotlib().figure.Figure(figsize=(width, 2.7))
     guessed = False
     for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         # The legend is filled column by column: one column per method, one line per kind.
@@ -497,12 +503,13 @@ def _rendered(figure: "Figure", suffix: str) -> bytes:
     # Without dates, the same results make the same files; SVG's other entries are links that a page must not have.
     left_out = {"png": (), "svg": ("Creator", "Date", "Format", "Type"), "pdf": ("CreationDate",)}
     out = io.BytesIO()
-    with _matplotlib().rc_context(STYLE):
+    with load_matplotlib().rc_context(STYLE):
         figure.savefig(out, format=suffix, dpi=200, metadata=dict.fromkeys(left_out[suffix]))
     return out.getvalue()
 
 
-def _matplotlib() -> Any:
+def load_matplotlib() -> Any:
+    """The package; an error says how to install it."""
     try:
         import matplotlib.figure
     except ImportError:

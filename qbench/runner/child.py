@@ -38,6 +38,7 @@ HEAVY = (
     "qbench.evaluate.tasks",
     "qbench.evaluate.tokens",
     "qbench.runner.preflight",
+    "qbench.runner.analyzing",
 )
 
 

@@ -25,6 +25,7 @@ PROBE_TOKENS = 128  # of the audit, forwarded by the source, the packed and the 
 # GPTQ forwards the calibration text through a part of each layer for each stage of linears, and then through all of it:
 # of Llama's shapes that is 2.4 layers.
 CALIBRATION_PASSES = 2.4
+LINEARS = 7  # of a layer: each is a pass of a sensitivity
 SAME_INPUT = ("k_proj.weight", "v_proj.weight", "up_proj.weight")  # as q_proj and gate_proj have
 
 # Seconds that do not depend on the model's size.
@@ -92,6 +93,8 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary], speed: Speed | None =
 
 def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary]) -> tuple[float, float]:
     """Operations, and batches."""
+    if cell.ref.measured:
+        return _analysis(cell, network)
     length = characters_per_token(cell, tasks.values())
     longest = min(cell.recipe.max_length or math.inf, network.sizes.max_position_embeddings)
     work = tokens = 0.0
@@ -101,6 +104,15 @@ def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary])
         work += network.forward(read, facts.scored / length, attended)
         tokens += read
     return work, tokens / cell.batch_tokens
+
+
+def _analysis(cell: Cell, network: _Network) -> tuple[float, float]:
+    """The same of an analysis, which reads whole texts and asks for no probabilities, except for sensitivities."""
+    settings, sensitive = cell.recipe.analysis, cell.ref.measured == "sensitivity"
+    texts = 1 if cell.ref.measured == "maps" else settings.samples
+    passes = LINEARS * network.sizes.num_hidden_layers if sensitive else 1
+    read = float(passes * texts * settings.length)
+    return network.forward(read, read * sensitive, read * settings.length / 2), float(passes * texts)
 
 
 def _quantization(cell: Cell, network: _Network) -> float:

@@ -44,7 +44,8 @@ def render_plan(plan: Plan) -> str:
     lines.append(f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do")
     lines += _time(rows, speed, slots) + ([f"not here: {problem}"] if problem else [])
     documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
-    lines += [f"documents: {documents}", f"records: {plan.out}", *filter(None, [ignored(plan)])]
+    lines += [] if plan.analyzes else [f"documents: {documents}"]
+    lines += [f"records: {plan.out}", *filter(None, [ignored(plan)])]
     return "\n".join(lines)
 
 

@@ -234,19 +234,38 @@ class TestOfARecipe:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_the_report_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real failure with its traceback, real timings, and nothing of the environment but what was chosen."""
+def test_the_file_for_others_has_the_tracebacks_and_nothing_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1234")
+    found = {
+        ("attention:softpick",): [CheckResult("a kernel", False, "off by 0.5", traceback="Traceback: line 7")],
+        ("timings",): [CheckResult("matmul", True, "1.5 TFLOP/s")],
+    }
+    monkeypatch.setattr(doctor, "groups_of", lambda recipe: ("attention:softpick",))
+    monkeypatch.setattr(doctor, "run_checks", lambda device, groups: iter(found[groups]))
+    assert main(["doctor", "--report", str(ROOT / "recipes" / "mini.yaml")]) == 1
+    text = (tmp_path / "qbench-doctor.md").read_text()
+    parts = ["GPU-1234", "torch", "transformers", "FAILED  a kernel", "Traceback: line 7", "1.5 TFLOP/s", "\ncc: "]
+    assert [part for part in parts if part not in text] == []
+    assert "hf_secret" not in text
+    assert "qbench-doctor.md" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("no_gpu")
+def test_the_report_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real failure with its traceback, and real timings."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "methods", lambda: [])  # the quantizers take their time
-    (tmp_path / "softpick").mkdir()
     broken = shutil.copytree(ROOT / "kernels" / "softpick", tmp_path / "broken" / "softpick")
     (broken / "cpu.py").write_text((broken / "cpu.py").read_text() + SABOTAGE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}:{ROOT}")
     recipe = load_recipe(ROOT / "recipes" / "mini.yaml")
     assert not doctor.doctor(recipe=recipe, report_wanted=True)
     text = (tmp_path / "qbench-doctor.md").read_text()
-    parts = ["OMP_NUM_THREADS=1", "torch", "FAILED", "Traceback (most recent call last)", "TFLOP/s", "with backward"]
+    parts = ["FAILED  softpick cpu float32", "Traceback (most recent call last)", "TFLOP/s", "with backward"]
     assert [part for part in parts if part not in text] == []
-    assert "hf_secret" not in text

@@ -204,6 +204,7 @@ def test_prompts_run_in_batches_and_once(softmax_model: LlamaForCausalLM, tokeni
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_real_model_finds_keys_as_with_hflm(shared: Path, tmp_path: Path) -> None:
     script = shared / "tools" / "smollm2.py"
     subprocess.run([sys.executable, str(script), str(tmp_path / "smollm2")], check=True, timeout=600)

@@ -102,7 +102,7 @@ def test_draws_that_are_not_there_are_stated_and_differences_use_what_both_have(
 
 def test_a_draw_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     losses = {"softmax": {1: 0.3, 2: 0.4, 3: 0.5}}
-    copied = {gptq("softmax", 3): "windows of draw 2"}
+    copied = {gptq("softmax", 3): "windows 2"}
     report = read_report(write_cells(tmp_path, twins(losses), copied))
     result = report.results.get("mini", "softmax", LABEL)
     assert result

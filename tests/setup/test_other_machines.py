@@ -115,7 +115,7 @@ def test_the_notebook_is_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_notebook_runs_here(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All its cells, in a clone; `make setup` is left to the packages that are here."""
     monkeypatch.chdir(tmp_path)
