@@ -39,20 +39,29 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary]) -> Estimate | None:
 
 
 def parameter_count(cell: Cell) -> int | None:
-    """The parameters of a Llama with the checkpoint's config, in either layout; None if it is not here."""
-    file = Path(cell.location, "config.json")
-    if not file.is_file():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            found = try_to_load_from_cache(cell.location, "config.json", revision=cell.source.revision)
-        except HFValidationError:
-            return None
-        if not isinstance(found, str):
-            return None
-        file = Path(found)
+    """The parameters of a Llama with the checkpoint's config, in either layout; None if it is not here, or wrong."""
+    file = _config(cell)
     try:
-        return layout.parameter_count(file)
+        return layout.parameter_count(file, cell.ref.attention) if file else None
     except CheckpointError:
-        return None  # the worker says what is wrong with it
+        return None  # `checkpoint_note` says what is wrong with it
+
+
+def checkpoint_note(cell: Cell) -> str:
+    """What is wrong with the checkpoint's config, or doubtful; empty if nothing is, or it is not here."""
+    file = _config(cell)
+    return layout.config_note(file, cell.ref.attention) if file else ""
+
+
+def _config(cell: Cell) -> Path | None:
+    file = Path(cell.location, layout.CONFIG)
+    if file.is_file():
+        return file
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(cell.location, layout.CONFIG, revision=cell.source.revision)
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None

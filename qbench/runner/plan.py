@@ -4,7 +4,7 @@ import contextlib
 import fnmatch
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ from qbench.recipe.yaml import RecipeError
 from qbench.records.integrity import altered
 from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, read_record
-from qbench.runner.estimate import estimate
+from qbench.runner.estimate import checkpoint_note, estimate
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,13 @@ class PlanEntry:
     identity: Identity | None  # None if the method lacks the width, or something is not fetched
     record: Record | None
     state: Literal["done", "stale", "failed", "to do", "not fetched", "not offered"]
-    note: str = ""
+    note: str = ""  # why it has this state
+    checkpoint_note: str = ""  # why the checkpoint will not load, or what its scores may not show
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of it, a sentence each."""
+        return [note for note in (self.note, self.checkpoint_note) if note]
 
     @property
     def key(self) -> str | None:
@@ -72,7 +78,9 @@ def make_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = Fa
         tasks = recipe_tasks(recipe)
     except NotFetchedError:
         tasks = {}
-    entries = tuple(_entry(cell, stored, reuse_stale) for cell in cells(recipe))
+    entries = tuple(
+        replace(_entry(cell, stored, reuse_stale), checkpoint_note=checkpoint_note(cell)) for cell in cells(recipe)
+    )
     current = {(entry.cell.ref.name, entry.key) for entry in entries}
     superseded = tuple(found for found in stored if (found.record.cell.name, found.record.key) not in current)
     return Plan(recipe, out, entries, superseded, tasks)
@@ -172,7 +180,7 @@ def render_plan(plan: Plan) -> str:
     """The plan as a table, each note on its cells once, and the total."""
     from tabulate import tabulate
 
-    notes = list(dict.fromkeys(entry.note for entry in plan.entries if entry.note))
+    notes = list(dict.fromkeys(note for entry in plan.entries for note in entry.notes))
     rows, work = [], 0.0
     for entry in plan.entries:
         found = estimate(entry.cell, plan.tasks) if entry.identity else None
@@ -180,7 +188,7 @@ def render_plan(plan: Plan) -> str:
         work += found.work if found and todo else 0.0
         memory = f"{found.memory / 2**30:.1f} GiB" if found else ""
         operations = f"{found.work / 1e12:,.2f} TFLOP" if found else ""
-        state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
+        state = " ".join([entry.state, *(f"[{notes.index(note) + 1}]" for note in entry.notes)])
         rows.append([entry.cell.ref.name, state, memory, operations])
     table = tabulate(rows, headers=["cell", "state", "memory", "work"], colalign=("left", "left", "right", "right"))
     documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
