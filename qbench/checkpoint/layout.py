@@ -155,8 +155,10 @@ def _check_gate(fields: dict[str, Any], file: Path, says: dict[str, list[str]]) 
     per_head = fields.get(GATE_PER_HEAD)
     for kind in (kind for kind in attentions().values() if kind.gated and kind.fla_flag):
         flag = fields.get(kind.fla_flag or "")
-        named = [text for text, meant in says.items() if meant == [kind.name] and text.split()[0] != kind.fla_flag]
-        if per_head in (None, False) and (flag is True or not (named and is_fla(fields, file))):
+        others = {text: meant for text, meant in says.items() if text.split()[0] != kind.fla_flag}
+        named = [text for text, meant in others.items() if meant == [kind.name]]
+        is_meant = named and all(kind.name in meant for meant in others.values()) and is_fla(fields, file)
+        if per_head in (None, False) and (flag is True or not is_meant):
             continue
         beside = f" beside {' and '.join(named)}" if named else ""
         raise CheckpointError(

@@ -6,6 +6,7 @@ from qbench.records.audit import UNQUANTIZED
 from qbench.records.metrics import is_share
 from qbench.records.schema import MetricValue, PlannedCell, Record
 from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_results
+from qbench.report.attentions import learn_titles
 from qbench.report.draws import with_draws_joined
 from qbench.report.metrics import in_order, measure
 from qbench.report.published import read_published
@@ -41,6 +42,7 @@ def read_result_set(source: Path | str) -> ResultSet:
 
 def from_records(records: Results) -> ResultSet:
     """The results of records that were read, in the order of the plan if there is one."""
+    learn_titles(stored.record for stored in records.current)
     cells = [_of_record(stored) for stored in records.current]
     cells += [CellResult(planned.cell, gap=_missing(planned)) for planned in records.missing]
     cells += [CellResult(planned.cell, gap=_not_offered(planned)) for planned in records.not_offered]

@@ -276,6 +276,16 @@ def test_kinds_are_called_by_their_titles(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
+def test_a_kind_of_another_package_is_called_as_its_records_call_it(tmp_path: Path) -> None:
+    for attention, title in (("softmax", None), ("mine", "My Own Attention")):
+        for label in ("none-16", "hqq-3-g64"):
+            ref, samples = cell(attention, label), samples_of("softmax", label)
+            write_cell(tmp_path, ref, samples, attention_title=title)
+    report = read_report(tmp_path)
+    assert "My Own Attention" in render(report, "md", "delta")
+    assert "my own attention" in [text.get_text() for text in next(figures(report))[1].legends[0].get_texts()]
+
+
 def test_nine_kinds_have_looks_of_their_own() -> None:
     nine = looks([*TWINS, *"abcdefg"])
     assert len(LOOKS) == 9
