@@ -8,6 +8,7 @@ from qbench.attention.kinds import ATTENTIONS
 from qbench.report.plots import looks
 
 WINDOW = 50  # steps that a point of a curve is the mean of
+MARKED = 6  # points from one marker to the next
 MEASURED = {"loss": "training loss", "gradient_norm": "gradient norm before clipping"}
 
 
@@ -29,9 +30,9 @@ def plot_training(logs: Mapping[str, Path], out: Path) -> None:
                     [WINDOW * (i + 0.5) for i in range(len(means))],
                     means,
                     label=ATTENTIONS[kind].title,
-                    color=look.colour,
-                    linestyle=(0, look.dashes),
                     linewidth=1.2,
+                    markevery=MARKED,
+                    **look.line,
                 )
         for axes, title in zip(panels, MEASURED.values(), strict=True):
             axes.set(xlabel="step", ylabel=f"{title}, mean of {WINDOW} steps", yscale="log")
