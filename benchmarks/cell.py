@@ -83,13 +83,12 @@ def write_checkpoint(folder: Path, data: Path) -> None:
 
 def run_cell(checkpoint: str, files: dict[str, str], out: Path) -> None:
     """Our side: what a worker does for an unquantized cell."""
-    from transformers import AutoTokenizer
-
     from qbench import Scorer, load_checkpoint
     from qbench.evaluate.evaluation import evaluate
     from qbench.evaluate.tasks import load_tasks
+    from qbench.tokenizer import load_tokenizer
 
-    lm = Scorer(load_checkpoint(checkpoint), AutoTokenizer.from_pretrained(checkpoint))
+    lm = Scorer(load_checkpoint(checkpoint), load_tokenizer(checkpoint))
     metrics = evaluate(lm, load_tasks(list(OFFICIAL), data=files)).metrics
     out.write_text(json.dumps({f"{metric.task} {metric.name}": metric.value for metric in metrics}))
 

@@ -70,7 +70,8 @@ def show_memory(folder: Path, arguments: argparse.Namespace) -> None:
         named = " + ".join(f"{name} {_mb(n)}" for name, n in run["parts"].items())
         rest = run["peak"] - sum(run["parts"].values())
         print(f"  {samples} samples: {_mb(run['peak'])} = {named} + the rest {_mb(rest)}", flush=True)
-    print(f"  the rest: one batch of {BATCH_TOKENS} tokens in a layer, and the solver's copies of one stage's weights")
+    batch = f"one batch of {BATCH_TOKENS['cpu']} tokens in a layer"
+    print(f"  the rest: {batch}, and the solver's copies of one stage's weights")
 
 
 def write_calibration(folder: Path, samples: int, length: int) -> None:
@@ -166,7 +167,7 @@ def theirs(
     rows = [{"input_ids": ids[0].tolist(), "attention_mask": [1] * ids.shape[1]} for ids in samples]
 
     def quantize() -> dict[str, torch.Tensor]:
-        batch = max(1, BATCH_TOKENS // samples[0].shape[1])
+        batch = max(1, BATCH_TOKENS["cpu"] // samples[0].shape[1])
         model.quantize(rows, batch_size=batch, calibration_data_min_length=1)
         return model.model.state_dict()
 

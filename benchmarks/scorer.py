@@ -1,12 +1,12 @@
 """Scorer beside lm-eval's HFLM on one model and the same requests: time, tokens forwarded and peak memory.
 
-    python benchmarks/scorer.py [--tasks arc_easy sciq lambada wikitext] [--docs N] [--threads 1 2] [--repeats 1]
+    python benchmarks/scorer.py [--tasks arc_easy … passkey] [--docs N] [--threads 1 2] [--repeats 1]
 
 Each run is a process of its own, the engines in turn; of the repeats the least time counts: CPU time with one thread,
 which other load on the machine disturbs little, wall time with more. HFLM has the best of several batch sizes.
 The model has the 340M shape and random weights. The texts are those of --data, in lm-eval's own prompts; sciq's shape
 is made of them: four short choices after a paragraph. The largest gap is that of the two engines' log-likelihoods,
-relative to them for wikitext.
+relative to them for wikitext; for passkey, whose prompts have 512 tokens, it is the number of different answers.
 """
 
 import argparse
@@ -22,7 +22,9 @@ from typing import Any
 
 from cpu_attention import cpu_name
 
-DOCUMENTS = {"arc_easy": 96, "sciq": 32, "lambada": 48, "wikitext": 3}
+DOCUMENTS = {"arc_easy": 96, "sciq": 32, "lambada": 48, "wikitext": 3, "passkey": 8}
+KINDS = {"wikitext": "loglikelihood_rolling", "passkey": "generate_until"}  # the others: loglikelihood
+PASSKEY_LENGTH = 512
 SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 16}
 VOCABULARY, MAX_LENGTH = 32000, 2048
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -34,8 +36,16 @@ def read(data: Path, name: str, count: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
 
 
-def make_requests(task: str, data: Path, docs: int) -> list[tuple[str, ...]]:
-    """(context, continuation) pairs, or (document,) of wikitext, as lm-eval's own tasks make them."""
+def make_requests(task: str, data: Path, docs: int, tokenizer: Any) -> list[tuple[Any, ...]]:
+    """(context, continuation) pairs, (document,) of wikitext, or (prompt, settings), as tasks make them."""
+    if task == "passkey":
+        from qbench.evaluate.passkey import PasskeySettings, passkey_documents, passkey_tasks
+
+        settings = PasskeySettings((PASSKEY_LENGTH,), docs)
+        count = lambda text: len(tokenizer.encode(text))  # noqa: E731
+        (own,) = passkey_tasks(settings, count).values()
+        found = passkey_documents(settings, PASSKEY_LENGTH, count, docs)
+        return [(document["prompt"], own.config.generation_kwargs) for document in found]
     if task == "wikitext":
         return [(page["page"],) for page in read(data, "wikitext_valid.jsonl", docs)]
     if task == "lambada":
@@ -92,12 +102,12 @@ def run_child(args: argparse.Namespace) -> None:
     import torch
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
-    from transformers import AutoTokenizer
 
     from qbench.evaluate.scorer import Scorer
+    from qbench.tokenizer import load_tokenizer
 
     torch.set_num_threads(args.threads[0])
-    model, tokenizer = make_model(args.attention), AutoTokenizer.from_pretrained(args.tokenizer)
+    model, tokenizer = make_model(args.attention), load_tokenizer(args.tokenizer)
     tokens = []
     model.model.register_forward_pre_hook(
         lambda _, __, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
@@ -107,8 +117,8 @@ def run_child(args: argparse.Namespace) -> None:
     else:
         lm = HFLM(pretrained=model, tokenizer=tokenizer, softmax_dtype=torch.float32, batch_size=args.batch_size)
     task = args.tasks[0]
-    kind = "loglikelihood_rolling" if task == "wikitext" else "loglikelihood"
-    pairs = make_requests(task, args.data, args.docs or DOCUMENTS[task])
+    kind = KINDS.get(task, "loglikelihood")
+    pairs = make_requests(task, args.data, args.docs or DOCUMENTS[task], tokenizer)
     requests = [Instance(kind, {}, pair, 0, (task, index, 1)) for index, pair in enumerate(pairs)]
     model(input_ids=torch.zeros(1, 64, dtype=torch.long))  # wakes the thread pools
     tokens.clear()
@@ -117,7 +127,7 @@ def run_child(args: argparse.Namespace) -> None:
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM:"))
-    values = [result if isinstance(result, float) else result[0] for result in results]
+    values = [result[0] if kind == "loglikelihood" else result for result in results]
     print(json.dumps({"wall": wall, "cpu": cpu, "tokens": sum(tokens), "peak": peak, "values": values}))
 
 
@@ -143,9 +153,11 @@ def compare(task: str, threads: int, args: argparse.Namespace) -> None:
         theirs += [child("hflm", task, threads, args, size) | {"size": size} for size in args.batch_sizes]
         ours.append(child("scorer", task, threads, args))
     best, hflm = (min(runs, key=lambda run: run[clock]) for runs in (ours, theirs))
-    gap = max(
-        abs(a - b) / (abs(b) if task == "wikitext" else 1) for a, b in zip(best["values"], hflm["values"], strict=True)
-    )
+    pairs = list(zip(best["values"], hflm["values"], strict=True))
+    if task == "passkey":
+        gap = sum(a != b for a, b in pairs)
+    else:
+        gap = max(abs(a - b) / (abs(b) if task == "wikitext" else 1) for a, b in pairs)
     cells = [task, threads, f"{hflm[clock]:.1f}", f"{best[clock]:.1f}", f"**{hflm[clock] / best[clock]:.2f}×**"]
     cells += [hflm["tokens"], best["tokens"], f"{hflm['peak']:.0f}", f"{best['peak']:.0f}", hflm["size"], f"{gap:.0e}"]
     print(f"| {' | '.join(map(str, cells))} |", flush=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
-from transformers import AutoTokenizer
 
 from qbench.checkpoint.layout import CheckpointError
 from qbench.checkpoint.load import load_checkpoint
 from qbench.evaluate.scorer import Scorer, ScoringError
+from qbench.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -53,7 +53,7 @@ class CheckpointScorer(Scorer):
             device = "cpu"  # lm-eval's default is cuda:0 on every machine
         super().__init__(
             load_checkpoint(pretrained, attention, device or "cuda", DTYPES[dtype]),
-            AutoTokenizer.from_pretrained(tokenizer or pretrained),
+            load_tokenizer(tokenizer or pretrained),
             max_length=max_length,
             batch_tokens=batch_tokens,
             token_cache=Path(token_cache) if token_cache else None,

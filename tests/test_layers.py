@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("softpick",),
     ("qbench.errors",),
-    ("qbench.plugins",),
+    ("qbench.plugins", "qbench.gpus"),
     ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.attention.kinds"),
-    ("qbench.uncertainty",),
+    ("qbench.uncertainty", "qbench.tokenizer"),
     ("qbench.gate.settings",),
     ("qbench.identity",),
     ("qbench.records",),

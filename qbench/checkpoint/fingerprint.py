@@ -73,6 +73,19 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return found
 
 
+def local_file(location: str, name: str, revision: str | None = None) -> Path | None:
+    """A file of a folder or of a repository in the Hugging Face cache; None if it is not on this machine."""
+    from huggingface_hub.errors import HFValidationError
+
+    local = Path(location, name)
+    if local.is_file():
+        return local
+    try:
+        return hub_folder(location, revision, [name]) / name
+    except (NotCachedError, HFValidationError):
+        return None
+
+
 def hub_folder(repo: str, revision: str | None, files: Iterable[str]) -> Path:
     """The folder of a repository in the Hugging Face cache, named by its commit, that has one of the files."""
     from huggingface_hub import try_to_load_from_cache

@@ -1,13 +1,15 @@
 """Small real cases for `qbench doctor`: each attention kernel against the definition, each quantizer with its audit.
 
 python -m qbench.doctor.checks GROUP DEVICE FILE    runs a group and appends a JSON line to the file as each case begins
-and as it ends, so that a case that kills the process is known by its name.
+and as it ends, so that a case that kills the process is known by its name. A group is `attention`, a method or
+`timings`; of the first two, a part is `attention:softpick` or `hqq:3,4`.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from qbench.attention.kinds import Attention, Sizes, attentions
+from qbench.doctor.timings import timing_cases
 from qbench.errors import one_line
 from qbench.quantizers.options import quantizer
 
@@ -33,10 +36,10 @@ class CheckFailedError(Exception):
     """A kernel whose numbers are wrong."""
 
 
-def attention_cases(device: str) -> Iterator[Case]:
+def attention_cases(device: str, chosen: Sequence[str] = ()) -> Iterator[Case]:
     """Each kind but softmax: forward and backward by each backend that models on the device use, and a model."""
     for kind in attentions().values():
-        if not kind.is_softmax:
+        if not kind.is_softmax and kind.name in (chosen or attentions()):
             for backend, dtype, note in _backends(kind, device):
                 name = f"{kind.name} {backend} {_name(dtype)}{note}"
                 yield name, partial(check_attention, kind, backend, device, dtype)
@@ -146,9 +149,9 @@ def _sizes(heads: int, kv_heads: int, dim: int, length: int) -> Sizes:
     )
 
 
-def quantizer_cases(method: str, device: str) -> Iterator[Case]:
+def quantizer_cases(method: str, device: str, chosen: Sequence[str] = ()) -> Iterator[Case]:
     """A tiny model quantized to each width that the method has."""
-    for bits in quantizer(method).widths:
+    for bits in map(int, chosen or quantizer(method).widths):
         yield f"{method} {bits} bits", partial(check_quantizer, method, bits, device)
 
 
@@ -174,6 +177,7 @@ def _tiny_model(kind: Attention) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=128,
+        initializer_range=0.1,  # scores of order 1: nearer to 0 rectified attention has few digits left in bfloat16
     )
     set_attention(config, kind)
     torch.manual_seed(0)
@@ -181,8 +185,12 @@ def _tiny_model(kind: Attention) -> Any:
 
 
 def cases(group: str, device: str) -> Iterator[Case]:
-    """The cases of a group: attention, or a method."""
-    return attention_cases(device) if group == "attention" else quantizer_cases(group, device)
+    """The cases of a group: attention, a method, or timings."""
+    name, _, part = group.partition(":")
+    chosen = part.split(",") if part else ()
+    if name == "timings":
+        return timing_cases(device)
+    return attention_cases(device, chosen) if name == "attention" else quantizer_cases(name, device, chosen)
 
 
 def main(group: str, device: str, file: str) -> None:
@@ -190,12 +198,12 @@ def main(group: str, device: str, file: str) -> None:
     with Path(file).open("a") as out:
         for name, check in cases(group, device):
             _write(out, name=name)
-            start = time.perf_counter()
+            start, trace = time.perf_counter(), ""
             try:
                 detail, ok = check(), True
             except Exception as error:  # whatever kernels and libraries raise is what was asked for
-                detail, ok = one_line(error), False
-            _write(out, name=name, ok=ok, detail=detail, seconds=time.perf_counter() - start)
+                detail, ok, trace = one_line(error), False, traceback.format_exc()
+            _write(out, name=name, ok=ok, detail=detail, traceback=trace, seconds=time.perf_counter() - start)
 
 
 def _write(out: Any, **line: Any) -> None:

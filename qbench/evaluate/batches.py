@@ -11,8 +11,15 @@ from dataclasses import dataclass, field
 
 Request = tuple[Sequence[int], Sequence[int]]  # token ids of the context and of the continuation, neither empty
 
-BATCH = 24  # what a batch costs besides its tokens, in tokens: reading the weights (340M on a CPU core; GPUs: more)
-KEPT = 4  # contexts in memory at a time, in budgets: the more there are, the more continuations have the same length
+# How many tokens run at a time. By the kind of device and not by free memory: cells of one run must not differ in it,
+# nor runs on two cards. CPU: caches set it, more at a time is no faster. CUDA: products of 16k rows fill an H100, and a
+# model of 1.8B takes 6 GiB beside its weights, by the sizes of its tensors.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
+# What a batch costs besides its tokens, in tokens. CPU, measured with 340M on a core: reading the weights. CUDA, an
+# estimate: 24 layers of 35 kernels at 6 µs a launch are 5 ms, in which an A100 at half its peak takes 1,100 tokens.
+BATCH = {"cpu": 24, "cuda": 1024}
+# Contexts in memory at a time, in budgets: the more there are, the more continuations have the same length.
+KEPT = {"cpu": 4, "cuda": 1}
 KEYS = 4  # so many keys and values of a context, which one layer at a time reads, cost the memory of one token
 
 
@@ -46,7 +53,12 @@ def truncate(context: Sequence[int], continuation: Sequence[int], max_length: in
     return context[-(max_length + 1 - len(continuation)) :], continuation
 
 
-def group_requests(requests: Mapping[int, Request], batch_tokens: int) -> list[Group]:
+def device_kind(device: str) -> str:
+    """The kind of a device in the tables above, by torch's name: what is not a CPU is treated as a GPU."""
+    return "cpu" if device == "cpu" else "cuda"
+
+
+def group_requests(requests: Mapping[int, Request], batch_tokens: int, device: str = "cpu") -> list[Group]:
     """All requests in groups of batches, the longest sequences first; the order of the requests does not matter."""
     by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, (context, _) in requests.items():
@@ -59,21 +71,23 @@ def group_requests(requests: Mapping[int, Request], batch_tokens: int) -> list[G
             shared.append(context)
         else:
             rows += [_whole(index, *requests[index]) for index in members]
-    groups = [Group([batch]) for batch in cut(rows, batch_tokens)]
-    for contexts in _fill(sorted(shared, key=_longest_first), KEPT * batch_tokens):
-        groups.append(_shared(contexts, by_context, requests, batch_tokens))
+    kind = device_kind(device)
+    groups = [Group([batch]) for batch in cut(rows, batch_tokens, BATCH[kind])]
+    for contexts in _fill(sorted(shared, key=_longest_first), KEPT[kind] * batch_tokens):
+        groups.append(_shared(contexts, by_context, requests, batch_tokens, BATCH[kind]))
     return groups
 
 
-def cut(rows: list[Row], batch_tokens: int, keys: int = 0) -> list[Batch]:
+def cut(rows: list[Row], batch_tokens: int, batch_cost: int, keys: int = 0) -> list[Batch]:
     """Batches of rows of similar length: padded, a batch has at most batch_tokens tokens, unless it is a single row.
 
-    keys: how many keys and values of a context each row reads besides its own.
+    batch_cost: what a batch costs besides its tokens, in tokens. keys: how many keys and values of a context each row
+    reads besides its own.
     """
     rows = sorted(rows, key=lambda row: (*_longest_first(row.tokens), row.context))
     batches: list[Batch] = []
     start = 0
-    for end in _ends_of_similar([len(row.tokens) for row in rows], batch_tokens, keys):
+    for end in _ends_of_similar([len(row.tokens) for row in rows], batch_tokens, batch_cost, keys):
         while start < end:
             stop = min(end, start + _most_rows(len(rows[start].tokens), batch_tokens, keys))
             batches.append(rows[start:stop])
@@ -85,7 +99,7 @@ def _most_rows(width: int, batch_tokens: int, keys: int) -> int:
     return max(1, batch_tokens // (width + keys // KEYS))
 
 
-def _ends_of_similar(lengths: list[int], batch_tokens: int, keys: int) -> list[int]:
+def _ends_of_similar(lengths: list[int], batch_tokens: int, batch_cost: int, keys: int) -> list[int]:
     """Cut descending lengths where padding and batches together cost least, by dynamic programming: where parts end.
 
     A part may be more than one batch; padding is counted as if it were all as wide as its first row.
@@ -98,7 +112,7 @@ def _ends_of_similar(lengths: list[int], batch_tokens: int, keys: int) -> list[i
         for start in steps[: steps.index(end)]:
             count, width = end - start, lengths[start]
             batches = math.ceil(count / _most_rows(width, batch_tokens, keys))
-            options.append((least[start] + count * width + batches * BATCH, start))
+            options.append((least[start] + count * width + batches * batch_cost, start))
         least[end], begin[end] = min(options)
     ends, end = [], total
     while end:
@@ -128,8 +142,9 @@ def _shared(
     by_context: dict[tuple[int, ...], list[int]],
     requests: Mapping[int, Request],
     batch_tokens: int,
+    batch_cost: int,
 ) -> Group:
-    first = cut([_ends(context, by_context[context], requests) for context in contexts], batch_tokens)
+    first = cut([_ends(context, by_context[context], requests) for context in contexts], batch_tokens, batch_cost)
     rest = []
     for number, row in enumerate(row for batch in first for row in batch):
         for _, _, index in row.targets:
@@ -138,7 +153,7 @@ def _shared(
             targets = [(slot, token, index) for slot, token in enumerate(continuation[1:])]
             if targets:
                 rest.append(Row(continuation[:-1], list(range(len(targets))), targets, context=number))
-    return Group(first, cut(rest, batch_tokens, keys=max(map(len, contexts))))
+    return Group(first, cut(rest, batch_tokens, batch_cost, keys=max(map(len, contexts))))
 
 
 def _fill(contexts: list[tuple[int, ...]], tokens: int) -> list[list[tuple[int, ...]]]:

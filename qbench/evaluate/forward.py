@@ -22,9 +22,14 @@ def run(model: LlamaForCausalLM, group: Group, greedy: bool) -> Iterator[tuple[B
     cache = ContextCache(group, model.device) if group.continuations else None
     for batch in group.first + group.continuations:
         placed = {} if cache is None else cache.place(batch)
-        ids = _padded(batch).to(model.device)
+        ids = to_device(_padded(batch), model.device)
         output = model.model(input_ids=ids, past_key_values=cache, use_cache=cache is not None, **placed)
         yield batch, _score(model, output.last_hidden_state, batch, greedy)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; from pinned memory, or the host would wait until the device is idle."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class ContextCache(Cache):
@@ -49,7 +54,7 @@ class ContextCache(Cache):
     def _place_contexts(self, batch: Batch) -> dict[str, Tensor | None]:
         width = len(batch[0].tokens)
         real = [n * width + t for n, row in enumerate(batch) for t in range(len(row.tokens))]
-        self._keep = torch.tensor(real, device=self._device)  # of the padded batch
+        self._keep = to_device(torch.tensor(real), self._device)  # of the padded batch
         self._kept += len(real)
         return {}
 
@@ -61,11 +66,11 @@ class ContextCache(Cache):
         context = torch.arange(before) - (before - lengths)
         own = self._total + torch.arange(len(batch) * width).view(len(batch), width)
         read = torch.cat([torch.tensor(starts)[:, None] + context.clamp_min(0), own], dim=1)
-        self._before, self._read = before, read.to(self._device)  # [rows, before + width]
+        self._before, self._read = before, to_device(read, self._device)  # [rows, before + width]
         mask = torch.cat([context >= 0, torch.ones_like(own, dtype=torch.bool)], dim=1)
         return {
-            "position_ids": (lengths + torch.arange(width)).to(self._device),
-            "attention_mask": None if min(each) == before else mask.to(self._device),
+            "position_ids": to_device(lengths + torch.arange(width), self._device),
+            "attention_mask": None if min(each) == before else to_device(mask, self._device),
         }
 
     def update(
@@ -110,9 +115,9 @@ def _score(model: LlamaForCausalLM, hidden: Tensor, batch: Batch, greedy: bool) 
         slots += [before + slot for slot, _, _ in row.targets]
         tokens += [token for _, token, _ in row.targets]
         before += len(row.positions)
-    where, target = torch.tensor(positions), torch.tensor([slots, tokens])
-    hidden = hidden.flatten(0, 1)[where.to(hidden.device)]  # [positions, dim]
-    target = target.to(hidden.device)
+    where = to_device(torch.tensor(positions), hidden.device)
+    target = to_device(torch.tensor([slots, tokens]), hidden.device)
+    hidden = hidden.flatten(0, 1)[where]  # [positions, dim]
     scores = []
     step = max(1, LOGITS_BYTES // (4 * model.config.vocab_size))
     for start in range(0, len(hidden), step):

@@ -9,7 +9,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
@@ -18,13 +17,13 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from qbench.errors import InputError, is_out_of_memory
-from qbench.evaluate.batches import KEPT, KEYS, Group, Request, group_requests, truncate
-from qbench.evaluate.forward import LOGITS_BYTES, run
+from qbench.evaluate.batches import BATCH_TOKENS, Group, Request, device_kind, group_requests, truncate
+from qbench.evaluate.forward import run
 from qbench.progress import Bar
 
-CPU_BATCH_TOKENS = 1024  # caches set it, not memory: more at a time is no faster
-CUDA_BATCH_TOKENS = 2**16
-FREE_SHARE = 0.6  # of a GPU's free memory; the rest is for the allocator's fragments
+# On a CPU so many times the token budget generate together: a new token reads all weights, however many rows it is for.
+# 340M, prompts of 512 tokens: one row at a time takes 1.14 times as long as four.
+CPU_GENERATION = 4
 
 Score = tuple[float, bool]  # a continuation's log-probability, and whether greedy decoding gives it
 Work = TypeVar("Work")
@@ -42,7 +41,8 @@ class Scorer(HFLM):
     """An lm-eval model over any model from load_checkpoint or quantize.
 
     Tokenization, chat templates and generation are HFLM's own. batch_tokens: how many tokens run at a time, by default
-    what memory allows. token_cache: a folder that keeps token ids for the next model with the same tokenizer.
+    BATCH_TOKENS; half of it whenever memory runs out. token_cache: a folder that keeps token ids for the next model
+    with the same tokenizer.
     """
 
     def __init__(
@@ -72,9 +72,16 @@ class Scorer(HFLM):
         self._last_encoded = lru_cache(maxsize=4)(super().tok_encode)  # a question's choices all ask for its context
         with _without_warnings(HFLM.__module__):  # of a model that is no name: ours never is
             super().__init__(pretrained=model, tokenizer=tokenizer, max_length=max_length, softmax_dtype=torch.float32)
-        self.batch_tokens = batch_tokens or free_tokens(model)
+        # The token budget, and what it became each time that memory ran out.
+        self.budgets = [batch_tokens or BATCH_TOKENS[device_kind(model.device.type)]]
+        self._generation = CPU_GENERATION if batch_tokens is None and model.device.type == "cpu" else 1
         self.token_cache = token_cache
         self._scored: dict[tuple[str, ...], int] = {}
+
+    @property
+    def batch_tokens(self) -> int:
+        """How many tokens run at a time."""
+        return self.budgets[-1]
 
     def tok_encode(self, *args: Any, **options: Any) -> list[int]:
         """Token ids of a text, as HFLM's."""
@@ -118,11 +125,12 @@ class Scorer(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """HFLM's generation, in batches by the token budget."""
         texts: dict[int, str] = {}
-        bar = Bar(total=len(requests), unit="request", shown=not disable_tqdm)
-        with bar:
-            for index, text in self._halving(dict(enumerate(requests)), self._generation_batches, self._generate):
+        lengths = [len(self.tok_encode(request.args[0])) for request in requests]
+        cut = partial(self._generation_batches, lengths=lengths)
+        with Bar(total=sum(lengths), unit="token", unit_scale=True, shown=not disable_tqdm) as bar:
+            for index, text in self._halving(dict(enumerate(requests)), cut, self._generate):
                 texts[index] = text
-                bar.update()
+                bar.update(lengths[index])
         return [texts[index] for index in range(len(requests))]
 
     def _loglikelihood_tokens(
@@ -140,7 +148,7 @@ class Scorer(HFLM):
         with Bar(unit="token", unit_scale=True, shown=not quiet) as bar:
 
             def cut(left: Mapping[int, Request], batch_tokens: int) -> list[Group]:
-                groups = group_requests(left, batch_tokens)
+                groups = group_requests(left, batch_tokens, self.device.type)
                 bar.reset(sum(len(row.tokens) for group in groups for row in group.rows()))
                 return groups
 
@@ -206,7 +214,7 @@ class Scorer(HFLM):
             ) from error
         if self.batch_tokens == 1:
             raise ScoringError("Out of memory with one sequence at a time; give a smaller max_length.") from error
-        self.batch_tokens //= 2
+        self.budgets.append(self.batch_tokens // 2)
         log.warning("Out of memory: going on with batch_tokens=%d.", self.batch_tokens)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -235,16 +243,20 @@ class Scorer(HFLM):
 
         return TokenCache(self.token_cache).encode_texts(self, texts)
 
-    def _generation_batches(self, requests: Mapping[int, Instance], batch_tokens: int) -> list[dict[int, Instance]]:
-        """Requests of equal settings and similar length, so many that contexts and new tokens fit the budget."""
-        lengths = {index: len(self.tok_encode(request.args[0])) for index, request in requests.items()}
+    def _generation_batches(
+        self, requests: Mapping[int, Instance], batch_tokens: int, lengths: Sequence[int]
+    ) -> list[dict[int, Instance]]:
+        """Requests of equal settings and similar length, so many that contexts and new tokens fit the budget.
+
+        lengths: tokens of each request's context.
+        """
         settings = {index: repr(request.args[1]) for index, request in requests.items()}
         batches: list[dict[int, Instance]] = []
         last, rows = "", 0
         for index in sorted(requests, key=lambda index: (settings[index], -lengths[index])):
             if not batches or settings[index] != last or len(batches[-1]) == rows:
                 new = normalize_gen_kwargs(requests[index].args[1], self.max_gen_toks)["max_gen_toks"]
-                last, rows = settings[index], max(1, batch_tokens // (lengths[index] + new))
+                last, rows = settings[index], max(1, self._generation * batch_tokens // (lengths[index] + new))
                 batches.append({})
             batches[-1][index] = requests[index]
         return batches
@@ -263,24 +275,6 @@ def _without_warnings(logger: str) -> Iterator[None]:
         yield
     finally:
         theirs.setLevel(level)
-
-
-def free_tokens(model: LlamaForCausalLM) -> int:
-    """The token budget that a device's free memory allows."""
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-        enough = CUDA_BATCH_TOKENS
-    else:
-        free, enough = psutil.virtual_memory().available, CPU_BATCH_TOKENS
-    config = model.config
-    width = model.model.layers[0].self_attn.k_proj.out_features
-    kept = 2 * config.num_hidden_layers * width
-    # One layer's tensors: residuals, norms, q, k, v and their rotations; gate, up, activation, product; and the
-    # contexts' keys and values that continuations read, as they are and repeated for all heads.
-    passing = 12 * config.hidden_size + 4 * config.intermediate_size + 2 * KEYS * (width + config.hidden_size)
-    bytes_per_token = model.dtype.itemsize * (KEPT * kept + passing)
-    return max(1, min(enough, int(FREE_SHARE * free - 3 * LOGITS_BYTES) // bytes_per_token))
 
 
 def _name(request: Instance) -> str:

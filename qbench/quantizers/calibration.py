@@ -98,7 +98,7 @@ def calibration_batches(
     import torch
 
     length = min(source.length, max_length or source.length)
-    text = "\n\n".join(_up_to(_documents(source), max(READ_CHARACTERS, 64 * source.samples * length)))
+    text = "\n\n".join(_up_to(documents(source), max(READ_CHARACTERS, 64 * source.samples * length)))
     if not text.strip():
         raise QuantizeError(f"The calibration source {source.source} is empty: it has no text.")
     ids = tokenizer(text, verbose=False)["input_ids"]  # verbose: the text is longer than the model takes, as it should
@@ -184,10 +184,10 @@ def _source(fields: Mapping[str, Any]) -> Calibration:
 
 
 def _tokenizer(model: "PreTrainedModel") -> Callable[..., Any]:
-    from transformers import AutoTokenizer
+    from qbench.tokenizer import load_tokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model.config.name_or_path)
+        return load_tokenizer(model.config.name_or_path or "")
     except (OSError, ValueError) as error:
         raise QuantizeError(
             f"The model's folder {model.config.name_or_path!r} has no tokenizer to read the calibration source with; "
@@ -195,7 +195,7 @@ def _tokenizer(model: "PreTrainedModel") -> Callable[..., Any]:
         ) from error
 
 
-def _documents(source: Calibration) -> Iterator[str]:
+def documents(source: Calibration) -> Iterator[str]:
     """The source's documents in order."""
     path = Path(source.source)
     if not source.is_file:

@@ -99,13 +99,14 @@ def _int8_rows(x: Tensor, threshold: float) -> Tensor:
 @torch.no_grad()
 def measure_layer(name: str, source: Tensor, layer: PackedLinear, other_options: tuple[str, ...] = ()) -> LayerAudit:
     """All that the audit wants to know of one packed layer, given the weight that it was made from."""
-    codes, weight = layer.codes(), layer.dequantize().float()
-    source = source.to(weight.device, torch.float32)
+    codes, weight = layer.codes(), layer.dequantize()
+    exact = weight if weight.dtype == torch.float32 else layer.dequantize_float32()
+    weight, source = weight.float(), source.to(weight.device, torch.float32)
     error = (weight - source).double()
     norms, product = source.double().norm() * weight.double().norm(), (source.double() * weight.double()).sum()
     finite = bool(weight.isfinite().all())
     storage = layer.storage()
-    grid = _Grid(layer, codes, weight, source) if finite else None
+    grid = _Grid(layer, codes, weight, exact, source) if finite else None
     return LayerAudit(
         name=name,
         bits=layer.bits,
@@ -134,17 +135,17 @@ def measure_layer(name: str, source: Tensor, layer: PackedLinear, other_options:
 
 
 class _Grid:
-    """Where the weights of a layer lie on the levels of their groups."""
+    """Where the weights of a layer lie on the levels of their groups; exact: the weights before their rounding."""
 
-    def __init__(self, layer: PackedLinear, codes: Tensor, weight: Tensor, source: Tensor) -> None:
+    def __init__(self, layer: PackedLinear, codes: Tensor, weight: Tensor, exact: Tensor, source: Tensor) -> None:
         self.levels, self.one_value_a_code, self.codes_possible, misplaced, narrow, judged = 0, True, 0, 0, 0, 0
         steps_off = []
         width, levels = max(int(codes.max()) + 1, 2**layer.bits), layer.grid()
         every = torch.arange(width, device=codes.device)
-        for c, w, s in _chunks(width, *(layer.groups(t) for t in (codes.long(), weight, source))):
+        for c, w, e, s in _chunks(width, *(layer.groups(t) for t in (codes.long(), weight, exact, source))):
             # [groups, 1 + width + 1]: the value of each code in each group, NaN where it is not in use
-            table = w.new_full((len(c), width + 2), math.nan).scatter_(1, c + 1, w)
-            self.one_value_a_code &= bool((table.gather(1, c + 1) == w).all())
+            table = e.new_full((len(c), width + 2), math.nan).scatter_(1, c + 1, e)
+            self.one_value_a_code &= _is_one_value_a_code(c, w)
             self.levels = max(self.levels, int((~table.isnan()).sum(1).max()))
             low, high = c.amin(1, keepdim=True), c.amax(1, keepdim=True)
             # A group's mean step; NaN, and so out of all that follows, in a group of one level.
@@ -154,8 +155,8 @@ class _Grid:
             if levels is None:
                 unused = table.gather(1, low + 1) + (every - low) * _signed(table, low, high)
             else:
-                largest = w.abs().argmax(1, keepdim=True)
-                unused = w.gather(1, largest) / levels[c.gather(1, largest)] * levels
+                largest = e.abs().argmax(1, keepdim=True)
+                unused = e.gather(1, largest) / levels[c.gather(1, largest)] * levels
             table[:, 1:-1] = table[:, 1:-1].where(~table[:, 1:-1].isnan(), unused)
             span = s.amax(1) - s.amin(1)
             possible = (span / layer.MIN_STEP).clamp(max=2**layer.bits - 1) + 1 if layer.MIN_STEP else 2**layer.bits
@@ -165,10 +166,16 @@ class _Grid:
             narrow += int((wide & ((high - low).flatten() < 2 ** (layer.bits - 1))).sum())
             judged += int(wide.sum())
             neighbour = torch.fmin((table.gather(1, c) - s).abs(), (table.gather(1, c + 2) - s).abs())
-            misplaced += int(((w - s).abs() - neighbour > step / 2).sum())
+            misplaced += int(((e - s).abs() - neighbour > step / 2).sum())
         off = torch.cat(steps_off)
         self.median_steps, self.median_bias = float(off.abs().nanmedian()), float(off.nanmedian())
         self.misplaced, self.narrow = misplaced / len(off), narrow / max(judged, 1)
+
+
+def _is_one_value_a_code(codes: Tensor, weight: Tensor) -> bool:
+    """Whether equal codes of a group [groups, group_size] stand for equal weights."""
+    by_code = weight.new_empty(len(codes), int(codes.max()) + 1).scatter_(1, codes, weight)
+    return bool((by_code.gather(1, codes) == weight).all())
 
 
 def _signed(table: Tensor, low: Tensor, high: Tensor) -> Tensor:

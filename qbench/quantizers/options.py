@@ -2,7 +2,7 @@
 
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module, metadata
 from typing import Any
@@ -13,8 +13,9 @@ import qbench.quantizers
 from qbench.errors import did_you_mean
 from qbench.identity import package_code_hash
 from qbench.plugins import declared
+from qbench.quantizers.axes import AXES, Part, parts_of
 from qbench.quantizers.declaration import Options, QuantizeError, Quantizer
-from qbench.records.audit import PART, UNQUANTIZED
+from qbench.records.audit import UNQUANTIZED
 
 ENTRY_POINTS = "qbench.quantizers"  # the group in which other packages declare theirs
 
@@ -29,27 +30,20 @@ class NotOffered:
 
     method: str
     bits: int
+    parts: tuple[Part, ...] = ()
 
     @property
     def label(self) -> str:
         """The name in tables; there are no options to tell apart."""
-        return f"{self.method}-{self.bits}"
+        return "-".join([self.method, str(self.bits), *(part.label for part in self.parts)])
 
     def __str__(self) -> str:
         return f"not offered by {self.method}"
 
 
 @dataclass(frozen=True)
-class Part:
-    """An axis beside the weights, such as the KV cache: its piece of the label, and its options. None exists yet."""
-
-    label: str
-    options: Options
-
-
-@dataclass(frozen=True)
 class Quantization:
-    """A method for the weights, its bits and its resolved options, and further parts beside it.
+    """A method for the weights, its bits and its resolved options, and parts beside it: one for each of its axes.
 
     Make one with `quantization`, which validates.
     """
@@ -61,14 +55,28 @@ class Quantization:
 
     @cached_property
     def label(self) -> str:
-        """The name in tables: `hqq-3-g64`, `bnb-4-nf4`, `none-16`. Two different settings never share one."""
-        weights = "-".join([self.method, str(self.bits), *self.options.label_parts()])
-        return PART.join([weights, *(part.label for part in self.parts)])
+        """The name in tables: `hqq-3-g64`, `none-16`, `none-16-mask1e-06`. Two different settings never share one."""
+        return "-".join([self.method, str(self.bits), *self.options.label_parts(), *(p.label for p in self.parts)])
 
     @property
     def is_unquantized(self) -> bool:
         """Whether this is the baseline: weights as they are, and nothing beside them."""
         return self.label == UNQUANTIZED
+
+    @property
+    def for_weights(self) -> "Quantization":
+        """The same without its parts."""
+        return replace(self, parts=())
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether its numbers depend on calibration text."""
+        return self.quantizer.calibrated or any(part.declaration.calibrated for part in self.parts)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Its options and axes as `quantization` and `quantize` take them."""
+        return self.options.model_dump() | {part.axis: part.options.model_dump() for part in self.parts}
 
     @property
     def quantizer(self) -> Quantizer:
@@ -123,16 +131,21 @@ def offers(method: str, bits: int) -> bool:
 
 
 def quantization(method: str, bits: int, **options: Any) -> Quantization:
-    """A Quantization with every option resolved and checked; the error names the option and what is allowed."""
+    """A Quantization with every option resolved and checked; the error names the option and what is allowed.
+
+    options: of the method, and of axes beside it by their names: mask_heads={"epsilon": 1e-6}.
+    """
     if not offers(method, bits):
         widths = _listed(quantizer(method).widths)
         raise NotOfferedError(f"{bits} bits are {NotOffered(method, bits)}; it has {widths}.")
     kind = quantizer(method).widths[bits]
+    parts = parts_of(options)
+    options = {name: value for name, value in options.items() if name not in AXES}
     for name in options:
         if name not in kind.model_fields:
             raise QuantizeError(_unknown_option(method, bits, name))
     try:
-        return Quantization(method, bits, kind(**options))
+        return Quantization(method, bits, kind(**options), parts)
     except ValidationError as error:
         first = error.errors()[0]
         raise QuantizeError(f"{method}'s option {first['loc'][0]} is {first['input']!r}: {first['msg']}.") from None
@@ -158,7 +171,7 @@ def _unknown_option(method: str, bits: int, name: str) -> str:
     if elsewhere:
         return f"{name} is an option of {method} at {' and '.join(elsewhere)} bits, not at {bits}."
     allowed = f"it has {', '.join(known)}" if known else "it has none"
-    return f"{name} is not an option of {method} at {bits} bits; {allowed}.{did_you_mean(name, known)}"
+    return f"{name} is not an option of {method} at {bits} bits; {allowed}.{did_you_mean(name, [*known, *AXES])}"
 
 
 def _listed(widths: Mapping[int, object]) -> str:

@@ -48,6 +48,13 @@ class PackedLinear(nn.Module):
         """The weight that the codes stand for, [out_features, in_features], in the compute dtype."""
         raise NotImplementedError
 
+    def dequantize_float32(self) -> Tensor:
+        """The same before it is rounded to the compute dtype: the audit counts steps of the grid in it.
+
+        In bfloat16 a weight has 8 bits, as many as an 8-bit code: weights on the right level may look misplaced.
+        """
+        return self.dequantize().float()
+
     @classmethod
     def check_linear(cls, name: str, linear: nn.Linear, bits: int, options: Any) -> None:
         """A QuantizeError if a linear layer of this shape cannot be packed; by default all can."""

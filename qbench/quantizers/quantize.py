@@ -2,7 +2,7 @@
 
 import copy as copying
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from qbench.errors import is_out_of_memory, one_line
+from qbench.quantizers.axes import AppliedAxis
 from qbench.quantizers.declaration import LinearOptions, Options, QuantizeError
 from qbench.quantizers.measure import (
     compare_logits,
@@ -24,7 +25,7 @@ from qbench.quantizers.measure import (
 )
 from qbench.quantizers.options import Quantization, quantization
 from qbench.quantizers.packed import PackedForm, PackedLinear, attach_packed_form, packed_form
-from qbench.records.audit import Audit, AuditError, LayerAudit, failures
+from qbench.records.audit import Audit, AuditError, LayerAudit, PartAudit, failures
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class _Subject:
     target_weights: int
     probe_tokens: int
 
-    def audit(self, weights: _Evidence, logits: _LogitsEvidence) -> Audit:
+    def audit(self, weights: _Evidence, logits: _LogitsEvidence, parts: tuple[PartAudit, ...] = ()) -> Audit:
         """The audit, validated; the only place that makes one."""
         return Audit(
             label=self.quantization.label,
@@ -85,6 +86,7 @@ class _Subject:
             kl=logits.kl,
             top1_agreement=logits.top1_agreement,
             packed_dense_gap=logits.packed_dense_gap,
+            parts=parts,
             weights=sum(layer.weights for layer in weights.layers),
             code_bytes=sum(layer.code_bytes for layer in weights.layers),
             metadata_bytes=sum(layer.metadata_bytes for layer in weights.layers),
@@ -107,8 +109,10 @@ def quantize(
 ) -> tuple[LlamaForCausalLM, Audit]:
     """Quantize a Llama-style model, in place or on a copy, and prove it; the model comes back in eval mode.
 
-    calibration is read by the methods that need it (gptq). probe: token ids [batch, length] for the audit's logits, by
-    default a fixed pseudo-random batch. device: where each layer is quantized, by default where it is.
+    options: of the method, and of axes beside it: mask_heads={"epsilon": 1e-6}.
+    calibration is read by the methods and axes that need it (gptq, mask_heads). probe: token ids [batch, length] for
+    the audit's logits, by default a fixed pseudo-random batch. device: where each layer is quantized, by default where
+    it is.
     Memory beyond the model's own: the packed form, which is kept; the source weights on the CPU until each layer is
     audited (of a model on the CPU, the very tensors that were there); with copy=True, the copy.
     """
@@ -127,12 +131,19 @@ def quantize(
 
     what_now = as_it_was if copy else "Load the model again."
     with _out_of_memory_as_sentence(wanted.label, what_now):
-        weights = _quantize_weights(model, subject, what_now, calibration=calibration, progress=progress, device=device)
-        _check_audit(subject.audit(weights, _LogitsEvidence()), what_now)  # it may not be fit for a forward pass
-        layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+        axes = [part.declaration.load()(model, part.options, calibration) for part in wanted.parts]
+        weights, layers = _Evidence(), {}
+        if not wanted.for_weights.is_unquantized:
+            weights = _quantize_weights(
+                model, subject, what_now, calibration=calibration, progress=progress, device=device
+            )
+            _check_audit(subject.audit(weights, _LogitsEvidence()), what_now)  # it may not be fit for a forward pass
+            layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
+            attach_packed_form(model, PackedForm(wanted.for_weights, layers))
+        runs_dense = bool(layers) and execution == "dense" and weights.activation_bits is None
+        logits = _logits_evidence(model, probe, reference, runs_dense, axes)
         attach_packed_form(model, PackedForm(wanted, layers))
-        dense = execution == "dense" and weights.activation_bits is None
-        audit = subject.audit(weights, _logits_evidence(model, probe, reference, dense))
+        audit = subject.audit(weights, logits, tuple(axis.audit(model, probe) for axis in axes))
         _check_audit(audit, what_now)
     return model, audit
 
@@ -142,6 +153,8 @@ def make_dense(model: nn.Module) -> None:
     form = packed_form(model)
     if form is None:
         raise QuantizeError("The model is not quantized, so there is nothing to dequantize.")
+    if form.quantization.parts:
+        raise QuantizeError(f"Making {form.quantization.label} dense would lose what it has beside its weights.")
     for name, layer in form.layers.items():
         if layer.ACTIVATION_BITS:
             raise QuantizeError(
@@ -158,7 +171,7 @@ def make_dense(model: nn.Module) -> None:
 
 def _subject(model: nn.Module, wanted: Quantization, probe: Tensor) -> _Subject:
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    targets = () if wanted.is_unquantized else _targets(model, linears, wanted.options)
+    targets = () if wanted.for_weights.is_unquantized else _targets(model, linears, wanted.options)
     return _Subject(
         quantization=wanted,
         targets=targets,
@@ -227,8 +240,10 @@ def _other_options(layer: PackedLinear, options: Options) -> tuple[str, ...]:
     return tuple(other)
 
 
-def _logits_evidence(model: nn.Module, probe: Tensor, reference: Tensor, dense: bool) -> _LogitsEvidence:
-    """What the logits of the packed model say; if it is to run dense, it does so from here on."""
+def _logits_evidence(
+    model: LlamaForCausalLM, probe: Tensor, reference: Tensor, dense: bool, axes: Sequence[AppliedAxis]
+) -> _LogitsEvidence:
+    """What the logits of the packed model say; if it is to run dense, it does so from here on, and then with axes."""
     modules = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
     with int8_outputs(modules) as outputs:
         logits, gap = logits_on(model, probe), None
@@ -236,8 +251,11 @@ def _logits_evidence(model: nn.Module, probe: Tensor, reference: Tensor, dense: 
         make_dense(model)
         packed, logits = logits, logits_on(model, probe)
         gap = relative_gap(packed, logits)
-    kl, top1 = compare_logits(reference, logits)
-    return _LogitsEvidence("dense" if dense else "packed", kl, top1, gap, outputs)
+    for axis in axes:
+        axis.apply(model)
+    kl, top1 = compare_logits(reference, logits_on(model, probe) if axes else logits)
+    execution = "none" if not modules else "dense" if dense else "packed"
+    return _LogitsEvidence(execution, kl, top1, gap, outputs)
 
 
 def _with_int8(layer: LayerAudit, outputs: tuple[float, float] | None) -> LayerAudit:

@@ -18,6 +18,12 @@ def packed_tensors(model: LlamaForCausalLM) -> dict[str, Tensor]:
     form = packed_form(model)
     if form is None:
         raise QuantizeError("The model is not quantized: quantize it, or write it with save_checkpoint.")
+    if form.quantization.parts:
+        axes = " and ".join(part.axis for part in form.quantization.parts)
+        raise QuantizeError(
+            f"The model is quantized as {form.quantization.label}, and no checkpoint format holds {axes}: it would be "
+            f"lost. Quantize the model without {axes} to save it."
+        )
     inside = tuple(f"{name}." for name in form.layers)
     dense = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(inside)}
     packed = {f"{name}.{key}": t for name, layer in form.layers.items() for key, t in layer.state_dict().items()}

@@ -3,19 +3,23 @@
 import os
 import re
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from qbench.attention.kinds import attentions
-from qbench.errors import did_you_mean
+from qbench.checkpoint.layout import CONFIG, config_sizes, read_json
+from qbench.errors import did_you_mean, some
 from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name
-from qbench.quantizers.calibration import NAMED
+from qbench.quantizers.axes import AXES, parts_of
+from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization, quantizer
-from qbench.recipe.schema import QuantizationEntry, Recipe
+from qbench.recipe.schema import PASSKEY_FIELDS, QuantizationEntry, Recipe
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
+from qbench.records.metrics import PASSKEY
 
 HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub takes them
 
@@ -29,6 +33,7 @@ def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
         _check_replicates,
         _check_quantizations,
         _check_calibration,
+        _check_analysis,
         _check_tasks,
     ):
         check(recipe, file)
@@ -66,6 +71,8 @@ def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
             _check_source((*where, attention), source.path, recipe)
             if source.tokenizer:
                 _check_source((*where, attention, "tokenizer"), source.tokenizer, recipe)
+            for step, own in source.steps.items():
+                _check_source((*where, attention, "steps", step), own.path, recipe)
     if recipe.tokenizer:
         _check_source(("tokenizer",), recipe.tokenizer, recipe)
 
@@ -139,9 +146,13 @@ def did_you_mean_folder(text: str, recipe: Recipe) -> str:
 
 
 def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
+    _check_entries(("quantizations",), recipe.quantizations, file)
+
+
+def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: RecipeFile) -> None:
     labels: set[str] = set()
-    for index, entry in enumerate(recipe.quantizations):
-        where: Where = ("quantizations", index)
+    for index, entry in enumerate(entries):
+        where: Where = (*field, index)
         try:
             if not entry.widths:
                 quantizer(entry.method)  # raises if the method is unknown, which comes first
@@ -164,29 +175,30 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
     """The quantization of one width; each option is tried alone, so that an error has its line."""
     try:
         if not offers(entry.method, bits):
-            return NotOffered(entry.method, bits)
+            return NotOffered(entry.method, bits, parts_of(entry.axes))
     except QuantizeError as error:
         raise file.error((*where, "method"), str(error)) from None
     by_bits = {("options_by_bits", bits, name): value for name, value in entry.options_by_bits.get(bits, {}).items()}
     shared = {("options", name): value for name, value in entry.options.items()}
-    for option, value in (by_bits | shared).items():
+    axes = {(name,): value for name, value in entry.axes.items()}
+    for option, value in (by_bits | shared | axes).items():
         try:
             quantization(entry.method, bits, **{str(option[-1]): value})
         except QuantizeError as error:
             hint = " Give it under options_by_bits." if option in shared and "not at" in str(error) else ""
             raise file.error((*where, *option), f"{error}{hint}") from None
-    return quantization(entry.method, bits, **(entry.options | entry.options_by_bits.get(bits, {})))
+    return quantization(entry.method, bits, **entry.arguments(bits))
 
 
 def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     source = recipe.calibration
-    calibrated = [i for i, entry in enumerate(recipe.quantizations) if quantizer(entry.method).calibrated]
+    calibrated = [i for i, entry in enumerate(recipe.quantizations) if _calibrated(entry)]
     if source is None:
         if calibrated:
-            method = recipe.quantizations[calibrated[0]].method
+            first = _calibrated(recipe.quantizations[calibrated[0]])[0]
             raise file.error(
                 ("quantizations", calibrated[0]),
-                f"{method} needs calibration; add `calibration: {{source: wikitext2}}`.",
+                f"{first} needs calibration; add `calibration: {{source: wikitext2}}`.",
             )
         return
     seeds: Where = ("calibration", "seeds")
@@ -196,12 +208,56 @@ def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
             f"is {source.seeds}, but no method of the recipe is calibrated; leave it out, or add one that is, such as "
             "gptq.",
         )
+    _check_file(("calibration", "source"), source, recipe)
+
+
+def _check_file(where: Where, source: Calibration, recipe: Recipe) -> None:
     if source.is_file and not Path(recipe.locate(source.source)).is_file():
-        raise file.error(
-            ("calibration", "source"),
-            f"{file.file.parent / source.source} is not a file; source must be a file, {' or '.join(NAMED)}, or a "
+        raise recipe._file.error(
+            where,
+            f"{recipe.file.parent / source.source} is not a file; source must be a file, {' or '.join(NAMED)}, or a "
             "dataset on the Hub with its revision.",
         )
+
+
+def _calibrated(entry: QuantizationEntry) -> list[str]:
+    """What of an entry needs calibration text: its method, its axes."""
+    method = [entry.method] if quantizer(entry.method).calibrated else []
+    return method + [name for name in entry.axes if AXES[name].calibrated]
+
+
+def _check_analysis(recipe: Recipe, file: RecipeFile) -> None:
+    settings = recipe.analysis
+    if settings.source and (source := settings.texts()):
+        _check_file(("analysis", "source"), source, recipe)
+    _check_entries(("analysis", "sensitivity"), settings.sensitivity, file)
+    for index, entry in enumerate(settings.sensitivity):
+        where: Where = ("analysis", "sensitivity", index)
+        if entry.method == "none" or not all(offers(entry.method, bits) for bits in entry.widths):
+            raise file.error(where, f"{entry.method} does not offer {some([*map(str, entry.widths)])} bits.")
+        if quantizer(entry.method).calibrated and recipe.calibration is None:
+            raise file.error(where, f"{entry.method} needs calibration; add `calibration: {{source: wikitext2}}`.")
+    _check_heads(recipe, file)
+
+
+def _check_heads(recipe: Recipe, file: RecipeFile) -> None:
+    """Heads that are asked for must be in every model, as far as their configs are on this machine."""
+    if not recipe.analysis.maps:
+        return
+    models = ((family, *twin) for family, twins in recipe.checkpoints.items() for twin in twins.items())
+    for family, attention, source in models:
+        config = Path(recipe.locate(source.path), CONFIG)
+        if not config.is_file():
+            continue  # the worker finds out
+        sizes = config_sizes(read_json(config), config)
+        there = {"layer": sizes.num_hidden_layers, "head": sizes.num_attention_heads}
+        for index, place in enumerate(recipe.analysis.maps):
+            for name, count in there.items():
+                if (number := getattr(place, name)) >= count:
+                    raise file.error(
+                        ("analysis", "maps", index, name),
+                        f"is {number}; {family}-{attention} has {name}s 0 to {count - 1}.",
+                    )
 
 
 def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
@@ -217,6 +273,9 @@ def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
                 ("tasks", name),
                 "settings are for a task's name; give its folder to task_folders and use the name here.",
             )
+    for name, task in recipe.tasks.items():
+        if name != PASSKEY and (alien := [field for field in PASSKEY_FIELDS if getattr(task, field) is not None]):
+            raise file.error(("tasks", name, alien[0]), f"is a setting of the task {PASSKEY} alone.")
     for name in recipe.data:
         if name not in recipe.tasks and not any(map(is_task_path, recipe.tasks)):
             raise file.error(("data", name), f"is not one of the tasks.{did_you_mean(name, recipe.tasks)}")

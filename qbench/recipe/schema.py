@@ -1,19 +1,25 @@
 """What a recipe has: checkpoints × quantizations × tasks, and how to run them, typed. Imports no torch."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from qbench.evaluate.facts import is_task_path
+from qbench.evaluate.passkey import PasskeySettings
 from qbench.gate.settings import GateSettings
-from qbench.machine import has_cuda
+from qbench.gpus import has_cuda
+from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.recipe.messages import must
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
+from qbench.records.metrics import PASSKEY
+
+PASSKEY_FIELDS = tuple(field.name for field in fields(PasskeySettings))  # of the settings of a task
 
 
 class _RecipePart(BaseModel):
@@ -26,6 +32,7 @@ class CheckpointSource(_RecipePart):
     path: str = Field(min_length=1)  # a folder, relative to the recipe, or owner/name on the Hub
     revision: str | None = None  # a branch, tag or commit on the Hub
     tokenizer: str | None = None  # if it is not beside the model
+    steps: dict[int, "CheckpointSource"] = {}  # the same model at steps of its training, for `qbench analyze`
 
     @model_validator(mode="before")
     @classmethod
@@ -38,12 +45,29 @@ class CheckpointSource(_RecipePart):
 
 
 class QuantizationEntry(_RecipePart):
-    """A method at one or several widths; options for all of them, and for single widths."""
+    """A method at one or several widths; options for all of them, and for single widths.
+
+    What it has beside the weights stands under the name of its axis: `mask_heads: {epsilon: 1.0e-6}`.
+    """
 
     method: str
     bits: tuple[int, ...] = ()
     options: dict[str, Any] = {}
     options_by_bits: dict[int, dict[str, Any]] = {}
+    axes: dict[str, Any] = {}  # options by the name of the axis
+
+    @model_validator(mode="before")
+    @classmethod
+    def _axes_by_their_names(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        axes = {name: value[name] for name in AXES if value.get(name) is not None}
+        rest = {name: own for name, own in value.items() if name not in AXES}
+        return rest | ({"axes": axes} if axes else {})
+
+    def arguments(self, bits: int) -> dict[str, Any]:
+        """The options and axes of one width, as `quantization` takes them."""
+        return self.options | self.options_by_bits.get(bits, {}) | self.axes
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -64,11 +88,80 @@ class TaskSettings(_RecipePart):
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)
     data: str | dict[str, str] | None = None  # a .jsonl file, or one per split
+    # Of passkey alone; None: what PasskeySettings has.
+    lengths: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(None, min_length=1)
+    trials: int | None = Field(None, ge=1)
+    seed: int | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_no_setting(cls, value: Any) -> Any:
         return {} if value is None else value
+
+    @field_validator("lengths", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
+
+
+class HeadPlace(_RecipePart):
+    """A head of a model."""
+
+    layer: int = Field(ge=0)  # from 0
+    head: int = Field(ge=0)
+
+
+class AnalysisSettings(_RecipePart):
+    """What `qbench analyze` measures, and on which texts."""
+
+    source: str | None = Field(None, min_length=1)  # as for calibration; by default the calibration's
+    field: str = "text"  # of a line in a .jsonl file, or of a row in a dataset
+    split: str = "train"  # this and the next two are for datasets on the Hub
+    subset: str | None = None
+    revision: str | None = None
+    samples: int = Field(100, ge=1)  # the first texts of the source
+    length: int = Field(2048, ge=2)  # tokens at which each text is cut
+    lengths: tuple[Annotated[int, Field(ge=2)], ...] | None = None  # of the sweep; by default 16, 32, …
+    cells: Literal["unquantized", "all"] = "unquantized"  # all: the recipe's quantizations too
+    maps: tuple[HeadPlace, ...] | None = None  # to draw; by default the heads that differ most between models
+    text: str | None = Field(None, min_length=1)  # that maps are drawn of; by default the first of the source
+    sensitivity: tuple[QuantizationEntry, ...] = ()  # of each linear layer alone, to these
+
+    @field_validator("lengths", "maps", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("sensitivity", mode="before")
+    @classmethod
+    def _names_are_entries(cls, value: Any) -> Any:
+        return tuple(_named_quantization(own) for own in value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _source_is_known(self) -> "AnalysisSettings":
+        try:
+            self.texts()
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["ctx"]["error"]) from None
+        return self
+
+    def texts(self, calibration: Calibration | None = None) -> Calibration | None:
+        """Where the texts come from; None if neither this nor the calibration says it."""
+        own = {"samples": self.samples, "length": self.length}
+        if self.source:
+            place = self.model_dump(include={"source", "field", "split", "subset", "revision"})
+            return Calibration(**place, **own)
+        return calibration and calibration.model_copy(update={**own, "seed": 0, "seeds": 1})
+
+
+def _named_quantization(value: Any) -> Any:
+    """hqq-3 as a mapping; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    method, _, bits = value.rpartition("-")
+    if not method or not bits.isdecimal():
+        raise must("be a list of quantizations such as hqq-3, or mappings as in quantizations")
+    return {"method": method, "bits": int(bits)}
 
 
 class Recipe(_RecipePart):
@@ -86,12 +179,13 @@ class Recipe(_RecipePart):
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)  # only the first documents of each task
     calibration: Calibration | None = None  # for the methods that need it, such as gptq
+    analysis: AnalysisSettings = Field(default_factory=lambda: AnalysisSettings.model_validate({}))
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_length: int | None = Field(None, ge=2)  # by default what the checkpoint's config says
     seed: int = 1234  # of the few-shot examples; calibration has its own
     execution: Literal["dense", "packed"] = "dense"
-    batch_tokens: int | None = Field(None, ge=1)  # by default as many as memory allows
+    batch_tokens: int | None = Field(None, ge=1)  # by default a constant of the device, the same for all cells
     workers: int | None = Field(None, ge=1)  # cells at once; by default one per GPU, or as many as the CPU can take
     threads: int | None = Field(None, ge=1)  # of each worker on the CPU; by default an equal share of the cores
     timeout_minutes: float = Field(720, gt=0)  # a cell that takes longer has hung
@@ -158,8 +252,19 @@ class Recipe(_RecipePart):
         return self.model_dump(mode="json", exclude={"output"})
 
     def task_names(self) -> list[str]:
-        """The tasks as load_tasks takes them."""
-        return [self.locate(name) if is_task_path(name) else name for name in self.tasks]
+        """The tasks as load_tasks takes them: all but those that are generated."""
+        return [self.locate(name) if is_task_path(name) else name for name in self._loaded_tasks]
+
+    @property
+    def passkey(self) -> PasskeySettings | None:
+        """The settings of the passkey tasks; None if the recipe has none."""
+        if PASSKEY not in self.tasks:
+            return None
+        return PasskeySettings(**self.tasks[PASSKEY].model_dump(include=set(PASSKEY_FIELDS), exclude_none=True))
+
+    @property
+    def _loaded_tasks(self) -> dict[str, TaskSettings]:
+        return {name: task for name, task in self.tasks.items() if name != PASSKEY}
 
     def task_data(self) -> dict[str, Any]:
         """Local data files by task, from here."""
@@ -177,7 +282,7 @@ class Recipe(_RecipePart):
         own = {name: task.num_fewshot for name, task in self.tasks.items() if task.num_fewshot is not None}
         if not own:
             return self.num_fewshot
-        return own if self.num_fewshot is None else dict.fromkeys(self.tasks, self.num_fewshot) | own
+        return own if self.num_fewshot is None else dict.fromkeys(self._loaded_tasks, self.num_fewshot) | own
 
     def limits(self, tasks: Iterable[str] | None = None) -> dict[str, int | None]:
         """How many documents of each task; None for all. tasks: those that groups and files among them stand for."""
@@ -191,19 +296,37 @@ class Recipe(_RecipePart):
 
     def calibration_source(self) -> Calibration | None:
         """The calibration with its path from here."""
-        found = self.calibration
-        if found is None or found.source in NAMED:
-            return found
-        return found.model_copy(update={"source": self.locate(found.source)})
+        return self._located(self.calibration)
+
+    def analysis_source(self) -> Calibration:
+        """Where the texts of an analysis come from, with its path from here."""
+        found = self._located(self.analysis.texts(self.calibration))
+        if found is None:
+            raise self._file.error(
+                ("analysis",),
+                "source is missing, and there is no calibration whose text could be used; name a file.",
+            )
+        return found
+
+    def _located(self, source: Calibration | None) -> Calibration | None:
+        if source is None or source.source in NAMED:
+            return source
+        return source.model_copy(update={"source": self.locate(source.source)})
 
 
 def fields_at(field: Where) -> list[str]:
     """The names that are allowed at a field."""
+    if field[:1] == ("analysis",) and len(field) > 1:
+        items: dict[Any, type[BaseModel]] = {"maps": HeadPlace, "sensitivity": QuantizationEntry}
+        return list(items[field[1]].model_fields)
     parts: dict[Any, type[BaseModel]] = {
+        "analysis": AnalysisSettings,
         "checkpoints": CheckpointSource,
-        "quantizations": QuantizationEntry,
-        "tasks": TaskSettings,
         "calibration": Calibration,
         "gate": GateSettings,
     }
+    if field[:1] == ("quantizations",):
+        return [name for name in QuantizationEntry.model_fields if name != "axes"] + list(AXES)
+    if field[:1] == ("tasks",):
+        return [name for name in TaskSettings.model_fields if (name in PASSKEY_FIELDS) == (field[1:2] == (PASSKEY,))]
     return list((parts[field[0]] if field else Recipe).model_fields) + ([] if field else ["extends"])

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 from qbench.errors import first_of
 
 UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is quantized
-PART = "+"  # in a label, before each part that is quantized beside the weights: hqq-4-g64+kv8
 
 # A weight on its grid's nearest level is a quarter of a step off at the median. GPTQ moves weights further on purpose,
 # but not so that the typical one is nearer to another level than to its own; one step too far puts the median at 1.
@@ -40,14 +39,9 @@ TOTALS_TOLERANCE = 1e-6
 MAX_REASONS = 8  # in the message of an error
 
 
-def weight_label(label: str) -> str:
-    """The part of a label that is about weights: hqq-4-g64 of hqq-4-g64+kv8."""
-    return label.partition(PART)[0]
-
-
 def names_weights(label: str, method: str, bits: int) -> bool:
     """Whether a label is one of the method at that width."""
-    return f"{weight_label(label)}-".startswith(f"{method}-{bits}-")
+    return f"{label}-".startswith(f"{method}-{bits}-")
 
 
 class AuditError(RuntimeError):
@@ -127,13 +121,42 @@ class LayerAudit(_Stored):
     int8_spared: float | None = None  # 0: the output is that of int8 activations; 1: that of activations as they are
 
 
+class Measured(BaseModel):
+    """A figure that proves something if it is within its limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: str
+    value: float
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def failure(self) -> str | None:
+        """What is wrong with it, in a sentence; None if nothing is."""
+        low = -math.inf if self.at_least is None else self.at_least
+        high = math.inf if self.at_most is None else self.at_most
+        if low <= self.value <= high:  # NaN is not
+            return None
+        limits = [f"at least {self.at_least:g}"] if self.at_least is not None else []
+        limits += [f"at most {self.at_most:g}"] if self.at_most is not None else []
+        return f"{self.what} is {self.value:g}; it must be {' and '.join(limits)}."
+
+
 class PartAudit(BaseModel):
-    """Proof of one part beside the weights, such as the KV cache: its piece of the label, and why it proves nothing."""
+    """Proof of one part beside the weights, such as masked heads: its piece of the label, and what was measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     label: str
-    reasons: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()  # what was done, for readers
+    measured: tuple[Measured, ...] = ()
+    may_change_nothing: bool = False  # whether a model may give the very same numbers with it and without
+
+    def failures(self) -> list[str]:
+        """Why it proves nothing, one sentence per reason."""
+        if not self.measured:
+            return ["nothing was measured that proves it."]
+        return [reason for measured in self.measured if (reason := measured.failure())]
 
 
 class Audit(_Stored):
@@ -159,7 +182,17 @@ class Audit(_Stored):
     top1_agreement: float | None = None
     packed_dense_gap: float | None = None  # ‖packed - dense‖ / ‖dense‖ of the logits; None if only one of them runs
 
-    parts: tuple[PartAudit, ...] = ()  # what is quantized beside the weights, in the order of the label
+    parts: tuple[PartAudit, ...] = ()  # what was done beside the weights, in the order of the label
+
+    @property
+    def part_labels(self) -> str:
+        """The end of the label that is about parts: -mask1e-06."""
+        return "".join(f"-{part.label}" for part in self.parts)
+
+    @property
+    def weight_label(self) -> str:
+        """The label without its parts: hqq-4-g64 of hqq-4-g64-mask1e-06."""
+        return self.label.removesuffix(self.part_labels)
 
     @computed_field
     def quantized_share(self) -> float:
@@ -185,7 +218,7 @@ def failures(audit: Audit) -> list[str]:
     ]
     for layer in audit.layers:
         reasons += [f"{layer.name}: {reason}" for reason in _layer_failures(layer, audit.bits)]
-    reasons += [f"{part.label}: {reason}" for part in audit.parts for reason in part.reasons]
+    reasons += [f"{part.label}: {reason}" for part in audit.parts for reason in part.failures()]
     reasons += _label_failures(audit)
     # What follows from a reason above is not said again.
     return (reasons or _total_failures(audit)) + _logits_failures(audit)
@@ -193,19 +226,19 @@ def failures(audit: Audit) -> list[str]:
 
 def _label_failures(audit: Audit) -> list[str]:
     """Why the label is not that of the method, the bits and the parts that the audit is of."""
-    weights, *parts = audit.label.split(PART)
     if not names_weights(audit.label, audit.method, audit.bits):
         return [f"The label is {audit.label}, but the audit is of {audit.method} at {audit.bits} bits."]
-    if parts != (audited := [part.label for part in audit.parts]):
+    if not audit.label.endswith(audit.part_labels):
+        audited = [part.label for part in audit.parts]
         return [f"The label is {audit.label}, but the parts audited beside the weights are {audited}."]
-    if weights == UNQUANTIZED and audit.layers:
+    if audit.weight_label == UNQUANTIZED and audit.layers:
         return [f"The label is {audit.label}, but {len(audit.layers)} layers were quantized."]
     return []
 
 
 def _total_failures(audit: Audit) -> list[str]:
     """Why the totals are not those of the layers, or the layers not all that were to be quantized."""
-    if not audit.layers and weight_label(audit.label) != UNQUANTIZED:
+    if not audit.layers and audit.weight_label != UNQUANTIZED:
         return ["No layer was quantized."]
     reasons = []
     for name in TOTALS:

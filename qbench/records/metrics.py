@@ -45,6 +45,19 @@ TASKS = {
     "sciq": TaskFacts(1000, choices=4),
 }
 
+PASSKEY = "passkey"  # one task per length: passkey_512
+
+
+def passkey_task(length: int) -> str:
+    """The task of one length in tokens."""
+    return f"{PASSKEY}_{length}"
+
+
+def passkey_length(task: str) -> int | None:
+    """The length in tokens of a passkey task; None for all other tasks."""
+    name, _, length = task.rpartition("_")
+    return int(length) if name == PASSKEY and length.isdecimal() else None
+
 
 def base_name(metric: str) -> str:
     """The metric without its filter: exact_match of exact_match,strict-match."""

@@ -5,10 +5,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from qbench.identity import Identity, WithoutUnused
+from qbench.records.analysis_facts import AnalysisFacts, LinearDamage, MapsFacts
 from qbench.records.audit import Audit
 
 SCHEMA_VERSION: Literal[1] = 1
 
+# What a cell may be measured by in place of its scores. Each has its own record and its own settings.
+Measured = Literal["analysis", "maps", "sensitivity"]
 FailureKind = Literal["error", "audit", "out-of-memory", "killed", "crashed", "timeout"]
 
 
@@ -26,12 +29,16 @@ class CellRef(_RecordPart, WithoutUnused):
     bits: int  # 16 for method none
     label: str  # the quantization's full name, such as hqq-3-g64
     draw: Annotated[int, Field(ge=1)] | None = None  # of calibration, if there are several
+    step: Annotated[int, Field(ge=0)] | None = None  # of training, if it is not the model at the end of it
+    measured: Measured | None = None  # None: scores
 
     @property
     def name(self) -> str:
-        """The cell in one word, for people: 340M-softpick-hqq-3-g64, or …-gptq-3-g128-draw-2."""
-        name = f"{self.family}-{self.attention}-{self.label}"
-        return f"{name}-draw-{self.draw}" if self.draw else name
+        """The cell in one word, for people: 340M-softpick-hqq-3-g64, or …-gptq-3-g128-draw-2, or …-none-16-analysis."""
+        parts = [self.family, self.attention, self.label]
+        parts += [f"draw-{self.draw}"] if self.draw else []
+        parts += [f"step-{self.step}"] if self.step is not None else []
+        return "-".join(parts + ([self.measured] if self.measured else []))
 
     @property
     def of_all_draws(self) -> "CellRef":
@@ -66,6 +73,8 @@ class Cost(_RecordPart):
     tokens_per_second: float | None = None
     peak_host_bytes: int | None = None
     peak_device_bytes: int | None = None
+    # The token budget of a batch, and what it was after each time that memory ran out; None in older records.
+    batch_tokens: tuple[int, ...] | None = None
     weight_bytes: int | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
 
 
@@ -77,6 +86,7 @@ class Provenance(_RecordPart):
     packages: dict[str, str]
     git_commit: str | None  # with a + where the working tree has changes
     machine: dict[str, Any]  # cpu, cores, threads, memory, gpu, driver, python, platform
+    precision: dict[str, str | bool] | None = None  # what was set of torch's matrix products on CUDA
     started: str  # ISO 8601, UTC
     finished: str
 
@@ -105,7 +115,11 @@ class Record(_RecordPart):
     cost: Cost | None = None
     provenance: Provenance
     failure: Failure | None = None
-    samples_sha256: str | None = None
+    samples_sha256: str | None = None  # of the Parquet file beside it
+    # In place of metrics, by what the cell was measured by:
+    analysis: AnalysisFacts | None = None
+    maps: MapsFacts | None = None
+    sensitivity: tuple[LinearDamage, ...] | None = None
 
 
 class PlannedCell(_RecordPart):
@@ -117,7 +131,7 @@ class PlannedCell(_RecordPart):
 
 
 class RunPlan(_RecordPart):
-    """What run.json holds: the matrix as it was meant, so that a reader sees what is missing."""
+    """What run.json and analysis.json hold: the matrix as it was meant, so that a reader sees what is missing."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     recipe: str

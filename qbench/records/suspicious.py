@@ -94,6 +94,7 @@ class MeasuredCell:
     checkpoint: str  # the fingerprint of the unquantized model
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
     tasks: Mapping[str, TaskScores]
+    same_as: str = ""  # the label of a cell that this one may be equal to: one without heads that were masked
 
     @cached_property
     def probes(self) -> "frozenset[tuple[str, str, str, bytes]]":
@@ -106,6 +107,11 @@ class MeasuredCell:
                 own = values[~np.isnan(values)]  # cells may be padded to different widths
                 found.add((self.cell.family, task, str(scores.hashes[row]), own.tobytes()))
         return frozenset(found)
+
+    @property
+    def base(self) -> str:
+        """Its label without the parts that may change nothing."""
+        return self.same_as or self.cell.label
 
     @property
     def model(self) -> tuple[str, str]:
@@ -167,6 +173,8 @@ def audit_failures(record: Record, audit: Audit) -> list[str]:
         return [f"it is an audit of {audit.label}."]
     if (audit.method, audit.bits) != (cell.method, cell.bits):
         return [f"it is an audit of {audit.method} at {audit.bits} bits; the cell is {cell.method} at {cell.bits}."]
+    if (wanted := sorted(record.identity.what.parts or {})) != (audited := sorted(part.label for part in audit.parts)):
+        return [f"it has {wanted} beside its weights, and the audit is of {audited}."]
     return failures(audit)
 
 
@@ -223,7 +231,8 @@ def _sharing_a_document(
     pairs = {(i, j) for i, cell in enumerate(cells) for probe in cell.probes for j in known.get(probe, ())}
     if others is cells:
         pairs = {(i, j) for i, j in pairs if i < j}
-    return [(cells[i], others[j]) for i, j in sorted(pairs) if cells[i].cell.name != others[j].cell.name]
+    found = [(cells[i], others[j]) for i, j in sorted(pairs)]
+    return [(a, b) for a, b in found if a.cell.name != b.cell.name and not (a.model == b.model and a.base == b.base)]
 
 
 @dataclass(frozen=True)
@@ -439,10 +448,18 @@ def _measured(records: Sequence[StoredRecord]) -> list[MeasuredCell]:
             stored.record.identity.what.checkpoint,
             stored.record.audit.relative_error if stored.record.audit else None,
             task_scores(stored.table),
+            _same_as(stored.record.audit),
         )
         for stored in records
         if stored.record.state == "done" and stored.has_samples
     ]
+
+
+def _same_as(audit: Audit | None) -> str:
+    """The label of an audit without the parts that may change nothing, such as masked heads; empty without one."""
+    if audit is None:
+        return ""
+    return "-".join([audit.weight_label, *(part.label for part in audit.parts if not part.may_change_nothing)])
 
 
 def task_scores(table: pa.Table) -> dict[str, TaskScores]:

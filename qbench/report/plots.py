@@ -9,18 +9,19 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, product
+from itertools import cycle, product, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qbench.attention.kinds import ATTENTIONS
 from qbench.errors import InputError
 from qbench.files import file_name, write_atomically
-from qbench.records.metrics import is_perplexity, is_share
+from qbench.records.metrics import is_perplexity, is_share, passkey_length
 from qbench.report.attentions import TWINS, kind_name
 from qbench.report.delta import DamageRow, DeltaRow, ReportData
 from qbench.report.metrics import Measure, in_tables, metric_name, task_name
-from qbench.report.results import NOT_OFFERED, FamilyQuantization, Gap, Score
+from qbench.report.passkey import LengthCurve, passkey_curves
+from qbench.report.results import NOT_OFFERED, UNQUANTIZED_METHOD, FamilyQuantization, Gap, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +33,7 @@ OFFSET, MAX_SPREAD = 0.1, 0.5  # in bits, between neighbours and in all, so that
 LEGEND_COLUMN, METHOD_NAME, LEGEND_LINE = 1.7, 0.5, 0.18  # inches
 METHOD_MARKERS = "ovD^PX*"
 Z95 = 1.96
+CURVE_COLUMNS = 4  # panels side by side
 MIN_BAR_END = 1e-3
 MAX_CHANCE_DISTANCE = 1 / 3  # of an axis, how far beyond it chance is still shown
 MIN_LOG_RATIO = 20  # perplexities that differ by such a factor are drawn on a log axis
@@ -152,7 +154,7 @@ Levels = Mapping[Measure, Mapping[str, float]]  # by metric and attention
 
 def figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
     """Every figure with its name; an error says how to install matplotlib if it is missing."""
-    matplotlib = _matplotlib()
+    matplotlib = load_matplotlib()
     for family in dict.fromkeys(row.quantization.family for row in report.deltas):
         with matplotlib.rc_context(STYLE):
             drawn = list(_figures_of(report, family))
@@ -170,6 +172,8 @@ def _figures_of(report: ReportData, family: str) -> Iterator[tuple[str, "Figure"
     if panels := damage_panels(damages, kinds):
         title = f"{family}: damage against bits (quantized − unquantized{_bars(panels)})"
         yield f"{family}-damage", _grid(panels, title, titles, styles, damages=True)
+    if curves := [curve for curve in passkey_curves(report) if curve.quantization.family == family]:
+        yield f"{family}-passkey", _length_curves(curves, family, styles)
     if storage := storage_panels(report, rows):
         levels, guessing = unquantized_levels(rows), chances(report, rows)
         yield f"{family}-bits-per-weight", _storage(storage, levels, guessing, family, titles, styles)
@@ -185,7 +189,7 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures(report):
+        for name, figure in (*figures(report), *_figures_of_kinds(report)):
             for suffix in PLOT_FORMATS:
                 file = folder / f"{file_name(name)}.{suffix}"
                 write_atomically(file, _rendered(figure, suffix))
@@ -193,6 +197,13 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     except OSError as error:
         raise PlotError(f"{folder}: plots cannot be written there ({error.strerror or error}).") from None
     return files
+
+
+def _figures_of_kinds(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+    from qbench.report.kinds import KINDS
+
+    for kind in KINDS.values():
+        yield from kind.figures(report)
 
 
 def inline_svg(figure: "Figure") -> str:
@@ -279,12 +290,52 @@ def _scores(row: DeltaRow) -> dict[str, Score]:
 
 
 def _plotted(rows: Iterable[Any]) -> list[Any]:
-    """Of each task one accuracy, the normalized one if there is one, and its perplexity."""
-    rows = list(rows)
+    """Of each task one accuracy, the normalized one if there is one, and its perplexity.
+
+    Passkey has a figure of its own, and weights that are not quantized have no width to be drawn at.
+    """
+    rows = [row for row in rows if passkey_length(row.measure.task) is None and _has_width(row.quantization)]
     chosen: dict[tuple[str, bool], Measure] = {}
     for measure in in_tables(dict.fromkeys(row.measure for row in rows)):
         chosen.setdefault((measure.task, is_perplexity(measure.metric)), measure)
     return [row for row in rows if row.measure in chosen.values() and row.measure.metric]
+
+
+def _has_width(about: FamilyQuantization) -> bool:
+    return about.is_unquantized or about.method != UNQUANTIZED_METHOD
+
+
+def _length_curves(curves: Sequence[LengthCurve], family: str, styles: Looks) -> "Figure":
+    """Accuracy against length: one panel per quantization, one line per kind of attention."""
+    panels = list(dict.fromkeys(curve.quantization for curve in curves))
+    columns = min(len(panels), CURVE_COLUMNS)
+    lines = -(-len(panels) // columns)
+    figure = load_matplotlib().figure.Figure(figsize=(1.2 + 2.2 * max(columns, 2), 0.9 + 1.9 * lines))
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+    for about, axes in zip_longest(panels, grid.flat):
+        if about is None:
+            axes.set_visible(False)
+            continue
+        for curve in (curve for curve in curves if curve.quantization == about):
+            _draw_curve(axes, curve, styles[curve.attention])
+        axes.set_title(about.method_title if about.is_unquantized else about.label)
+        axes.set_ylim(-4, 104)
+        axes.set_xlabel("length, tokens")
+        axes.tick_params(labelbottom=True)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("accuracy, %")
+    _finish(figure, f"{family}: passkey accuracy against length (bars: 95%)", columns=max(2, columns))
+    figure.subplots_adjust(hspace=0.6)  # a line for the lengths, and one for the next title
+    return figure
+
+
+def _draw_curve(axes: "Axes", curve: LengthCurve, look: Look) -> None:
+    points = [(point, point.score.value) for point in curve.points if isinstance(point.score, Score)]
+    lengths = [point.length for point, _ in points]
+    axes.plot(lengths, [value for _, value in points], linewidth=1.2, label=kind_name(curve.attention), **look.line)
+    for point, _ in points:
+        if point.interval:
+            axes.vlines(point.length, *point.interval, look.colour, linewidth=1)
 
 
 def _grid(
@@ -293,7 +344,7 @@ def _grid(
     """One row per metric, one column per method; damages of perplexities are on the log scale as they are."""
     measures = list(dict.fromkeys(measure for measure, _ in panels))
     methods = list(dict.fromkeys(method for _, method in panels))
-    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
+    figure = load_matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
     grid = figure.subplots(len(measures), len(methods), squeeze=False, sharex=True, sharey="row")
     for measure, line in zip(measures, grid, strict=True):
         log_ratio = ", log %" if damages and is_perplexity(measure.metric) else ""
@@ -394,7 +445,7 @@ def _storage(
     width = 1.2 + 2.2 * len(panels)
     if len(kinds) > len(TWINS):  # names get long
         width = max(width, (LEGEND_COLUMN + METHOD_NAME) * len(methods))
-    figure = _matplotlib().figure.Figure(figsize=(width, 2.7))
+    figure = load_matplotlib().figure.Figure(figsize=(width, 2.7))
     guessed = False
     for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         # The legend is filled column by column: one column per method, one line per kind.
@@ -461,12 +512,13 @@ def _rendered(figure: "Figure", suffix: str) -> bytes:
     # Without dates, the same results make the same files; SVG's other entries are links that a page must not have.
     left_out = {"png": (), "svg": ("Creator", "Date", "Format", "Type"), "pdf": ("CreationDate",)}
     out = io.BytesIO()
-    with _matplotlib().rc_context(STYLE):
+    with load_matplotlib().rc_context(STYLE):
         figure.savefig(out, format=suffix, dpi=200, metadata=dict.fromkeys(left_out[suffix]))
     return out.getvalue()
 
 
-def _matplotlib() -> Any:
+def load_matplotlib() -> Any:
+    """The package; an error says how to install it."""
     try:
         import matplotlib.figure
         import matplotlib.textpath

@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Literal
 
 from qbench.numbers import score, signed, signed_interval
-from qbench.records.audit import PART
 from qbench.report.delta import Difference, Tone
 from qbench.report.marks import Marks
 from qbench.report.metrics import Measure
@@ -74,7 +73,7 @@ def quantization_name(quantization: FamilyQuantization) -> str:
     if quantization.is_unquantized:
         return NOTHING
     options = quantization.label.removeprefix(f"{quantization.method}-{quantization.bits}").lstrip("-")
-    return f"{quantization.bits}-bit {options}".strip().replace(f"-bit {PART}", f"-bit{PART}")
+    return f"{quantization.bits}-bit {options}".strip()
 
 
 def score_field(table: Table, found: Score | Gap) -> Field:

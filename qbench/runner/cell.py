@@ -1,10 +1,10 @@
-"""The worker: load ▸ quantize ▸ audit ▸ evaluate. It knows one cell, and nothing about the matrix."""
+"""The worker: load ▸ quantize ▸ audit ▸ evaluate | analyze. It knows one cell, and nothing about the matrix."""
 
 import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 from qbench.attention.kinds import attentions
 from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
-from qbench.identity import Identity, TaskIdentity, cache_folder, code_hash
-from qbench.quantizers.declaration import QuantizeError
-from qbench.quantizers.options import Quantization, quantizer
+from qbench.identity import Identity, TaskIdentity, cache_folder
+from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
 from qbench.records.schema import Cost, Failure, FailureKind, MetricValue, Provenance, QuantizerFacts, Record
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from qbench.records.store import Samples
 
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
 
@@ -42,6 +41,7 @@ class Job:
     identity: Identity
     git_commit: str | None
     machine: dict[str, Any] = field(default_factory=dict)
+    precision: dict[str, str | bool] | None = None
 
     @property
     def name(self) -> str:
@@ -50,12 +50,13 @@ class Job:
 
     def record(self, started: str, **result: Any) -> Record:
         """The cell's record with this result."""
-        recipe, method = self.cell.recipe, quantizer(self.cell.ref.method)
+        recipe, wanted = self.cell.recipe, self.cell.quantization
+        assert isinstance(wanted, Quantization)  # what is not offered has no job
         return Record(
             cell=self.cell.ref,
             key=self.identity.key,
             identity=self.identity,
-            quantizer=QuantizerFacts(title=method.title, calibrated=method.calibrated),
+            quantizer=QuantizerFacts(title=wanted.quantizer.title, calibrated=wanted.is_calibrated),
             attention_title=attentions()[self.cell.ref.attention].title,
             provenance=Provenance(
                 recipe=recipe.file.name,
@@ -63,6 +64,7 @@ class Job:
                 packages=self.identity.packages,
                 git_commit=self.git_commit,
                 machine=self.machine,
+                precision=self.precision,
                 started=started,
                 finished=now(),
             ),
@@ -102,7 +104,7 @@ class Phases:
         self.on_progress(self.current, done / total if total else 0.0)
 
 
-def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, pd.DataFrame | None]":
+def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, Samples]":
     """Run a cell: a finished record with its samples, or a failed one with the reason; does not raise."""
     started, phases = now(), Phases(on_progress)
     try:
@@ -141,33 +143,50 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]":
+def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
     import torch
+
+    from qbench.evaluate.precision import set_precision
 
     cell, recipe = job.cell, job.cell.recipe
     job = replace(job, machine=job.machine | {"threads": torch.get_num_threads()})
     if recipe.resolved_device == "cuda":
         torch.cuda.reset_peak_memory_stats()
+        job = replace(job, precision=set_precision())
     with phases.phase("load"):
         model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
-    with phases.phase("quantize"):
-        model, audit = quantized_for_cell(cell, model, tokenizer)
+    audit = None
+    if cell.ref.measured != "sensitivity":  # which quantizes one layer at a time
+        with phases.phase("quantize"):
+            model, audit = quantized_for_cell(cell, model, tokenizer)
     check_unchanged(cell, job.identity)  # now that all of it is read: the record must describe what was read
-    with phases.phase("evaluate"):
-        evaluation = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
-    metrics = [asdict(metric) for metric in evaluation.metrics]
-    for metric in metrics:
-        metric["metric"] = metric.pop("name")
+    budgets = None
+    if cell.ref.measured:
+        from qbench.runner.analyzing import measure
+
+        with phases.phase(cell.ref.measured):
+            found, samples = measure(cell, model, tokenizer)
+        result: dict[str, Any] = {cell.ref.measured: found}
+    else:
+        with phases.phase("evaluate"):
+            evaluation, budgets = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
+        samples, result = evaluation.samples, {"metrics": _values(evaluation.metrics)}
     cost = Cost(
         seconds=phases.seconds,
-        tokens=phases.tokens,
-        tokens_per_second=phases.tokens / phases.seconds["evaluate"],
+        tokens=phases.tokens or None,
+        tokens_per_second=phases.tokens / phases.seconds["evaluate"] if phases.tokens else None,
         peak_host_bytes=_peak_host_bytes(),
         peak_device_bytes=torch.cuda.max_memory_allocated() if recipe.resolved_device == "cuda" else None,
-        weight_bytes=weight_bytes(model, audit),
+        weight_bytes=weight_bytes(model, audit) if audit else None,
+        batch_tokens=budgets,
     )
-    values = tuple(MetricValue(**metric) for metric in metrics)
-    return job.record(started, state="done", metrics=values, audit=audit, cost=cost), evaluation.samples
+    return job.record(started, state="done", audit=audit, cost=cost, **result), samples
+
+
+def _values(metrics: Sequence[Any]) -> tuple[MetricValue, ...]:
+    """The metrics of an evaluation as records have them."""
+    found = [asdict(metric) for metric in metrics]
+    return tuple(MetricValue(metric=own.pop("name"), **own) for own in found)
 
 
 def check_unchanged(cell: Cell, planned: Identity) -> None:
@@ -180,7 +199,9 @@ def check_unchanged(cell: Cell, planned: Identity) -> None:
         "calibration": source.content_hash(cell.ref.draw) if source else None,
     }
     changed = [f"The {part}" for part, value in found.items() if value != getattr(what, part)]
-    if code_hash() != planned.code:
+    if what.analysis is not None and what.analysis != {"measured": cell.ref.measured, **cell.analysis_settings()}:
+        changed.append("The text of the analysis")
+    if cell.code() != planned.code:
         changed.append("qbench's own code")
     if cell.packages() != planned.packages:
         changed.append("A package's version")
@@ -201,9 +222,9 @@ def load_model(cell: Cell, identity: Identity) -> Any:
 
 def load_tokenizer(cell: Cell, identity: Identity) -> Any:
     """The cell's tokenizer."""
-    from transformers import AutoTokenizer
+    from qbench.tokenizer import load_tokenizer
 
-    return AutoTokenizer.from_pretrained(cell.tokenizer, revision=commit_of(identity.what.tokenizer))
+    return load_tokenizer(cell.tokenizer, commit_of(identity.what.tokenizer))
 
 
 def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -213,23 +234,31 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
 
     recipe, wanted = cell.recipe, cell.quantization
     assert isinstance(wanted, Quantization)  # what is not offered has no job
-    if wanted.parts:
-        raise QuantizeError(f"{wanted.label}: only weights can be quantized yet.")
+    wanted.quantizer.check_kernels(recipe.resolved_device)
     calibration = None
     if source := cell.calibration:
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)
         calibration = calibration_batches(source, tokenizer, longest, cell.ref.draw)
-    options = wanted.options.model_dump()
     return quantize(
-        model, wanted.method, wanted.bits, calibration=calibration, execution=recipe.execution, progress=True, **options
+        model,
+        wanted.method,
+        wanted.bits,
+        calibration=calibration,
+        execution=recipe.execution,
+        progress=True,
+        **wanted.arguments,
     )
 
 
 def evaluate_model(
     cell: Cell, model: Any, tokenizer: Any, planned: Mapping[str, TaskIdentity], limit: int | None = None
-) -> Any:
-    """Score the model on the recipe's tasks, which must be those that were planned; limit: documents of each."""
+) -> tuple[Any, tuple[int, ...]]:
+    """Score the model on the recipe's tasks, which must be those that were planned; limit: documents of each.
+
+    Gives the evaluation, and the token budgets of its batches: more than one if memory ran out.
+    """
     from qbench.evaluate.evaluation import evaluate
+    from qbench.evaluate.passkey import passkey_tasks
     from qbench.evaluate.scorer import Scorer
     from qbench.evaluate.tasks import load_tasks, task_fingerprint
 
@@ -237,9 +266,7 @@ def evaluate_model(
     folders = [recipe.locate(folder) for folder in recipe.task_folders]
     tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots())
     limits = recipe.limits(tasks)
-    for name, task in tasks.items():
-        if task_fingerprint(task, limits.get(name)) != planned[name].fingerprint:
-            raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
+    found = {name: task_fingerprint(task, limits.get(name)) for name, task in tasks.items()}
     lm = Scorer(
         model,
         tokenizer,
@@ -247,8 +274,16 @@ def evaluate_model(
         batch_tokens=cell.batch_tokens,
         token_cache=cache_folder() / "tokens",
     )
+    if passkey := recipe.passkey:
+        found |= {name: own.fingerprint for name, own in passkey.summaries(recipe.limit).items()}
+        tasks |= passkey_tasks(passkey, lambda text: len(lm.tok_encode(text)), limit or recipe.limit)
+        limits = recipe.limits(tasks)
+    for name, fingerprint in found.items():
+        if fingerprint != planned[name].fingerprint:
+            raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
     few = {name: min(own or limit, limit) for name, own in limits.items()} if limit else limits
-    return evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
+    evaluation = evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
+    return evaluation, tuple(lm.budgets)
 
 
 def weight_bytes(model: Any, audit: Any) -> int:

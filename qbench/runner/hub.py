@@ -39,6 +39,6 @@ def needs_hub(recipe: Recipe) -> bool:
     source = recipe.calibration_source()
     return (
         not all(Path(place).is_dir() for place in places)
-        or not recipe.tasks.keys() <= recipe.task_data().keys()
+        or not set(recipe.task_names()) <= recipe.task_data().keys()
         or (source is not None and not source.is_file)
     )

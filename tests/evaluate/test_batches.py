@@ -125,3 +125,18 @@ def test_padding_stays_below_a_tenth_on_real_documents(
         forwarded = sum(len(row.tokens) for group in groups for row in group.rows())
         naive = sum(len(context) + len(continuation) - 1 for context, continuation in requests)
         assert forwarded < naive / 2 if requests is choices else forwarded == naive
+
+
+def test_a_gpu_gets_fewer_and_larger_batches_of_the_same_requests() -> None:
+    # Contexts of 8 to 57 tokens with two continuations each, and one request alone of each length.
+    shared = [(tuple(range(n)), (n, n + k)) for n in range(8, 58) for k in (1, 2)]
+    alone = [(tuple(range(1000, 1000 + n)), (1, 2)) for n in range(8, 58)]
+    counts, padded = {}, {}
+    for device in ("cpu", "cuda"):
+        groups = group_requests(numbered(shared + alone), 16384, device)
+        batches = [batch for group in groups for batch in group.first + group.continuations]
+        counts[device] = len(batches)
+        padded[device] = sum(len(batch) * len(batch[0].tokens) for batch in batches)
+    # Padding is cheaper than another batch there, at 1,024 tokens a batch and not 24.
+    assert counts["cuda"] < counts["cpu"] / 2
+    assert padded["cpu"] < padded["cuda"] <= padded["cpu"] + 1024 * (counts["cpu"] - counts["cuda"])

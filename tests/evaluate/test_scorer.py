@@ -6,7 +6,9 @@ import logging
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from lm_eval.api.instance import Instance
@@ -15,7 +17,8 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from qbench import quantize
-from qbench.evaluate import forward, scorer
+from qbench.evaluate import forward
+from qbench.evaluate.batches import BATCH_TOKENS
 from qbench.evaluate.scorer import Scorer, ScoringError
 
 Scores = list[tuple[float, bool]]
@@ -412,15 +415,7 @@ def test_progress_is_silent_without_a_terminal_and_counts_tokens_with_one(
     assert "token/s" in capsys.readouterr().err
 
 
-def test_the_budget_follows_a_gpus_free_memory(softmax_model, monkeypatch) -> None:
-    class OnGpu:
-        device, dtype = torch.device("cuda"), torch.float32
-        config, model = softmax_model.config, softmax_model.model
-
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
-    budgets = []
-    for free in (0, 2**29, 2**40):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 2**41))
-        budgets.append(scorer.free_tokens(OnGpu()))
-    assert budgets[0] == 1 < budgets[1] < budgets[2] == scorer.CUDA_BATCH_TOKENS
+@pytest.mark.parametrize("free", [2**20, 2**34, 2**40])
+def test_the_budget_does_not_follow_free_memory(softmax_model, tokenizer, monkeypatch, free) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free, total=free))
+    assert Scorer(softmax_model, tokenizer).budgets == [BATCH_TOKENS["cpu"]] == [1024]

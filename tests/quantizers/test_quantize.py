@@ -4,17 +4,15 @@ import copy
 import json
 import subprocess
 import sys
-from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from qbench.quantizers.declaration import LinearOptions, Options, QuantizeError
+from qbench.quantizers.declaration import LinearOptions, QuantizeError
 from qbench.quantizers.hqq.layer import HqqLinear
-from qbench.quantizers.options import NotOffered, NotOfferedError, Part, offers, quantization, quantizer, quantizers
+from qbench.quantizers.options import NotOffered, NotOfferedError, offers, quantization, quantizer, quantizers
 from qbench.quantizers.packed import PackedLinear, packed_form
 from qbench.quantizers.quantize import make_dense, quantize
 from qbench.records.audit import Audit
@@ -53,17 +51,16 @@ def test_an_option_that_no_label_shows_cannot_be_declared():
 
 
 def test_parts_beside_the_weights_show_in_the_label_and_the_identity():
-    class CacheOptions(Options):
-        bits: int = 4
-        label_always: ClassVar = {"bits": "kv{}"}
-
-    weights = quantization("none", 16)
-    both = replace(weights, parts=(Part("kv4", CacheOptions()),))
+    weights, both = quantization("none", 16), quantization("none", 16, mask_heads={"epsilon": 0.01})
     assert weights.is_unquantized
     assert weights.identity() == {"method": "none", "bits": 16, "options": {}}
-    assert both.label == "none-16+kv4"
+    assert both.label == "none-16-mask0.01"
     assert not both.is_unquantized
-    assert both.identity() == weights.identity() | {"parts": {"kv4": {"bits": 4}}}
+    assert both.for_weights == weights
+    assert both.identity() == weights.identity() | {"parts": {"mask0.01": {"epsilon": 0.01}}}
+    assert quantization("none", 16, **both.arguments) == both
+    assert quantization("hqq", 4, mask_heads={}).label == "hqq-4-g64-mask1e-06"
+    assert quantization("hqq", 4, mask_heads=None) == quantization("hqq", 4)
 
 
 def test_widths_that_bnb_lacks_are_a_value_not_an_error():

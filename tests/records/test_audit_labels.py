@@ -3,15 +3,15 @@
 import pytest
 
 from qbench.files import file_name
-from qbench.records.audit import names_weights, weight_label
+from qbench.records.audit import names_weights
 
 
 @pytest.mark.parametrize(
     ("label", "method", "bits", "named"),
     [
         ("hqq-4-g64", "hqq", 4, True),
-        ("none-16+kv8", "none", 16, True),
-        ("bnb-8+kv8+dead1e-06", "bnb", 8, True),
+        ("none-16-kv8", "none", 16, True),
+        ("bnb-8-kv8-mask1e-06", "bnb", 8, True),
         ("bnb-8", "bnb", 8, True),
         ("hqq-40-g64", "hqq", 4, False),
         ("hqq-4-g64", "hqq", 8, False),
@@ -22,6 +22,5 @@ def test_a_label_names_its_weights(label: str, method: str, bits: int, named: bo
     assert names_weights(label, method, bits) is named
 
 
-def test_parts_come_after_the_weights_and_may_be_in_names_of_folders() -> None:
-    assert weight_label("hqq-4-g64+kv8") == "hqq-4-g64"
-    assert file_name("mini-softmax-hqq-4-g64+kv8") == "mini-softmax-hqq-4-g64+kv8"
+def test_parts_may_be_in_names_of_folders() -> None:
+    assert file_name("mini-softmax-hqq-4-g64-mask1e-06") == "mini-softmax-hqq-4-g64-mask1e-06"

@@ -1,6 +1,7 @@
 """The audit as a record has it: strict when it is read, and no proof if it was made up."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,8 @@ def test_totals_are_the_sums_over_the_layers(fields: dict[str, Any], name: str) 
         {"label": "hqq-30"},
         {"label": UNQUANTIZED},
         {"label": UNQUANTIZED, "method": "none", "bits": 16},
-        {"label": "hqq-3-g64+kv4"},
         {"parts": [{"label": "kv4"}]},
-        {"label": "hqq-3-g64+kv4", "parts": [{"label": "kv8"}]},
+        {"label": "hqq-3-g64-kv4", "parts": [{"label": "kv8"}]},
     ],
 )
 def test_the_label_is_that_of_what_was_audited(fields: dict[str, Any], change: dict[str, Any]) -> None:
@@ -85,7 +85,14 @@ def test_the_label_is_that_of_what_was_audited(fields: dict[str, Any], change: d
 
 
 def test_a_part_beside_the_weights_is_proved_too(fields: dict[str, Any]) -> None:
-    label = "hqq-3-g64+kv4"
-    assert reasons(fields, label=label, parts=[{"label": "kv4"}]) == []
-    broken = reasons(fields, label=label, parts=[{"label": "kv4", "reasons": ["the cache holds 16 bits."]}])
-    assert broken == ["kv4: the cache holds 16 bits."]
+    def found(value: float, **limits: float) -> list[str]:
+        measured = [{"what": "the number of levels", "value": value, **limits}]
+        return reasons(fields, label="hqq-3-g64-kv4", parts=[{"label": "kv4", "measured": measured}])
+
+    assert found(16, at_most=16) == found(16, at_least=9, at_most=16) == []
+    for wrong in (found(17, at_most=16), found(8, at_least=9, at_most=16), found(math.nan, at_most=16)):
+        assert len(wrong) == 1
+        assert wrong[0].startswith("kv4: the number of levels is ")
+    unproved = reasons(fields, label="hqq-3-g64-kv4", parts=[{"label": "kv4"}])
+    assert len(unproved) == 1
+    assert "kv4: nothing was measured" in unproved[0]

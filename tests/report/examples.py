@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from qbench.records.audit import weight_label
 from qbench.records.schema import CellRef, PlannedCell, RunPlan
 from qbench.records.store import cell_folder, write_plan, write_record
+from qbench.report.kinds import KINDS
 
 from ..example_records import TASKS, audit_of, cell_ref, make_record, make_samples
 
+# The kinds of tables that every set of results has rows for.
+ALWAYS = [name for name in KINDS if name != "passkey"]
 PAPER = Path(__file__).parents[2] / "results" / "paper"
 LABELS = {"none-16": ("none", 16), "bnb-4-nf4": ("bnb", 4), "hqq-2-g64": ("hqq", 2), "hqq-3-g64": ("hqq", 3)}
 # What an attention gets wrong unquantized, and how much of a quantization's loss it has.
@@ -19,7 +21,7 @@ LOSSES = {"none-16": 0.0, "bnb-4-nf4": 0.02, "hqq-2-g64": 0.4, "hqq-3-g64": 0.1}
 
 def cell(attention: str, label: str, family: str = "mini") -> CellRef:
     """A cell by its label."""
-    method, bits, *_ = weight_label(label).split("-")
+    method, bits, *_ = label.split("-")
     return cell_ref(attention, method, int(bits), label, family)
 
 

@@ -129,14 +129,14 @@ def test_a_method_is_called_as_its_records_say(tmp_path: Path) -> None:
 
 
 def test_weights_as_they_were_are_not_unquantized_if_something_else_is_quantized(tmp_path: Path) -> None:
-    for label in ("none-16", "none-16+kv4"):
+    for label in ("none-16", "none-16-kv4"):
         write_cell(tmp_path, cell("softmax", label), samples_of("softmax", "none-16"), audit=None)
     report = read_report(tmp_path)
-    assert {r.quantization.label for r in report.damages} == {"none-16+kv4"}
+    assert {r.quantization.label for r in report.damages} == {"none-16-kv4"}
     first, second = delta_tables(report)
     assert [column.title for column in first.columns][:3] == ["Task", "Metric", "Softmax"]
-    assert {line[2].text for line in second.rows} == {"16-bit+kv4"}
-    unproved = row(report, "none-16+kv4", "arc_easy", "acc").scores["softmax"]
+    assert {line[2].text for line in second.rows} == {"16-bit kv4"}
+    unproved = row(report, "none-16-kv4", "arc_easy", "acc").scores["softmax"]
     assert isinstance(unproved, Score)
     assert any("has no audit" in note for note in unproved.notes)
 

@@ -23,7 +23,7 @@ from qbench.report.render import render
 from qbench.report.tables import Table
 
 from ..example_records import PROVENANCE, make_record, make_samples
-from .examples import LABELS, cell, samples_of, write_cell, write_mini, write_plan_of, write_troubled
+from .examples import ALWAYS, LABELS, cell, samples_of, write_cell, write_mini, write_plan_of, write_troubled
 from .golden import check
 
 COLUMNS = ["family", "method", "bits", "label", "task", "metric", "better", "softmax", "softpick", "delta"]
@@ -66,7 +66,7 @@ def published(tmp_path: Path) -> ReportData:
     return read_report(tmp_path / "published.csv")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALWAYS)
 def test_markdown(kind: str, small: ReportData) -> None:
     check(f"{kind}.md", markdown(tables(small, kind), remarks(small)))
 
@@ -190,7 +190,7 @@ def test_markdown_of_what_went_wrong(small_troubled: ReportData) -> None:
     check("troubled.md", markdown(tables(small_troubled, "delta"), remarks(small_troubled)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALWAYS)
 def test_latex(kind: str, small: ReportData) -> None:
     check(f"{kind}.tex", latex(tables(small, kind), remarks(small)))
 

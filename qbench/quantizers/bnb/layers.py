@@ -69,9 +69,16 @@ class Bnb4Linear(PackedLinear):
 
     def dequantize(self) -> Tensor:
         """Each code's level times its block's scale."""
+        return self._dequantize(self.quant_state.dtype)
+
+    def dequantize_float32(self) -> Tensor:
+        """The same in float32."""
+        return self._dequantize(torch.float32)
+
+    def _dequantize(self, dtype: torch.dtype) -> Tensor:
         # As one long row: where blocks run on over the ends of rows, the library's AVX-512 code takes wrong scales.
         one_row = copy.copy(self.quant_state)
-        one_row.shape = torch.Size([self.out_features * self.in_features])
+        one_row.shape, one_row.dtype = torch.Size([self.out_features * self.in_features]), dtype
         return bnb.functional.dequantize_4bit(self.weight, one_row).view(self.out_features, self.in_features)
 
     def grid(self) -> Tensor:
@@ -156,7 +163,11 @@ class Bnb8Linear(PackedLinear):
 
     def dequantize(self) -> Tensor:
         """codes · scale / 127."""
-        return (self.weight.float() * self.SCB.float().view(-1, 1) / 127).to(self.dtype)
+        return self.dequantize_float32().to(self.dtype)
+
+    def dequantize_float32(self) -> Tensor:
+        """The same in float32."""
+        return self.weight.float() * self.SCB.float().view(-1, 1) / 127
 
     def settings(self) -> dict[str, object]:
         """The threshold for outliers."""

@@ -30,8 +30,9 @@ STAGES = (
     ("mlp.down_proj",),
 )
 
-# Short samples of one length run together up to this many tokens: more is no faster on a CPU and takes more memory.
-BATCH_TOKENS = 1024
+# Short samples of one length run together up to this many tokens, by the kind of device: more is no faster on a CPU and
+# takes more memory; a GPU needs this many to be busy.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 # The solver takes the columns one by one. In a small weight that is too little work to share: two layers of hidden size
 # 512 took 7 s of CPU on one thread and 28 s on two, on a busy machine with two cores.
@@ -115,9 +116,13 @@ class GPTQLinear(PackedLinear):
         return unpack(self.qzeros.T, self.bits).T + 1
 
     def dequantize(self) -> Tensor:
-        """The weight [out, in]; in float32 it equals the solver's bit for bit."""
+        """The weight [out, in]."""
+        return self.dequantize_float32().to(self.dtype, memory_format=torch.contiguous_format)
+
+    def dequantize_float32(self) -> Tensor:
+        """It equals the solver's bit for bit."""
         steps = unpack(self.qweight, self.bits) - self.zeros()[self.g_idx]  # [in, out]
-        return (steps * self.scales.float()[self.g_idx]).T.to(self.dtype, memory_format=torch.contiguous_format)
+        return (steps * self.scales.float()[self.g_idx]).T
 
     def settings(self) -> dict[str, object]:
         """The options that the tensors show; of one group, the order of the columns is not among them."""
@@ -233,6 +238,7 @@ def solve(
     if not options.sym:
         task.quantizer = _zeros_from_one(type(task.quantizer))(config)
     task.quantizer.configure(perchannel=True)
+    _keep_on_host(task.quantizer)
     # Not add_batch, which holds two Hessians more: one for each batch, one for the sum over devices.
     task.H, task.nsamples = _hessian(inputs, joint)
     # Columns are updated one by one within a block, and by one product beyond it. The size changes the rounding alone,
@@ -302,6 +308,20 @@ def _shows_its_damping(task: Any) -> Any:
     return ShowsItsDamping
 
 
+def _keep_on_host(quantizer: Any) -> None:
+    """Keep the solver's largest code where its loop over the columns reads it, twice a column: on the host.
+
+    Not by a subclass: with one the solver does not use its fused CUDA kernel.
+    """
+    largest, find_params = quantizer.maxq.cpu(), quantizer.find_params
+
+    def find_and_keep(x: Tensor, weight: bool = False) -> None:
+        find_params(x, weight)  # moves it to the weights
+        quantizer.maxq = largest
+
+    quantizer.find_params = find_and_keep
+
+
 def _zeros_from_one(quantizer: Any) -> Any:
     """The solver's asymmetric grid with zeros of at least 1.
 
@@ -343,15 +363,12 @@ def _check_targets(model: LlamaForCausalLM, targets: Sequence[str], options: Gpt
 
 def _batches(calibration: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
     """Consecutive samples of one length as token ids [n, length] with at most BATCH_TOKENS tokens."""
+    most = BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
     start = 0
     while start < len(calibration):
         length = calibration[start].shape[1]
         stop = start + 1
-        while (
-            stop < len(calibration)
-            and calibration[stop].shape[1] == length
-            and (stop + 1 - start) * length <= BATCH_TOKENS
-        ):
+        while stop < len(calibration) and calibration[stop].shape[1] == length and (stop + 1 - start) * length <= most:
             stop += 1
         yield torch.cat(list(calibration[start:stop])).to(device)
         start = stop

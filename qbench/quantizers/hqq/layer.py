@@ -1,5 +1,8 @@
 """HQQ's layer."""
 
+import contextlib
+import math
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import torch
@@ -63,7 +66,8 @@ class HqqLinear(PackedLinear):
         from hqq.core.quantize import Quantizer
 
         weight = linear.weight.detach()
-        W_q, meta = Quantizer.quantize(weight, device=str(weight.device), **_weight_params(bits, options))
+        with _float32_solver():
+            W_q, meta = Quantizer.quantize(weight, device=str(weight.device), **_weight_params(bits, options))
         # As the library does, scales and zeros go to the compute dtype, but float16 stands in for bfloat16: its eight
         # bits of mantissa would put the zero points of 8-bit codes, around 128, up to a step off.
         meta_dtype = torch.float16 if weight.dtype in (torch.float16, torch.bfloat16) else torch.float32
@@ -80,8 +84,12 @@ class HqqLinear(PackedLinear):
 
     def dequantize(self) -> Tensor:
         """(codes - zero) · scale, in float32 until the last rounding."""
+        return self.dequantize_float32().to(self.dtype)
+
+    def dequantize_float32(self) -> Tensor:
+        """The same without the last rounding."""
         weight = (self._unpack(torch.float32) - self.zero.float()) * self.scale.float()
-        return weight.reshape(self.out_features, self.in_features).to(self.dtype)
+        return weight.reshape(self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b as HQQLinear's pytorch backend computes it, the weight by the library's own code in float32.
@@ -138,6 +146,39 @@ class HqqLinear(PackedLinear):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         meta = {**self._meta(self.dtype), "encoded_state_dict": True, "stores_quant_config": True}
         destination.update({prefix + name: encode_safetensor_type(value) for name, value in meta.items()})
+
+
+@contextlib.contextmanager
+def _float32_solver() -> Iterator[None]:
+    """The library's solver in float32 on every device: its own takes float16 on CUDA."""
+    from hqq.core.quantize import Quantizer
+
+    theirs = Quantizer.optimize_weights
+    Quantizer.optimize_weights = solve
+    try:
+        yield
+    finally:
+        Quantizer.optimize_weights = theirs
+
+
+@torch.no_grad()
+def solve(
+    tensor: Tensor, scale: Tensor, zero: Tensor, min_max: list[int], axis: int, device: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes, scales and zeros of a grouped weight in float32; bit for bit the library's loop on a CPU.
+
+    Each step of the half-quadratic solver fits the zeros; it stops when the mean error no longer falls.
+    """
+    from hqq.core.optimize import optimize_weights_proximal_legacy_step as step
+
+    beta, least = 1e1, math.inf
+    for _ in range(20):
+        approximation, _, zero, scale = step(tensor, scale, zero, min_max, beta, 0.7, axis)
+        error = float((tensor - approximation).abs().mean())
+        if not error < least:
+            break
+        least = error
+    return torch.round(tensor * scale + zero).clamp_(*min_max), scale, zero
 
 
 def _weight_params(bits: int, options: HqqOptions) -> dict:

@@ -1,0 +1,117 @@
+"""Axes: what a quantization may have beside a method for the weights, such as masked heads. Imports no torch.
+
+Adding one: its options here with the form of its label, one entry in AXES, and a class like mask_heads.MaskedHeads in a
+module of its own. Recipes, quantize(), keys, labels and audits read the table; nothing else names an axis.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from pydantic import Field, ValidationError
+
+from qbench.errors import did_you_mean
+from qbench.quantizers.declaration import Options, QuantizeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LlamaForCausalLM
+
+    from qbench.records.audit import PartAudit
+
+
+class MaskHeadsOptions(Options):
+    """Which heads are masked: those whose output stays below epsilon at more than 95% of calibration tokens."""
+
+    epsilon: float = Field(1e-6, gt=0)
+
+    label_always: ClassVar = {"epsilon": "mask{}"}
+
+
+class AppliedAxis(Protocol):
+    """An axis at work on one model, made before its weights are quantized."""
+
+    def __init__(self, model: "LlamaForCausalLM", options: Any, calibration: Any) -> None:
+        """Measure what must be known of the unquantized model."""
+
+    def apply(self, model: "LlamaForCausalLM") -> None:
+        """Change the model in place, as it will run: its weights are quantized, and dense if that was asked for."""
+
+    def audit(self, model: "LlamaForCausalLM", probe: "Tensor") -> "PartAudit":
+        """Measure on the model that it was done; probe: token ids [batch, length]."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is known of an axis without torch."""
+
+    name: str  # in a recipe's quantizations and in quantize()
+    options: type[Options]
+    implementation: str  # module:class of an AppliedAxis
+    calibrated: bool = False  # it needs calibration text
+
+    def load(self) -> type[AppliedAxis]:
+        """Its implementation, which imports torch."""
+        module, name = self.implementation.split(":")
+        loaded: type[AppliedAxis] = getattr(import_module(module), name)
+        return loaded
+
+
+# In the order of labels.
+AXES = {
+    axis.name: axis
+    for axis in (Axis("mask_heads", MaskHeadsOptions, "qbench.quantizers.mask_heads:MaskedHeads", calibrated=True),)
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """An axis with its options: one part of a quantization beside the weights."""
+
+    axis: str
+    options: Options
+
+    @property
+    def label(self) -> str:
+        """Its piece of the label: mask1e-06."""
+        return "-".join(self.options.label_parts())
+
+    @property
+    def declaration(self) -> Axis:
+        """Its entry in the table."""
+        return AXES[self.axis]
+
+
+def parts_of(settings: Mapping[str, Any]) -> tuple[Part, ...]:
+    """The parts with these options, by the names of their axes; an axis of None is left out."""
+    return tuple(Part(name, _options(AXES[name], settings[name])) for name in AXES if settings.get(name) is not None)
+
+
+def _options(axis: Axis, given: Any) -> Options:
+    fields = axis.options.model_fields
+    if isinstance(given, axis.options):
+        return given
+    if not isinstance(given, Mapping):
+        raise QuantizeError(f"{axis.name} is {given!r}; it must be a mapping with its options: {', '.join(fields)}.")
+    for name in given:
+        if name not in fields:
+            raise QuantizeError(
+                f"{name} is not an option of {axis.name}; it has {', '.join(fields)}.{did_you_mean(name, fields)}"
+            )
+    try:
+        return axis.options(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise QuantizeError(
+            f"{axis.name}'s option {first['loc'][0]} is {first['input']!r}: {first['msg']}.{_yaml_hint(first['input'])}"
+        ) from None
+
+
+def _yaml_hint(value: Any) -> str:
+    """YAML reads 1e-6 as text."""
+    try:
+        number = float(value) if isinstance(value, str) else None
+    except ValueError:
+        return ""
+    return "" if number is None else f" In YAML, a number such as {value} needs a point: 1.0e-6."
