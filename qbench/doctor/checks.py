@@ -12,13 +12,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qbench.attention.kinds import Attention, attentions
+from qbench.attention.kinds import Attention, Sizes, attentions
 from qbench.doctor.timings import timing_cases
 from qbench.errors import one_line
 from qbench.quantizers.options import quantizer
@@ -125,13 +124,29 @@ def _attention(
     if padded:
         mask = torch.ones(batch, k_len, dtype=torch.bool, device=device)
         mask[0, :9] = False
-    sizes = SimpleNamespace(num_attention_heads=heads, head_dim=dim)
-    extra = {name: normal(*size) for name, size in kind.extra_shapes(sizes).items()}
+    extra = {name: normal(*size) for name, size in kind.extra_shapes(_sizes(heads, kv_heads, dim, k_len)).items()}
     options = {} if kind.function else {"backend": backend}
     out = attention_function(kind)(q, k, v, scale=dim**-0.5, causal=True, key_mask=mask, **options, **extra)
     inputs = {"q": q, "k": k, "v": v} | extra
     gradients = torch.autograd.grad(out, list(inputs.values()), grad)
     return {"output": out.detach()} | {f"d{name}": found for name, found in zip(inputs, gradients, strict=True)}
+
+
+def _sizes(heads: int, kv_heads: int, dim: int, length: int) -> Sizes:
+    """Those of a model that such an attention would be in."""
+    return Sizes(
+        vocab_size=VOCABULARY,
+        hidden_size=heads * dim,
+        intermediate_size=2 * heads * dim,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=dim,
+        max_position_embeddings=length,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        mlp_bias=False,
+    )
 
 
 def quantizer_cases(method: str, device: str, chosen: Sequence[str] = ()) -> Iterator[Case]:

@@ -222,6 +222,7 @@ def backends() -> list[Support]:
             "triton", (), triton and cuda, note if triton else "needs triton, which is for Linux: pip install triton"
         ),
         Support("cpu", (), True, "used for models on the CPU"),
+        Support("sdpa", (), True, "torch's own, for softmax: any device"),
         Support("reference", (), True, "the definition: any device, slow"),
     ]
 

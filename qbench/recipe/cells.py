@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from qbench.attention.kinds import attentions
+from qbench.attention.kinds import ATTENTIONS, attentions, declaring_module
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, tokenizer_fingerprint
 from qbench.errors import InputError
 from qbench.evaluate.batches import BATCH_TOKENS
 from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
-from qbench.identity import Identity, What, code_hash, package_code_hash, package_versions
+from qbench.identity import Identity, What, code_hash, json_hash, package_code_hash, package_versions
 from qbench.quantizers.axes import parts_of
 from qbench.quantizers.calibration import Calibration
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
@@ -74,9 +74,7 @@ class Cell:
     def packages(self) -> dict[str, str]:
         """The versions of the packages that compute this cell."""
         own = self.quantization.packages() if isinstance(self.quantization, Quantization) else {}
-        if function := attentions()[self.ref.attention].function:
-            own |= {function.split(":")[0].split(".")[0]: package_code_hash(function.split(":")[0])}
-        return package_versions() | own
+        return package_versions() | own | _attention_code(self.ref.attention)
 
     def identity(self) -> Identity:
         """Everything that can change the numbers; NotFetchedError if a part of it is not on this machine."""
@@ -135,6 +133,16 @@ class Cell:
     def tokenizer_revision(self) -> str | None:
         """The revision that belongs to the tokenizer: the checkpoint's, if it is the checkpoint's own."""
         return self.source.revision if self.tokenizer == self.location else None
+
+
+def _attention_code(attention: str) -> dict[str, str]:
+    """What computes a kind besides our own code: its function, and what another package declares."""
+    kind = attentions()[attention]
+    modules = [kind.function.partition(":")[0] if kind.function else None, declaring_module(attention)]
+    found = {module.split(".")[0]: package_code_hash(module) for module in modules if module}
+    if attention not in ATTENTIONS:
+        found[f"{attention} attention"] = json_hash(kind.declaration())[:12]
+    return found
 
 
 def load_recipe(file: Path | str, **changes: Any) -> Recipe:

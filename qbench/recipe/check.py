@@ -88,7 +88,8 @@ def _check_reference(recipe: Recipe, file: RecipeFile) -> None:
             f"is {reference!r}; it must be one of {', '.join(known)}.{did_you_mean(reference, known)}",
         )
     if named and not any(reference in twins for twins in families.values()):
-        raise file.error(("reference",), f"is {reference}, which no family has.")
+        have = "; ".join(f"{family} has {', '.join(twins)}" for family, twins in families.items())
+        raise file.error(("reference",), f"is {reference}, which no family has: {have}.")
     for family, twins in families.items():
         if len(twins) > 1 and reference not in twins:
             raise file.error(

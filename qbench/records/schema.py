@@ -109,6 +109,7 @@ class Record(_RecordPart):
     key: str
     identity: Identity
     quantizer: QuantizerFacts | None = None  # None in records of qbench 0.1
+    attention_title: str | None = None  # as papers write it: ReLU Softmax; None in records of qbench 0.1
     metrics: tuple[MetricValue, ...] = ()
     audit: Audit | None = None
     cost: Cost | None = None

@@ -97,12 +97,14 @@ Looks = Mapping[str, Look]  # by kind of attention
 
 
 def looks(kinds: Sequence[str]) -> dict[str, Look]:
-    """The look of each kind: a kind that we know has the same in all plots."""
-    places = list(dict.fromkeys((*TWINS, *ATTENTIONS, *kinds)))
+    """The look of each kind: one that we know has the same in all plots, others have what is left in this one."""
+    fixed = dict(zip(dict.fromkeys((*TWINS, *ATTENTIONS)), LOOKS, strict=False))
+    used = [fixed[attention] for attention in kinds if attention in fixed]
+    left = cycle([look for look in LOOKS if look not in used] or LOOKS)
     step = min(OFFSET, MAX_SPREAD / max(len(kinds) - 1, 1))
     middle = (len(kinds) - 1) / 2
     return {
-        attention: replace(LOOKS[places.index(attention) % len(LOOKS)], offset=step * (place - middle))
+        attention: replace(fixed.get(attention) or next(left), offset=step * (place - middle))
         for place, attention in enumerate(kinds)
     }
 
@@ -466,8 +468,8 @@ def _storage(
 
 
 def _draw_stored(axes: "Axes", cells: Sequence[StoredAccuracy], look: Look, label: str) -> None:
-    """Markers with their error bars, the kinds side by side: their weights take the same bits."""
-    bits = [cell.bits + look.offset for cell in cells]
+    """Markers with their error bars, where they were measured: kinds whose weights take the same bits overlap."""
+    bits = [cell.bits for cell in cells]
     axes.plot(bits, [cell.value for cell in cells], linestyle="none", label=label, **look.line)
     axes.vlines(bits, [cell.low for cell in cells], [cell.high for cell in cells], look.colour, linewidth=1)
 
@@ -489,6 +491,7 @@ def _finish(figure: "Figure", title: str, columns: int) -> "Figure":
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     rows = -(-len(handles) // columns)
     width, height = figure.get_size_inches()
+    width = max(width, _text_width(title) + 0.2)
     height += LEGEND_LINE * max(rows - 2, 0)  # panels keep their size
     figure.set_size_inches(width, height)
     figure.suptitle(title, x=0.1 / width, y=1 - 0.08 / height, ha="left", va="top")
@@ -497,6 +500,12 @@ def _finish(figure: "Figure", title: str, columns: int) -> "Figure":
     top = 1 - (0.55 + LEGEND_LINE * rows) / height
     figure.subplots_adjust(0.75 / width, 0.45 / height, 1 - 0.12 / width, top, wspace=0.25, hspace=0.22)
     return figure
+
+
+def _text_width(title: str) -> float:
+    """Of a figure's title, in inches."""
+    path = _matplotlib().textpath.TextPath((0, 0), title, size=STYLE["figure.titlesize"])
+    return 1.03 * path.get_extents().width / 72  # pixels make letters a little wider
 
 
 def _rendered(figure: "Figure", suffix: str) -> bytes:
@@ -512,6 +521,7 @@ def load_matplotlib() -> Any:
     """The package; an error says how to install it."""
     try:
         import matplotlib.figure
+        import matplotlib.textpath
     except ImportError:
         raise PlotError("Plots need matplotlib, which is not installed: pip install 'qbench[plot]'.") from None
     return matplotlib

@@ -107,7 +107,8 @@ def _columns(row: Mapping[str, str], where: str) -> dict[str, str]:
         return {attention: attention for attention in TWINS}
     attention, reference = row["attention"], row.get("reference_attention") or TWINS[0]
     if attention in ("", reference):
-        raise ReportError(f"{where}: attention is {attention!r}; it must be a kind other than {reference}.")
+        said = "" if row.get("reference_attention") else ", the reference unless a column reference_attention names one"
+        raise ReportError(f"{where}: attention is {attention!r}; it must be a kind other than {reference}{said}.")
     return {reference: "reference", attention: "value"}
 
 

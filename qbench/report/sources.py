@@ -8,6 +8,7 @@ from qbench.records.audit import UNQUANTIZED
 from qbench.records.metrics import is_share
 from qbench.records.schema import MetricValue, PlannedCell, Record
 from qbench.records.store import ANALYSES, RECORD, RUN, Results, StoredRecord, read_analyses, read_results
+from qbench.report.attentions import learn_titles
 from qbench.report.draws import with_draws_joined
 from qbench.report.metrics import in_order, measure
 from qbench.report.published import is_analysis_file, read_published
@@ -54,6 +55,7 @@ def _from_files(files: Sequence[Path], source: Path) -> ResultSet:
 
 def from_records(records: Results) -> ResultSet:
     """The results of records that were read, in the order of the plan if there is one."""
+    learn_titles(stored.record for stored in records.current)
     cells = [_of_record(stored) for stored in records.current]
     cells += [CellResult(planned.cell, gap=_missing(planned)) for planned in records.missing]
     cells += [CellResult(planned.cell, gap=_not_offered(planned)) for planned in records.not_offered]

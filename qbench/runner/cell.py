@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qbench.attention.kinds import attentions
 from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
 from qbench.identity import Identity, TaskIdentity, cache_folder
@@ -56,6 +57,7 @@ class Job:
             key=self.identity.key,
             identity=self.identity,
             quantizer=QuantizerFacts(title=wanted.quantizer.title, calibrated=wanted.is_calibrated),
+            attention_title=attentions()[self.cell.ref.attention].title,
             provenance=Provenance(
                 recipe=recipe.file.name,
                 resolved_recipe=recipe.content(),

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qbench.attention.kinds import Sizes
 from qbench.checkpoint import layout
 from qbench.checkpoint.fingerprint import local_file
-from qbench.checkpoint.layout import CheckpointError, Sizes
+from qbench.checkpoint.layout import CheckpointError
 from qbench.evaluate.facts import TaskSummary
 from qbench.quantizers.options import quantizer
 from qbench.recipe.cells import Cell
@@ -158,24 +159,30 @@ def _measured_length(file: Path, sample: str) -> float:
         return CHARACTERS_PER_TOKEN
 
 
+def checkpoint_note(cell: Cell) -> str:
+    """What is wrong with the checkpoint's config, or doubtful; empty if nothing is, or it is not here."""
+    file = local_file(cell.location, layout.CONFIG, cell.source.revision)
+    return layout.config_note(file, cell.ref.attention) if file else ""
+
+
 def _network(cell: Cell) -> _Network | None:
-    file = local_file(cell.location, "config.json", cell.source.revision)
+    file = local_file(cell.location, layout.CONFIG, cell.source.revision)
     try:
-        return _read_network(file, file.stat().st_mtime_ns) if file else None
+        return _read_network(file, cell.ref.attention, file.stat().st_mtime_ns) if file else None
     except (CheckpointError, OSError):
-        return None  # the worker says what is wrong with it
+        return None  # `checkpoint_note` says what is wrong with it
 
 
 @functools.lru_cache(maxsize=32)
-def _read_network(config: Path, changed: int) -> _Network:
+def _read_network(config: Path, attention: str, changed: int) -> _Network:
     fields = layout.read_json(config)
     sizes = layout.config_sizes(fields, config)
-    shapes = layout.tensor_shapes(sizes, layout.config_attention(fields, config))
+    shapes = layout.tensor_shapes(sizes, layout.config_attention(fields, config, attention))
     linears = {name: shape for name, shape in shapes.items() if ".layers." in name and name.endswith("_proj.weight")}
     read = [shape[1] for name, shape in linears.items() if not name.endswith(SAME_INPUT)]
     return _Network(
         sizes=sizes,
-        parameters=layout.parameter_count(config),
+        parameters=layout.parameter_count(config, attention),
         linear=sum(map(math.prod, linears.values())),
         columns=sum(read),
         squares=sum(n * n for n in read),

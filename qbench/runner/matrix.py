@@ -89,6 +89,8 @@ def _run_plan(plan: Plan, options: RunOptions, file: str) -> bool:
     before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
     view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
     view.say(_opening(plan, chosen, jobs))
+    for note in dict.fromkeys(entry.checkpoint_note for entry in chosen if entry.checkpoint_note):
+        view.say(f"note: {note}")
     try:
         if jobs:
             _execute(plan, jobs, options, view)

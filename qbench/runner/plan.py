@@ -4,7 +4,7 @@ import contextlib
 import fnmatch
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +19,7 @@ from qbench.recipe.yaml import RecipeError
 from qbench.records.integrity import altered
 from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, cell_folder, read_record
+from qbench.runner.estimate import checkpoint_note
 from qbench.runner.heads import heads_to_draw
 
 
@@ -30,7 +31,13 @@ class PlanEntry:
     identity: Identity | None  # None if the method lacks the width, or something is not fetched
     record: Record | None
     state: Literal["done", "stale", "failed", "to do", "not fetched", "not offered"]
-    note: str = ""
+    note: str = ""  # why it has this state
+    checkpoint_note: str = ""  # why the checkpoint will not load, or what its scores may not show
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of it, a sentence each."""
+        return [note for note in (self.note, self.checkpoint_note) if note]
 
     @property
     def key(self) -> str | None:
@@ -90,7 +97,9 @@ def _plan(recipe: Recipe, out: Path, wanted: Sequence[Cell], tasks: dict[str, Ta
     """Of cells that are all scored, or all analyzed: records of the other are left alone."""
     analyzes = any(cell.ref.measured for cell in wanted)
     stored = [found for found in stored_records(out) if bool(found.record.cell.measured) == analyzes]
-    entries = tuple(_entry(cell, stored, reuse_stale) for cell in wanted)
+    entries = tuple(
+        replace(_entry(cell, stored, reuse_stale), checkpoint_note=checkpoint_note(cell)) for cell in wanted
+    )
     current = {(entry.cell.ref.name, entry.key) for entry in entries}
     superseded = tuple(found for found in stored if (found.record.cell.name, found.record.key) not in current)
     return Plan(recipe, out, entries, superseded, tasks)

@@ -33,7 +33,7 @@ def render_plan(plan: Plan) -> str:
     slots, problem = _places(plan)
     speed = speed_of(plan.recipe, slots[0].threads or 1 if slots else 1)
     rows = [_Row(e, estimate(e.cell, plan.tasks, speed) if e.identity else None) for e in plan.entries]
-    notes = list(dict.fromkeys(entry.note for entry in plan.entries if entry.note))
+    notes = list(dict.fromkeys(note for entry in plan.entries for note in entry.notes))
     headers = ["cell", "state", "memory", "work", "time", "took"]
     cells = [_cells(row, notes) for row in rows]
     table = tabulate(cells, headers=headers, colalign=("left", "left", *["right"] * 4), disable_numparse=True)
@@ -59,7 +59,7 @@ def _places(plan: Plan) -> tuple[Sequence[Slot], str]:
 
 def _cells(row: _Row, notes: list[str]) -> list[str]:
     entry, found = row.entry, row.estimate
-    state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
+    state = " ".join([entry.state, *(f"[{notes.index(note) + 1}]" for note in entry.notes)])
     taken = duration(sum(row.measured.values())) if row.measured else ""
     if found is None:
         return [entry.cell.ref.name, state, "", "", "", taken]

@@ -230,7 +230,7 @@ def test_a_reference_that_a_family_does_not_have_is_an_error(tmp_path: Path, mon
 
 def test_a_reference_that_no_family_has_is_an_error(tmp_path: Path) -> None:
     lone = {"one": {"softmax": "softmax"}}
-    with pytest.raises(RecipeError, match=r"line \d+: reference: is softpick, which no family has"):
+    with pytest.raises(RecipeError, match=r"line \d+: reference: is softpick, which no family has: one has softmax"):
         load_recipe(write_recipe(tmp_path, checkpoints=lone, reference="softpick"))
 
 
