@@ -11,13 +11,12 @@ from qbench.records.analysis import DEAD_EPSILONS, SINK_EPSILONS
 from qbench.report.analyses import AnalyzedModel
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.plots import STYLE, Looks, load_matplotlib, looks
+from qbench.report.plots import COLUMN, PAGE, STYLE, Looks, load_matplotlib, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMN, PAGE = 3.3, 6.8  # inches: the width of a column of a paper, and of its text
 SMALL = {
     **STYLE,
     "axes.titlesize": 8,

@@ -82,7 +82,8 @@ def analysis_tables(report: ReportData) -> list[Table]:
             "analysis-activations",
             "Activations and sparsity",
             ACTIVATIONS,
-            f"{READ_ACTIVATIONS} {READ_SPARSITY}",
+            READ_ACTIVATIONS,
+            READ_SPARSITY,
         ),
         *(_difference_table(group) for group in _groups(models)),
         _part_table(models),
@@ -149,7 +150,7 @@ def _heads(models: Sequence[AnalyzedModel]) -> tuple[list[Column], Callable[[Ana
 
 
 def _figure_table(
-    models: Sequence[AnalyzedModel], name: str, title: str, columns: Sequence[FigureColumn], reading: str
+    models: Sequence[AnalyzedModel], name: str, title: str, columns: Sequence[FigureColumn], *reading: str
 ) -> Table | None:
     """One line per model; columns of figures that no model has are left out."""
     there = [c for c in columns if any(model.find(c.metric, c.setting) for model in models)]
@@ -160,7 +161,7 @@ def _figure_table(
         name=name,
         title=title,
         caption=f"{title} of {', '.join(dict.fromkeys(model.cell.family for model in models))}.",
-        reading=[reading, READ_RATES],
+        reading=[*reading, READ_RATES],
         columns=[*heads, *(Column(c.title, group=c.group) for c in there)],
         heads=len(heads) - 1,
     )
@@ -247,11 +248,7 @@ def _part_table(models: Sequence[AnalyzedModel]) -> Table | None:
         reading=[READ_ACTIVATIONS],
         columns=[
             *heads,
-            *(
-                Column(c.title, group=f"{part.capitalize()} token{'s' * (part != 'first')}")
-                for part in PARTS
-                for c in shown
-            ),
+            *(Column(c.title, group=group) for group in ("First token", "Other tokens") for c in shown),
         ],
         heads=len(heads) - 1,
     )

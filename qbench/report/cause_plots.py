@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from qbench.report.analysis_plots import COLUMN, SMALL, add_legend, new_figure, plain_log_ticks
+from qbench.report.analysis_plots import SMALL, add_legend, new_figure, plain_log_ticks
 from qbench.report.attentions import kind_name
 from qbench.report.causes import CAUSES, WIDTHS, model_causes
 from qbench.report.delta import ReportData
-from qbench.report.plots import FAINT, load_matplotlib, looks
+from qbench.report.plots import COLUMN, FAINT, load_matplotlib, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
