@@ -56,7 +56,7 @@ def compare_analyses(ours: ReportData, published: ReportData) -> list[AnalysisCo
             if same := own.find(figure.metric, figure.setting, figure.part, length):
                 about = (cell.family, cell.attention, cell.label, "", figure.metric, figure.setting, figure.length)
                 found.append(AnalysisComparison(*about, same.value, figure.value, same.interval))
-    return found + [own for other in published.analyses.scores if (own := _score(ours, other))]
+    return found + [score for other in published.analyses.scores if (score := _score(ours, other))]
 
 
 def _score(ours: ReportData, published: PublishedScore) -> AnalysisComparison | None:
