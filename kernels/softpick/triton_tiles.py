@@ -8,7 +8,7 @@ may have twice the vector registers that 8 may have.
 from softpick import tiles as shared
 from softpick.tiles import FAMILIES, INTERPRETER, TileConfig
 
-# Keys as in tiles.py; an architecture's own tiles go before its family's, and "any" has those of all that are not named.
+# Keys as in tiles.py; an architecture's own tiles go before its family's, and "any" has those of all not named.
 REPLACED: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
     ("forward", 2, 64): {
         "blackwell": [TileConfig(128, 64, 8, 2)],
