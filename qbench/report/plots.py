@@ -504,7 +504,7 @@ def _finish(figure: "Figure", title: str, columns: int) -> "Figure":
 
 def _text_width(title: str) -> float:
     """Of a figure's title, in inches."""
-    path = _matplotlib().textpath.TextPath((0, 0), title, size=STYLE["figure.titlesize"])
+    path = load_matplotlib().textpath.TextPath((0, 0), title, size=STYLE["figure.titlesize"])
     return 1.03 * path.get_extents().width / 72  # pixels make letters a little wider
 
 
