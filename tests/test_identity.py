@@ -56,7 +56,12 @@ class TestIdentity:
     @pytest.mark.parametrize("field", What.model_fields)
     def test_each_field_is_in_the_key(self, field: str) -> None:
         made_up = identity_of(cell_ref())
-        other = {"options": {"label": "other"}, "tasks": {}, "parts": {"kv4": {}}} | dict.fromkeys(NUMBERS, 7)
+        other = {
+            "options": {"label": "other"},
+            "tasks": {},
+            "parts": {"kv4": {}},
+            "analysis": {"lengths": [8]},
+        } | dict.fromkeys(NUMBERS, 7)
         what = What(**made_up.what.model_dump() | {field: other.get(field, "other")})
         changed = made_up.model_copy(update={"what": what})
         assert changed.key != made_up.key

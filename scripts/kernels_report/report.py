@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,14 +92,20 @@ def compile_row(job: CompileJob, loops: bool) -> Row:
 
 def compile_rows(work: Sequence[CompileJob], loops: bool = True, workers: int | None = None) -> Iterator[Row]:
     """The rows of all jobs in their order, compiled by one process per core."""
-    # Fresh processes, without the interpreter: under TRITON_INTERPRET=1 nothing compiles.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers or os.cpu_count(), context, initializer=_leave_interpreter) as pool:
+    with _without_interpreter(), ProcessPoolExecutor(workers or os.cpu_count(), context) as pool:
         yield from pool.map(partial(compile_row, loops=loops), work)
 
 
-def _leave_interpreter() -> None:
-    os.environ.pop("TRITON_INTERPRET", None)
+@contextmanager
+def _without_interpreter() -> Iterator[None]:
+    """Processes that start meanwhile compile: the variable counts while triton is imported, which is at once."""
+    before = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["TRITON_INTERPRET"] = before
 
 
 Group = dict[str, Row]  # by normalizer

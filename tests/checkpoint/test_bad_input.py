@@ -208,7 +208,7 @@ def test_missing_extra_misshapen_and_broken_tensors_are_named_as_in_the_file(tmp
 
     save_file({**tensors, name.replace("k_proj.weight", "s"): torch.zeros(HEADS, 1)}, file)
     message = error(tmp_path)
-    assert f"1 tensors have no place in the model that config.json describes, the first is {name[:-13]}s;" in message
+    assert f"1 tensor has no place in the model that config.json describes, the first is {name[:-13]}s;" in message
 
 
 def test_weights_too_large_for_half_precision_are_reported(tmp_path):

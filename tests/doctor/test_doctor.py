@@ -46,7 +46,7 @@ class TestReport:
         assert {m["name"]: m["widths"] for m in found["methods"]} == {
             m: list(own.widths) for m, own in quantizers().items()
         }
-        assert [a["name"] for a in found["attention"] if a["runs"]] == ["cpu", "reference"]
+        assert [a["name"] for a in found["attention"] if a["runs"]] == ["cpu", "sdpa", "reference"]
         assert found["checks"] is None  # off CUDA only when asked for
 
     def test_a_missing_package_is_1_and_says_what_to_install(

@@ -16,9 +16,9 @@ from qbench.report.published import ROUNDING
 from qbench.report.repeats import NUMERICS, RepeatNoise, nearer, repeat_noise
 from qbench.report.results import Score
 
+from ..replicates import numbered, twins, write_cells
 from .examples import cell, samples_of, write_cell, write_mini
 from .golden import check
-from .replicates import numbered, twins, write_cells
 
 
 @pytest.fixture

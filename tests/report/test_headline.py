@@ -13,8 +13,8 @@ from qbench.report.delta import ReportData, read_report
 from qbench.report.headline import Headline, _adjusted
 from qbench.uncertainty import ChanceSource, Estimate
 
+from ..replicates import LABEL, numbered, twins, write_cells
 from .examples import PAPER, cell, samples_of, write_cell, write_mini, write_plan_of
-from .replicates import LABEL, numbered, twins, write_cells
 
 LOSSES = {"softmax": numbered([0.30, 0.42, 0.25, 0.36, 0.33]), "softpick": numbered([0.10, 0.16, 0.07, 0.13, 0.12])}
 

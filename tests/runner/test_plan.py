@@ -376,8 +376,9 @@ def test_every_recipe_of_the_project_is_planned(
 def test_the_papers_recipes_have_the_papers_matrix(size: str, family: str) -> None:
     recipe = load_recipe(ROOT / "recipes" / f"paper-{size}.yaml")
     assert [*recipe.checkpoints] == [family]
-    labels = ["none-16", "bnb-4-fp4", "bnb-8", *(f"gptq-{b}-g128" for b in (2, 3, 4, 8))]
-    labels += [f"hqq-{b}-g64" for b in (2, 3, 4, 8)]
+    labels = ["none-16", "bnb-4-fp4", "bnb-8"]
+    labels += [f"gptq-{bits}-g128-draw-{draw}" for bits in (2, 3, 4, 8) for draw in (1, 2, 3)]
+    labels += [f"hqq-{bits}-g64" for bits in (2, 3, 4, 8)]
     assert [c.ref.name for c in cells(recipe)] == [f"{family}-{k}-{x}" for x in labels for k in ("softmax", "softpick")]
     assert [*recipe.tasks] == ["arc_easy", "lambada_openai", "piqa", "sciq", "wikitext"]
     assert (recipe.max_length, recipe.dtype, recipe.device) == (4096, "bfloat16", "cuda")

@@ -14,7 +14,8 @@ import pytest
 from qbench.recipe.cells import Recipe, load_recipe
 from qbench.records.schema import Cost, Record
 from qbench.runner.lock import RunError
-from qbench.runner.matrix import RunOptions, _fetched
+from qbench.runner.matrix import RunOptions, _fetched_plan
+from qbench.runner.plan import make_plan
 from qbench.runner.view import LiveView, PlainView, outcome, view_for
 
 from ..example_records import cell_ref, make_record, make_samples
@@ -118,21 +119,23 @@ def test_what_cannot_be_fetched_may_be_a_path_from_elsewhere(
     recipe = load_recipe(small)
     softmax = recipe.checkpoints["tiny"]["softmax"].model_copy(update={"path": f"{small.parent.name}/softmax"})
     recipe = recipe.model_copy(update={"checkpoints": {"tiny": {"softmax": softmax}}})
-    monkeypatch.setattr("qbench.runner.fetch.fetch", lambda _: [(False, "checkpoint: not to be had")])
+    monkeypatch.setattr("qbench.runner.fetch.fetch", lambda _, to_analyze: [(False, "checkpoint: not to be had")])
     with pytest.raises(RunError, match=r"not to be had\n- \S+/softmax: Did you mean softmax\?$"):
-        _fetched(recipe, tmp_path, RunOptions())
+        _fetched_plan(recipe, tmp_path, RunOptions(), make_plan)
 
 
 def test_what_a_download_tells_is_no_event(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
+    def fetch(recipe: Recipe, *, to_analyze: bool) -> Iterator[tuple[bool, str]]:
         print("task arc_easy: its dataset")
         yield True, "task arc_easy: 6 documents"
 
     monkeypatch.setattr("qbench.runner.fetch.fetch", fetch)
+    recipe = load_recipe(small).model_copy(update={"tokenizer": "owner/gone"})
     capsys.readouterr()
-    _fetched(load_recipe(small), tmp_path, RunOptions(as_json=True))
+    with pytest.raises(RunError, match="owner/gone"):  # this fetch brings nothing
+        _fetched_plan(recipe, tmp_path, RunOptions(as_json=True), make_plan)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "task arc_easy: its dataset" in printed.err
