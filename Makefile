@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One thread per test process and one process per core: on small machines the fastest, and the most repeatable.
 WORKERS ?= auto
 # What `make bench` runs, and where its records go.
-RECIPE ?= recipes/$(if $(shell nvidia-smi -L 2>/dev/null),paper-340m,mini).yaml
+RECIPE ?= recipes/$(if $(shell $(PYTHON) scripts/install.py --gpus 2>/dev/null),paper-340m,mini).yaml
 RUN := results/runs/$(basename $(notdir $(RECIPE)))
 
 # Prints a command of qbench before it runs it: make would print the shell code around it as well.
@@ -17,13 +17,18 @@ SHOW := show() { echo "$(BIN)/qbench $$*"; $(BIN)/qbench "$$@"; }
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-setup: $(VENV)/installed ## .venv with the pinned packages, CUDA build or CPU build as the machine needs
-$(VENV)/installed: pyproject.toml scripts/install.py
-	$(PYTHON) scripts/install.py $(VENV)
+setup: $(VENV)/installed ## .venv with the pinned packages; the driver decides the build of torch, or TORCH=cpu|cuda
+# Made on a node without a GPU, .venv has a torch that cannot use one: noticed when the target is made (expanded twice).
+UNFIT = $(shell TORCH=$(TORCH) $(PYTHON) scripts/install.py --fits $(VENV) >/dev/null 2>&1 || echo unfit)
+.SECONDEXPANSION:
+$(VENV)/installed: pyproject.toml scripts/install.py $$(UNFIT)
+	@TORCH=$(TORCH) $(PYTHON) scripts/install.py $(VENV)
 	@touch $@
+.PHONY: unfit
+unfit:
 
 bench: setup ## run a recipe (RECIPE=…) and print its tables: the paper's if there is a GPU, else mini
-	$(BIN)/qbench doctor
+	$(BIN)/qbench doctor $(RECIPE)
 	@$(SHOW); show run $(RECIPE); status=$$?; \
 	show table $(RUN) && show table $(RUN) --kind damage && \
 	show table $(RUN) --format html --out $(RUN)/report.html && show table $(RUN) --kind summary && \

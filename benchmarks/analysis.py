@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 from cpu_attention import _reset_peak, _resident, cpu_name
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from qbench import analyze, load_checkpoint
+from qbench.tokenizer import load_tokenizer
 
 SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "vocab_size": 32000}
 Figures = dict[str, float]
@@ -34,7 +35,7 @@ def plain(model: LlamaForCausalLM, texts: list[Tensor]) -> Figures:
     """The figures from whole matrices and hidden states, in torch."""
     model.set_attn_implementation("eager")
     sinks, zeros, near, pairs, rows, row_sums, off = [], 0, 0, 0, 0, 0.0, 0
-    states: list[Tensor] = []
+    powers, low, high = torch.zeros(5, dtype=torch.float64), torch.inf, -torch.inf
     heads, outputs = model.config.num_attention_heads, []
     for layer in model.model.layers:
         layer.self_attn.o_proj.register_forward_pre_hook(lambda _, args: outputs.append(args[0][0]))
@@ -50,11 +51,14 @@ def plain(model: LlamaForCausalLM, texts: list[Tensor]) -> Figures:
             near += int(((matrix <= 1e-5) & lower).sum())
             pairs += heads * int(lower.sum())
             rows += heads * len(ids)
-        states += [state[0].flatten() for state in out.hidden_states]
+        for state in out.hidden_states:
+            x = state.double()
+            powers += torch.stack([(x**power).sum() for power in range(5)])
+            low, high = min(low, float(x.min())), max(high, float(x.max()))
         small = [x.unflatten(-1, (heads, -1)).abs().amax(-1) < 1e-2 for x in outputs]  # [T, heads]
         off = off + torch.stack([x.sum(0) for x in small])  # [layers, heads]
-    alpha, x = torch.cat(sinks), torch.cat(states).double()
-    centred = x - x.mean()
+    alpha = torch.cat(sinks)
+    m1, m2, m3, m4 = (powers[1:] / powers[0]).tolist()
     dead = off / sum(map(len, texts)) > 0.95
     return {
         "sink_rate 0.2": 100 * float((alpha > 0.2).double().mean()),
@@ -63,9 +67,9 @@ def plain(model: LlamaForCausalLM, texts: list[Tensor]) -> Figures:
         "sparsity": 100 * zeros / pairs,
         "sparsity 1e-05": 100 * near / pairs,
         "dead_heads 0.01": 100 * float(dead.double().mean()),
-        "kurtosis": float((centred**4).mean() / (centred**2).mean() ** 2),
-        "min": float(x.min()),
-        "max": float(x.max()),
+        "kurtosis": (m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4) / (m2 - m1**2) ** 2,
+        "min": low,
+        "max": high,
     }
 
 
@@ -88,7 +92,7 @@ def inputs(args: argparse.Namespace) -> tuple[LlamaForCausalLM, list[Tensor]]:
         torch.manual_seed(0)
         ids = torch.randint(config.vocab_size, (args.length,), generator=torch.Generator().manual_seed(0))
         return LlamaForCausalLM(config).eval().requires_grad_(False), [ids]
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    tokenizer = load_tokenizer(args.model)
     pages = [json.loads(line)["page"] for line in args.texts.read_text().splitlines()[: args.samples]]
     return load_checkpoint(args.model), [torch.tensor(tokenizer(page)["input_ids"])[: args.length] for page in pages]
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from tabulate import tabulate
-from transformers import AutoTokenizer
 
 from qbench import Scorer, load_checkpoint, quantize
 from qbench.evaluate.evaluation import Evaluation, evaluate
 from qbench.evaluate.tasks import load_tasks
 from qbench.records.metrics import facts_of
+from qbench.tokenizer import load_tokenizer
 
 MINI = Path(__file__).parents[1] / "recipes" / "mini" / "tasks"
 REPEATS = {"bfloat16": (torch.bfloat16, 4096), "bfloat16, other batches": (torch.bfloat16, 512)}
@@ -46,7 +46,7 @@ def _measure(folder: str, bits: int, dtype: torch.dtype, tokens: int, tasks: obj
     model = load_checkpoint(folder, dtype=dtype)
     if bits:
         model, _ = quantize(model, method="hqq", bits=bits)
-    lm = Scorer(model, AutoTokenizer.from_pretrained(folder), batch_tokens=tokens)
+    lm = Scorer(model, load_tokenizer(folder), batch_tokens=tokens)
     return evaluate(lm, tasks, limit=limit)
 
 

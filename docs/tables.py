@@ -20,6 +20,31 @@ RESULTS = Path("results", "mini")
 IN_README = "summary"
 PLOTS = ("damage", "bits-per-weight")
 BETWEEN = re.compile(r"(?<=<!-- made by docs/tables.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+VARIANTS = """# Nine attentions on mini
+
+The mini twins and their seven siblings differ in their attention alone: same world, first weights, order
+of text and schedule ([how](../recipes/mini/README.md#training)). `recipes/variants.yaml` runs all nine;
+this page is made from its records:
+
+```
+qbench run recipes/variants.yaml
+python docs/tables.py variants results/runs/variants
+```
+
+**One seed of a model of 0.6M parameters, trained for 3,000 steps on an invented world, says nothing
+about which attention is better.** A model that starts higher has more to lose. The page shows that every
+kind loads, trains, is quantized, audited and compared.
+
+![Training loss and gradient norm of the nine models](../recipes/mini/loss.svg)
+
+## Unquantized
+
+{baseline}
+
+## Under quantization
+
+{summary}
+"""
 
 
 def printed(*arguments: str) -> str:
@@ -82,29 +107,8 @@ def draw(folder: Path, results: Path = RESULTS) -> None:
 
 def variants_page(results: Path) -> str:
     """The nine attentions of recipes/variants.yaml."""
-    return (
-        "\n".join(
-            [
-                "# Nine attentions on mini\n",
-                "The mini twins and their seven siblings differ in their attention alone: same world, first weights, order",
-                "of text and schedule ([how](../recipes/mini/README.md#training)). `recipes/variants.yaml` runs all nine;",
-                "this page is made from its records:\n",
-                "```",
-                "qbench run recipes/variants.yaml",
-                "python docs/tables.py variants results/runs/variants",
-                "```\n",
-                "**One seed of a model of 0.6M parameters, trained for 3,000 steps on an invented world, says nothing",
-                "about which attention is better.** A model that starts higher has more to lose. The page shows that every",
-                "kind loads, trains, is quantized, audited and compared.\n",
-                "![Training loss and gradient norm of the nine models](../recipes/mini/loss.svg)\n",
-                "## Unquantized\n",
-                printed("table", str(results), "--kind", "baseline").strip() + "\n",
-                "## Under quantization\n",
-                printed("table", str(results), "--kind", "summary").strip(),
-            ]
-        ).replace("### ", "#### ")
-        + "\n"
-    )
+    tables = {kind: printed("table", str(results), "--kind", kind).strip() for kind in ("baseline", "summary")}
+    return VARIANTS.format(**tables).replace("### ", "#### ")
 
 
 def main() -> None:

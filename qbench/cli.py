@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     for add in (
         _add_plan,
         _add_run,
+        _add_analyze,
         _add_fetch,
         _add_table,
         _add_compare,
@@ -79,11 +81,11 @@ def _add(
     return parser
 
 
-# --- plan, run, fetch
+# --- plan, run, analyze, fetch
 
 
 def _add_plan(commands: Commands) -> None:
-    purpose = "the matrix cell by cell: done, failed, to do, not offered by the method; loads no model"
+    purpose = "the matrix cell by cell: done, failed, to do, not offered by the method, and how long; loads no model"
     _add_recipe(_add(commands, "plan", _plan, purpose, "qbench plan recipes/mini.yaml"))
 
 
@@ -91,7 +93,23 @@ def _add_run(commands: Commands) -> None:
     purpose = "run every cell of a recipe that has no finished record"
     parser = _add(commands, "run", _run, purpose, "qbench run recipes/mini.yaml --only '*softpick*hqq*'")
     _add_recipe(parser)
-    parser.add_argument("--only", metavar="PATTERN", help="cells whose name matches, such as '*softpick*hqq-3*'")
+    _add_running(parser, "'*softpick*hqq-3*'")
+    parser.add_argument("--preflight", action=argparse.BooleanOptionalAction, help="by default unless the run is short")
+
+
+def _add_analyze(commands: Commands) -> None:
+    purpose = (
+        "measure why quantization hurts: sinks, massive activations, sparsity and dead heads of every checkpoint of a "
+        "recipe, maps of heads, and where it hurts"
+    )
+    example = "qbench analyze recipes/mini.yaml && qbench table results/runs/mini --kind analysis --plots figures"
+    parser = _add(commands, "analyze", _analyze, purpose, example)
+    _add_recipe(parser, limited="texts")
+    _add_running(parser, "'*softpick*analysis'")
+
+
+def _add_running(parser: argparse.ArgumentParser, pattern: str) -> None:
+    parser.add_argument("--only", metavar="PATTERN", help=f"cells whose name matches, such as {pattern}")
     parser.add_argument(
         "--executor",
         choices=["local", "ray"],
@@ -99,7 +117,6 @@ def _add_run(commands: Commands) -> None:
         help="processes here, or a Ray cluster whose nodes have the same installation and paths",
     )
     parser.add_argument("--reuse-stale", action="store_true", help="keep records of older code or packages")
-    parser.add_argument("--preflight", action=argparse.BooleanOptionalAction, help="by default unless the run is short")
     parser.add_argument("--json", action="store_true", help="progress as JSON lines")
 
 
@@ -110,14 +127,12 @@ def _add_fetch(commands: Commands) -> None:
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
 
 
-def _add_recipe(parser: argparse.ArgumentParser) -> None:
+def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of each task") -> None:
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of the records; by default results/runs/<recipe>"
     )
-    parser.add_argument(
-        "--limit", type=_count, metavar="N", help="only the first N documents of each task: for a trial"
-    )
+    parser.add_argument("--limit", type=_count, metavar="N", help=f"only the first N {limited}: for a trial")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="in place of the recipe's")
 
 
@@ -136,7 +151,8 @@ def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
 
 def _plan(options: argparse.Namespace) -> int:
     from qbench.runner.hub import OFFLINE
-    from qbench.runner.plan import make_plan, render_plan
+    from qbench.runner.plan import make_plan
+    from qbench.runner.plan_table import render_plan
 
     os.environ.setdefault(OFFLINE, "1")  # a plan downloads nothing
     recipe, out = _load(options)
@@ -145,15 +161,23 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    return _execute(options, "run_matrix", preflight=options.preflight)
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    return _execute(options, "analyze_matrix", preflight=False)
+
+
+def _execute(options: argparse.Namespace, what: str, preflight: bool | None) -> int:
     from qbench.runner.hub import go_offline_if_unreachable
 
     recipe, out = _load(options)
     go_offline_if_unreachable(recipe)
-    from qbench.runner.matrix import RunOptions, run_matrix  # after it, since this imports the hub's library
+    from qbench.runner import matrix  # after it, since this imports the hub's library
 
-    how = RunOptions(options.only, options.reuse_stale, options.executor, options.preflight, options.json)
+    how = matrix.RunOptions(options.only, options.reuse_stale, options.executor, preflight, options.json)
     try:
-        return DONE if run_matrix(recipe, out, how) else FAILED
+        return DONE if getattr(matrix, what)(recipe, out, how) else FAILED
     except KeyboardInterrupt:
         print(f"\nStopped. Finished cells are kept in {out}; the same command goes on from there.", file=sys.stderr)
         return INTERRUPTED
@@ -167,10 +191,13 @@ def _fetch(options: argparse.Namespace) -> int:
     go_offline_if_unreachable(recipe)
     from qbench.runner.fetch import fetch  # after it, since this imports the hub's library
 
-    missing = 0
-    for here, line in fetch(recipe):
-        missing += not here
-        print(line if here else f"MISSING {line}", flush=True)
+    missing, seen = 0, set[str]()
+    found = [fetch(recipe), *([fetch(recipe, to_analyze=True)] if "analysis" in recipe.model_fields_set else [])]
+    for here, line in chain(*found):  # each as soon as it is fetched
+        if line not in seen:
+            missing += not here
+            print(line if here else f"MISSING {line}", flush=True)
+            seen.add(line)
     if missing:
         print(f"qbench: {missing} of what {options.recipe} needs is not here.", file=sys.stderr)
     return FAILED if missing else DONE
@@ -350,7 +377,10 @@ def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
 
 def _add_doctor(commands: Commands) -> None:
     purpose = "what this machine has and can run, and why not the rest"
-    parser = _add(commands, "doctor", _doctor, purpose, "qbench doctor --checks")
+    parser = _add(
+        commands, "doctor", _doctor, purpose, "qbench doctor --checks\n  qbench doctor recipes/paper-340m.yaml"
+    )
+    parser.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="check only what this recipe uses")
     parser.add_argument(
         "--checks",
         action=argparse.BooleanOptionalAction,
@@ -358,12 +388,23 @@ def _add_doctor(commands: Commands) -> None:
     )
     parser.add_argument("--packages", action="store_true", help="list all packages, not just mismatched ones")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument(
+        "--report", action="store_true", help="write qbench-doctor.md, to send to others: checks, tracebacks, timings"
+    )
 
 
 def _doctor(options: argparse.Namespace) -> int:
     from qbench.doctor.report import doctor
+    from qbench.recipe.cells import load_recipe
 
-    return DONE if doctor(options.checks, all_packages=options.packages, as_json=options.json) else FAILED
+    works = doctor(
+        options.checks,
+        load_recipe(options.recipe) if options.recipe else None,
+        all_packages=options.packages,
+        as_json=options.json,
+        report_wanted=options.report,
+    )
+    return DONE if works else FAILED
 
 
 if __name__ == "__main__":

@@ -37,6 +37,18 @@ PACKAGE = Path(__file__).parent
 # Our own code that computes numbers, within qbench; the kernels come first. runner/cell.py decides which model is
 # evaluated. Not records/audit.py and records/suspicious.py: their rules are applied again whenever a record is read.
 COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "tokenizer.py", "runner/cell.py")
+# The same for what is no score: an analysis, its maps and sensitivities (CellRef.measured).
+ANALYZES = (
+    "attention",
+    "checkpoint",
+    "quantizers",
+    "analysis",
+    "tokenizer.py",
+    "records/analysis.py",
+    "records/maps.py",
+    "runner/cell.py",
+    "runner/analyzing.py",
+)
 WRITES = ("checkpoint/save.py",)  # what a cell never calls
 
 
@@ -82,6 +94,7 @@ class What(WithoutUnused):
     seed: int
     batch_tokens: int | None  # None if scores do not depend on what else is in a batch: on a CPU, but for LLM.int8
     parts: dict[str, dict[str, JsonValue]] | None = None  # options of what else is quantized, by the part's label
+    analysis: dict[str, JsonValue] | None = None  # what is measured in place of scores: its settings and its texts
 
 
 class Identity(BaseModel):
@@ -122,22 +135,26 @@ def package_versions() -> dict[str, str]:
 
 
 @functools.cache
-def code_hash() -> str:
-    """A hash of our own code that computes, by what it means: comments, docstrings and formatting do not enter."""
-    files = _code_files()
+def code_hash(*, analyzes: bool = False) -> str:
+    """A hash of our own code that computes scores, or analyses, by what it means.
+
+    Comments, docstrings and formatting do not enter.
+    """
+    files = _code_files(ANALYZES if analyzes else COMPUTES)
 
     def compute() -> str:
         return json_hash([[name, source_hash(file.read_bytes())] for name, file in files.items()])
 
     # Parsing takes 0.2 s. This file stands for the way that it is hashed.
-    return str(remembered(f"code in {PACKAGE}", [*files.values(), Path(__file__)], compute))
+    asked = f"code{' of analyses' if analyzes else ''} in {PACKAGE}"
+    return str(remembered(asked, [*files.values(), Path(__file__)], compute))
 
 
-def _code_files() -> dict[str, Path]:
+def _code_files(places: tuple[str, ...]) -> dict[str, Path]:
     """The files that compute, by names that do not depend on where they are installed."""
     kernels = _kernels_folder()
     files = {file.relative_to(kernels.parent).as_posix(): file for file in kernels.rglob("*.py")}
-    for place in (PACKAGE / name for name in COMPUTES):
+    for place in (PACKAGE / name for name in places):
         found = place.rglob("*.py") if place.is_dir() else [place]
         own = [file for file in found if file.relative_to(PACKAGE).as_posix() not in WRITES]
         files |= {file.relative_to(PACKAGE.parent).as_posix(): file for file in own}

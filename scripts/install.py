@@ -1,23 +1,143 @@
-"""Make a virtual environment and install qbench into it, with the torch build that fits this machine.
+"""Make a virtual environment and install qbench into it, with the build of torch that fits this machine.
 
-python3 scripts/install.py .venv
+python3 scripts/install.py .venv           what is missing or of the wrong build
+python3 scripts/install.py --fits .venv    whether its torch fits this machine: exit code 1 if not
+python3 scripts/install.py --gpus          the GPUs of this machine, one per line
+
+TORCH=cpu, cuda, cu130 or cu126 decides the build, for a .venv that is made on a node without a GPU.
+Only the standard library, and nothing that an old Python cannot read: it must say what is wrong there too.
 """
 
+from __future__ import annotations
+
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import threading
+import time
 import venv
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+WSL = "/usr/lib/wsl/lib"  # where the driver's tool is on WSL2, which is not always on the path
+PYTHONS = ((3, 11), (3, 14))  # from, and below: numpy's pin has no wheel for 3.14
+INDEX = "https://download.pytorch.org/whl"
+TERMINAL = sys.stdout.isatty()
+PROGRESS = 0.2 if TERMINAL else 20  # seconds between two lines about what pip does
 
 
-def has_nvidia_gpu() -> bool:
-    """Whether the driver's own tool lists a GPU."""
-    tool = shutil.which("nvidia-smi")
-    return tool is not None and subprocess.run([tool, "-L"], capture_output=True).stdout.startswith(b"GPU")
+@dataclass(frozen=True)
+class Build:
+    """A build of torch: the oldest driver that runs it, and the GPU architectures that it has code for."""
+
+    tag: str  # in wheels' versions: 2.13.0+cu126
+    title: str
+    driver: tuple[int, ...] = ()
+    architectures: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it runs on GPUs."""
+        return self.tag != "cpu"
+
+    @property
+    def gigabytes(self) -> float:
+        """What .venv takes with it, measured."""
+        return 5.9 if self.is_cuda else 3.0
+
+
+# For Linux on x86, https://github.com/pytorch/pytorch/blob/main/RELEASE.md. The first one is what PyPI has.
+CUDA_BUILDS = (
+    Build("cu130", "CUDA 13.0", (580,), ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0))),
+    Build("cu126", "CUDA 12.6", (525, 60, 13), ((5, 0), (6, 0), (7, 0), (7, 5), (8, 0), (8, 6), (9, 0))),
+)
+CPU_BUILD = Build("cpu", "CPU")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as the driver's tool describes it."""
+
+    name: str
+    driver: str
+    capability: tuple[int, int] | None  # None: the driver is too old to report it
+
+
+def find_gpus() -> list[Gpu]:
+    """The GPUs that nvidia-smi lists; none if there is no driver. A GPU in MIG mode is one, whatever its parts."""
+    tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=WSL)
+    if tool is None:
+        return []
+    for fields in ("name,driver_version,compute_cap", "name,driver_version"):  # old drivers lack the last
+        done = subprocess.run(
+            [tool, f"--query-gpu={fields}", "--format=csv,noheader"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        rows = [line.split(", ") for line in done.stdout.decode().splitlines()]
+        if done.returncode == 0 and all(len(row) == fields.count(",") + 1 for row in rows):
+            return [Gpu(row[0], row[1], _capability(row[2:])) for row in rows]
+    return []
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _capability(field: list[str]) -> tuple[int, int] | None:
+    found = _numbers(field[0]) if field else ()
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def choose_build(gpus: list[Gpu], wanted: str) -> Build:
+    """The build for these GPUs; wanted: what TORCH says, or nothing."""
+    named = {build.tag: build for build in (*CUDA_BUILDS, CPU_BUILD)}
+    if wanted in named:
+        return named[wanted]
+    if wanted not in ("", "auto", "cuda"):
+        raise SystemExit(f"TORCH is {wanted!r}; it must be cpu, cuda, {' or '.join(b.tag for b in CUDA_BUILDS)}.")
+    if platform.system() != "Linux" or (wanted == "cuda" and not gpus):
+        return CUDA_BUILDS[0]
+    if not gpus:
+        return CPU_BUILD
+    driven = [build for build in CUDA_BUILDS if _numbers(gpus[0].driver) >= build.driver]
+    for build in driven:
+        if all(_has_code(build, gpu) for gpu in gpus):
+            return build
+    raise SystemExit(_no_build(gpus, driven))
+
+
+def _has_code(build: Build, gpu: Gpu) -> bool:
+    """Code runs on later GPUs of the same major version."""
+    if gpu.capability is None:
+        return True
+    return any(major == gpu.capability[0] and minor <= gpu.capability[1] for major, minor in build.architectures)
+
+
+def _no_build(gpus: list[Gpu], driven: list[Build]) -> str:
+    driver = gpus[0].driver
+    newest = ".".join(map(str, CUDA_BUILDS[0].driver))
+    oldest = ".".join(map(str, CUDA_BUILDS[-1].driver))
+    instead = "or run on the CPU: TORCH=cpu make setup"
+    if not driven:
+        return f"The NVIDIA driver is {driver}; torch needs {oldest} or newer. Update it to {newest}, {instead}."
+    lacking = next(gpu for gpu in gpus if not all(_has_code(build, gpu) for build in driven))
+    where = f"{lacking.name} (compute capability {'.'.join(map(str, lacking.capability or ()))})"
+    if _has_code(CUDA_BUILDS[0], lacking):
+        return f"{where} needs the NVIDIA driver {newest} or newer, and this is {driver}. Update it, {instead}."
+    names = ", ".join(f"{build.title} for {_list(build)}" for build in driven)
+    return (
+        f"No single build of torch {pinned_torch()} has code for all GPUs here: {where} is not among {names}. "
+        f"Name the build with TORCH ({', '.join(b.tag for b in CUDA_BUILDS)}) and the GPUs with "
+        f"CUDA_VISIBLE_DEVICES, {instead}."
+    )
+
+
+def _list(build: Build) -> str:
+    return " ".join(f"{major}.{minor}" for major, minor in build.architectures)
 
 
 def pinned_torch() -> str:
@@ -28,11 +148,72 @@ def pinned_torch() -> str:
     return match.group(1)
 
 
-def has_pip(python: Path) -> bool:
-    """Whether the environment is whole: an interrupted set-up leaves one without pip."""
-    return (
-        python.exists() and subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True).returncode == 0
-    )
+def installed_torch(folder: Path) -> str:
+    """The version of torch in an environment, with its build: 2.13.0+cpu; empty if there is none."""
+    found = sorted(folder.glob("lib/python3*/site-packages/torch-*.dist-info"))
+    return found[0].name[len("torch-") : -len(".dist-info")] if found else ""
+
+
+def is_right(installed: str, build: Build, gpus: list[Gpu], wanted: str) -> bool:
+    """Whether an installed torch will do. A CUDA build stays where no GPU is seen: others may share the disk."""
+    version, _, tag = installed.partition("+")
+    tag = tag or CUDA_BUILDS[0].tag
+    stays = not gpus and wanted in ("", "auto", "cuda") and tag != "cpu"
+    return version == pinned_torch() and (tag == build.tag or stays)
+
+
+def check_machine(folder: Path, build: Build) -> None:
+    """Stop with one sentence if something that set-up needs is missing."""
+    if platform.system() == "Linux":
+        _check_compiler()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(there).free / 1e9
+    needed = build.gigabytes - (_build_of(folder).gigabytes if installed_torch(folder) else 0)
+    if free < needed:
+        raise SystemExit(
+            f"{folder} needs {needed:.1f} GB of disk, and {there} has {free:.1f} GB free. Make room there, or name "
+            "another folder: make VENV=FOLDER."
+        )
+
+
+def _build_of(folder: Path) -> Build:
+    return CPU_BUILD if installed_torch(folder).endswith("+cpu") else CUDA_BUILDS[0]
+
+
+def _check_compiler() -> None:
+    """One of gptqmodel's dependencies is built from source, and Triton compiles a launcher at its first call."""
+    major, minor = sys.version_info[:2]
+    missing = []
+    if not any(shutil.which(name) for name in (os.environ.get("CC", "cc").split()[0], "gcc", "clang")):
+        missing.append(("a C compiler (cc)", "gcc", "gcc", "c-compiler"))
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if not header.exists():
+        missing.append((f"Python's headers ({header})", f"python{major}.{minor}-dev", "python3-devel", "python"))
+    if missing:
+        debian, fedora, conda = (" ".join(names[system] for names in missing) for system in (1, 2, 3))
+        raise SystemExit(
+            f"Missing: {', '.join(names[0] for names in missing)}. Debian, Ubuntu: apt install {debian}. "
+            f"Fedora: dnf install {fedora}. conda: conda install -c conda-forge {conda}."
+        )
+
+
+def check_python(version: tuple[int, ...]) -> None:
+    """Stop if the packages are not made for this Python."""
+    (first, below) = (".".join(map(str, bound)) for bound in PYTHONS)
+    if not PYTHONS[0] <= tuple(version[:2]) < PYTHONS[1]:
+        raise SystemExit(
+            f"qbench needs Python {first} or newer, below {below}; this is {'.'.join(map(str, version[:3]))}. "
+            f"Name another: make PYTHON=python3.12, or conda create -n qbench python=3.12."
+        )
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the environment is of this Python and has pip, which an interrupted set-up leaves out."""
+    major, minor = sys.version_info[:2]
+    if not (folder / "bin" / "python").exists() or not (folder / "lib" / f"python{major}.{minor}").is_dir():
+        return False
+    command = [str(folder / "bin" / "python"), "-m", "pip", "--version"]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def make_environment(folder: Path) -> None:
@@ -45,47 +226,110 @@ def make_environment(folder: Path) -> None:
         ) from error
 
 
-def install_torch(python: Path) -> None:
-    """The CUDA build where there is an NVIDIA GPU, else the CPU build, which is gigabytes smaller."""
+def torch_commands(build: Build) -> list[list[str]]:
+    """What pip is asked for torch: from the index in use, and if that does not have the build, from torch's own."""
     version = pinned_torch()
-    if platform.system() != "Linux" or has_nvidia_gpu():
-        pip(python, f"torch=={version}")
-        return
-    print("No NVIDIA GPU here: installing the CPU build of torch.", flush=True)
-    if pip(python, f"torch=={version}+cpu", check=False):
-        return
-    # The index in use has no CPU build; uv knows where torch's own index is.
-    pip(python, "uv")
-    command = [str(python), "-m", "uv", "pip", "install", "--torch-backend=cpu", f"torch=={version}"]
-    if subprocess.run(command).returncode:
-        raise SystemExit(
-            f"The CPU build of torch {version} could not be installed (see above). "
-            f"Install it into {python.parents[1]} by hand, then call make again."
+    if build is CUDA_BUILDS[0]:
+        return [[f"torch==={version}"], [f"torch=={version}+{build.tag}", "--index-url", f"{INDEX}/{build.tag}"]]
+    name = f"torch=={version}+{build.tag}"
+    return [[name], [name, "--index-url", f"{INDEX}/{build.tag}"]]
+
+
+def install_torch(folder: Path, build: Build) -> None:
+    """The build, in place of another one that is there."""
+    first, second = torch_commands(build)
+    if not pip(folder, *first, must=False):
+        pip(folder, *second)
+
+
+def pip(folder: Path, *packages: str, must: bool = True) -> bool:
+    """Install packages, with a line about what pip does; whether that worked. install.log has all that it printed."""
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
+    log = folder / "install.log"
+    with log.open("a") as out:
+        out.write(f"$ pip install {' '.join(packages)}\n")
+        out.flush()
+        work = subprocess.Popen(
+            [*command, "--progress-bar", "off", *packages], stdout=out, stderr=subprocess.STDOUT, cwd=str(ROOT)
         )
-
-
-def pip(python: Path, *packages: str, check: bool = True) -> bool:
-    """Install packages; whether that worked."""
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-    done = subprocess.run(command, capture_output=not check).returncode == 0
-    if check and not done:
-        raise SystemExit(f"pip could not install {' '.join(packages)} (see above).")
+        with _Progress(log):
+            done = work.wait() == 0
+    if must and not done:
+        print(log.read_text()[-2000:], file=sys.stderr)
+        raise SystemExit(f"pip could not install {packages[0]}; the end of {log} is above.")
     return done
 
 
-def main() -> None:
-    """Install into the folder given."""
-    if sys.version_info < (3, 11):  # noqa: UP036 (the system's Python may be older than what the project targets)
-        raise SystemExit(f"qbench needs Python 3.11 or newer; this is {platform.python_version()}. Try make PYTHON=…")
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python3 scripts/install.py FOLDER")
-    folder = Path(sys.argv[1]).resolve()
-    python = folder / "bin" / "python"
-    if not has_pip(python):
+class _Progress:
+    """A line that says how long it has taken and what pip is doing, renewed on a terminal and repeated elsewhere."""
+
+    def __init__(self, log: Path) -> None:
+        self.log, self.begun, self.ended = log, time.monotonic(), threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        while not self.ended.wait(PROGRESS):
+            lines = self.log.read_text(errors="replace").splitlines()
+            doing = next((line.strip() for line in reversed(lines) if line.strip()), "starting")
+            text = f"  {time.monotonic() - self.begun:4.0f} s  {doing[:90]}"
+            print(
+                f"\r{text:<110}" if sys.stdout.isatty() else text, end="" if sys.stdout.isatty() else "\n", flush=True
+            )
+        if sys.stdout.isatty():
+            print(f"\r{'':<110}\r", end="", flush=True)
+
+
+def step(number: int, text: str) -> None:
+    """Say what happens next."""
+    print(f"[{number}/3] {text}", flush=True)
+
+
+def install(folder: Path, wanted: str) -> None:
+    """Everything, step by step; what is there and right stays."""
+    gpus = find_gpus()
+    build = choose_build(gpus, wanted)
+    check_machine(folder, build)
+    here = ", ".join(dict.fromkeys(gpu.name for gpu in gpus)) or "no NVIDIA GPU"
+    driver = f", driver {gpus[0].driver}" if gpus else ""
+    before = installed_torch(folder)
+    step(1, f"{folder}: Python {platform.python_version()}; {here}{driver}")
+    if not is_whole(folder):
         make_environment(folder)
-    install_torch(python)
-    print("Installing qbench and its pinned packages: about 3 GB, some minutes.", flush=True)
-    pip(python, "-e", f"{ROOT}[dev]")
+        before = ""
+    if before and is_right(before, build, gpus, wanted):
+        step(2, f"torch {before} is there")
+    else:
+        instead = f", in place of {before}" if before else ""
+        step(2, f"torch {pinned_torch()}, {build.title} build{instead}; .venv will have {build.gigabytes} GB")
+        if build.is_cuda and not gpus and platform.system() == "Linux":
+            driver = ".".join(map(str, build.driver))
+            print(f"  There is no GPU here; where it runs, the driver must be {driver} or newer.", flush=True)
+        install_torch(folder, build)
+    step(3, "qbench and its pinned packages")
+    pip(folder, "-e", f"{ROOT}[dev]")
+
+
+def main() -> None:
+    """Install into the folder given, or answer a question about this machine."""
+    check_python(sys.version_info)
+    wanted = os.environ.get("TORCH", "").strip().lower()
+    arguments = sys.argv[1:]
+    if arguments == ["--gpus"]:
+        print("\n".join(gpu.name for gpu in find_gpus()))
+    elif len(arguments) == 2 and arguments[0] == "--fits":
+        found, gpus = installed_torch(Path(arguments[1])), find_gpus()
+        sys.exit(bool(found) and not is_right(found, choose_build(gpus, wanted), gpus, wanted))
+    elif len(arguments) == 1 and not arguments[0].startswith("-"):
+        install(Path(arguments[0]).resolve(), wanted)
+    else:
+        raise SystemExit(f"usage:\n{(__doc__ or '').split(chr(10) * 2)[1]}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from qbench import identity, machine
+from qbench import identity
 from qbench.errors import InputError
 from qbench.identity import Identity, What, code_hash, remembered, source_hash
 from qbench.records.store import RECORD, StoreError, read_record
@@ -231,26 +231,3 @@ class TestCode:
         monkeypatch.delitem(sys.modules, "softpick", raising=False)
         with pytest.raises(InputError, match="softpick"):
             self.hash()
-
-
-@pytest.mark.parametrize(
-    ("visible", "build", "expected"),
-    [
-        (None, "2.13.0", True),
-        ("0", "2.13.0+cu130", True),
-        ("", "2.13.0", False),
-        ("-1", "2.13.0", False),
-        (None, "2.13.0+cpu", False),
-    ],
-)
-def test_cuda_is_a_gpu_that_is_visible_and_a_torch_for_it(
-    visible: str | None, build: str, expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
-    monkeypatch.setattr(machine, "torch_build", lambda: build)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.has_cuda() is expected
-    monkeypatch.setattr(machine, "NVIDIA", tmp_path / "gone")
-    assert not machine.has_cuda()

@@ -33,7 +33,7 @@ def make(target: str, venv: Path, run_ends_with: int) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("failed", [0, 1])
 def test_make_bench_prints_its_commands_and_nothing_of_its_shell(failed: int, tmp_path: Path) -> None:
     code, printed = make("bench", tmp_path, failed)
-    commands = ["doctor", "run recipes/mini.yaml", *TABLES]
+    commands = ["doctor recipes/mini.yaml", "run recipes/mini.yaml", *TABLES]
     assert printed == [*(f"{tmp_path}/bin/qbench {command}" for command in commands), f"report: {RUN}/report.html"]
     assert bool(code) == bool(failed)  # make has its own code for a failure
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qbench.analysis.rows import up_to
+from qbench.analysis.rows import indicator, up_to
 from qbench.records.analysis import LISTED, PARTS, Quartiles
 
-CHUNK = 2**18  # values in float64 at a time: they stay in a CPU's cache
+CHUNK = 2**16  # values in float64 at a time: they stay in a CPU's cache
 BINS = 2**16  # of a histogram: the upper half of a float32's bits, which is what bfloat16 cuts it to
 
 
@@ -20,7 +20,7 @@ class StateSums:
         tokens = x.flatten(0, 1)
         step = max(1, CHUNK // x.shape[2])
         sums = torch.cat([_powers(chunk.double()) for chunk in tokens.split(step)])  # [tokens, powers]
-        low, high = tokens.aminmax(dim=-1)
+        low, high = tokens.amin(-1), tokens.amax(-1)  # aminmax takes ten times as long
         self._sums = sums.unflatten(0, x.shape[:2]).mT  # [batch, powers, length]
         self._extremes = torch.stack([low, -high]).double().unflatten(1, x.shape[:2])  # [2, batch, length]: both minima
         self.largest_abs = torch.maximum(-low, high).unflatten(0, x.shape[:2])  # [batch, length]
@@ -54,23 +54,28 @@ def massive(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
 
     The median is the lower one of the two in the middle.
     """
-    size = x.abs().masked_fill(~real[..., None], torch.nan).flatten(1)
+    size = x.abs().masked_fill_(~real[..., None], torch.nan).flatten(1)
     median = size.nanmedian(1).values
     limits = torch.stack([100 * median, 1000 * median, (1000 * median).clamp_min(100)])
-    counts = [(size > limit[:, None]).sum(1) for limit in limits]
-    return median, torch.stack(counts, dim=1)
+    counts = [indicator(torch.gt, size, limit[:, None]).sum(1, dtype=torch.float64) for limit in limits]
+    return median, torch.stack(counts, dim=1).long()
 
 
 def largest(x: Tensor, largest_abs: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The LISTED values of each text with the largest |x|, their tokens and channels: [batch, LISTED] each.
 
-    They are in the LISTED tokens with the largest |x|.
+    They are in the LISTED tokens with the largest |x|. Of equal ones, as a repeated token's embedding has them, the
+    first counts.
     """
-    sizes = largest_abs.masked_fill(~real, -1)
-    size, token = sizes.topk(min(LISTED, x.shape[1]), dim=1)  # [batch, tokens]
+    size, token = _largest_first(largest_abs.masked_fill(~real, -1))  # [batch, tokens]
     rows = x.gather(1, token[..., None].expand(-1, -1, x.shape[2]))
-    place = rows.abs().masked_fill(size[..., None] < 0, -1).flatten(1).topk(LISTED, dim=1).indices
+    place = _largest_first(rows.abs().masked_fill(size[..., None] < 0, -1).flatten(1))[1]
     return rows.flatten(1).gather(1, place), token.gather(1, place // x.shape[2]), place % x.shape[2]
+
+
+def _largest_first(values: Tensor) -> tuple[Tensor, Tensor]:
+    ordered, index = values.sort(dim=1, descending=True, stable=True)
+    return ordered[:, :LISTED], index[:, :LISTED]
 
 
 class Histogram:

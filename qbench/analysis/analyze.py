@@ -121,8 +121,7 @@ class _Pass:
         self._by_layer.append({name: up_to(v, self._ends) for name, v in zip(ROWS, values, strict=True)})
 
     def _outputs(self, layer: int, outputs: Tensor) -> None:
-        off = [off_tokens(outputs, self._heads, self._batch.real, epsilon) for epsilon in DEAD_EPSILONS]
-        self._off.append(torch.stack(off, dim=1))  # [batch, ε, heads]
+        self._off.append(off_tokens(outputs, self._heads, self._batch.real, DEAD_EPSILONS))
 
     def _state(self, state: int, x: Tensor) -> None:
         real, of_tokens = self._batch.real, activations.StateSums(x)

@@ -13,13 +13,13 @@ from qbench.records.analysis import DEAD, AnalysisError
 BATCH_TOKENS = 4096
 
 
-def off_tokens(outputs: Tensor, heads: int, real: Tensor, epsilon: float) -> Tensor:
-    """At how many tokens all values of a head are below epsilon: [batch, heads].
+def off_tokens(outputs: Tensor, heads: int, real: Tensor, epsilons: Sequence[float]) -> Tensor:
+    """By epsilon, at how many tokens all values of a head are below it: [batch, ε, heads].
 
     outputs [batch, length, heads · dim]: what o_proj reads; real [batch, length].
     """
-    largest = torch.linalg.vector_norm(outputs.unflatten(-1, (heads, -1)), torch.inf, dim=-1)  # [batch, length, heads]
-    return ((largest < epsilon) & real[..., None]).sum(1)
+    largest = outputs.abs().unflatten(-1, (heads, -1)).amax(-1)  # [batch, length, heads]
+    return torch.stack([((largest < epsilon) & real[..., None]).sum(1) for epsilon in epsilons], dim=1)
 
 
 def dead_heads(
@@ -34,7 +34,7 @@ def dead_heads(
     for batch in batches(model, kept, batch_tokens):
 
         def count(layer: int, outputs: Tensor, real: Tensor = batch.real) -> None:
-            off[layer] += off_tokens(outputs, heads, real, epsilon).sum(0)
+            off[layer] += off_tokens(outputs, heads, real, [epsilon]).sum((0, 1))
 
         run(model, batch, on_heads=count)
     dead = off.double() / sum(len(text.ids) for text in kept) > DEAD

@@ -1,6 +1,6 @@
 """Attention weights by blocks of rows: memory is linear in the length, for every kind of attention."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -52,3 +52,8 @@ def up_to(values: Tensor, ends: Tensor) -> Tensor:
     sums = values.cumsum(-1, dtype=torch.float64)
     index = (ends - 1).view(len(ends), *[1] * (values.ndim - 2), -1)
     return sums.gather(-1, index.expand(*values.shape[:-1], -1))
+
+
+def indicator(compare: Callable[..., Tensor], values: Tensor, limit: float | Tensor) -> Tensor:
+    """1.0 where the comparison holds, and 0.0: sums of booleans take several times as long as sums of floats."""
+    return compare(values, limit, out=torch.empty_like(values))

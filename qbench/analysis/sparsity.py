@@ -1,11 +1,10 @@
 """Sparsity: exact zeros of the causal triangle, weights near zero, and tiles that a kernel could skip."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qbench.analysis.rows import indicator
 from qbench.records.analysis import NEAR_ZERO, TILE
 
 ROWS, COLUMNS = TILE
@@ -23,20 +22,15 @@ class ZeroCounter:
     def count(self, start: int, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """zeros, near zeros and empty of each row, [batch, heads, rows] each; weights as RowBlocks gives them."""
         t = torch.arange(start, start + weights.shape[2], device=weights.device)
-        tiles = F.pad(_indicator(torch.ne, weights, 0), (0, -weights.shape[3] % COLUMNS)).unflatten(-1, (-1, COLUMNS))
+        tiles = F.pad(indicator(torch.ne, weights, 0), (0, -weights.shape[3] % COLUMNS)).unflatten(-1, (-1, COLUMNS))
         tiles = tiles.sum(-1)  # [batch, heads, rows, tiles]
         zeros = t + 1 - tiles.sum(-1).double()
-        near = t + 1 - _indicator(torch.gt, weights.abs(), NEAR_ZERO).sum(-1).double()
+        near = t + 1 - indicator(torch.gt, weights.abs(), NEAR_ZERO).sum(-1).double()
         if start % ROWS == 0:
             self._seen = tiles.new_zeros(*tiles.shape[:2], tiles.shape[3])
         seen = F.pad(self._seen, (0, tiles.shape[3] - self._seen.shape[2]))[:, :, None] + tiles.cumsum(2)
         self._seen = seen[:, :, -1]
         return zeros, near, t // COLUMNS + 1 - seen.gt(0).sum(-1).double()
-
-
-def _indicator(compare: Callable[..., Tensor], weights: Tensor, value: float) -> Tensor:
-    """1.0 where the comparison holds, and 0.0: sums of booleans take several times as long as sums of floats."""
-    return compare(weights, value, out=torch.empty_like(weights))
 
 
 def tile_steps(empty: Tensor) -> Tensor:

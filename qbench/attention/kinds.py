@@ -6,19 +6,42 @@ group "qbench.attentions". Recipes, checkpoints, transformers' registry and `qbe
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from qbench.errors import InputError
+from qbench.errors import InputError, did_you_mean
 from qbench.plugins import declared
 
 ENTRY_POINTS = "qbench.attentions"
 TRANSFORMERS_OWN = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+NORMALIZERS = ("softmax", "sink_softmax", "rectified", "softpick", "relu_softmax")  # softpick's, which imports torch
 
 
 class AttentionError(InputError):
     """A kind of attention that is declared wrongly."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the shapes of a network follow from, by Llama's names."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+
+
+# What a shape may be given by.
+SIZE_NAMES = tuple(size.name for size in fields(Sizes) if size.type is int)
+HEADS = "num_attention_heads"
 
 
 @dataclass(frozen=True)
@@ -38,17 +61,62 @@ class Attention:
     function: str | None = None
     scaled: bool = False  # queries times s_h · ln(t + 2), t = the query's position in real tokens, from 0
     gated: bool = False  # q_proj has the gate's rows after the query's; the output times σ(gate) goes to o_proj
-    # Parameters of a layer's attention besides the projections: the shape by names of layout.Sizes or as numbers.
+    # Parameters of a layer's attention besides the projections: the shape by SIZE_NAMES or as numbers.
     extra_tensors: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
     initial: Mapping[str, float] = field(default_factory=dict)  # what extra tensors are before training, if not 0
 
     def __post_init__(self) -> None:
-        """Check that one thing computes it."""
+        """Check that one thing computes it, and that its extra tensors are what that takes."""
         if (self.normalizer is None) == (self.function is None):
-            raise AttentionError(f"Attention {self.name!r} must have a normalizer or a function, and not both.")
+            raise self._error("it must have a normalizer or a function, and not both.")
+        if self.normalizer is not None and self.normalizer not in NORMALIZERS:
+            near = did_you_mean(self.normalizer, NORMALIZERS)
+            raise self._error(f"normalizer is {self.normalizer!r}; it must be one of {', '.join(NORMALIZERS)}.{near}")
+        for tensor, shape in self.extra_tensors.items():
+            self._check_shape(tensor, shape)
+        self._check_taken()
+        for tensor in self.initial:
+            if tensor not in self.extra_tensors:
+                near = did_you_mean(tensor, self.extra_tensors)
+                raise self._error(f"initial has {tensor!r}, which is not one of extra_tensors.{near}")
+
+    def _check_shape(self, tensor: str, shape: Any) -> None:
+        where = f"extra_tensors[{tensor!r}] is {shape!r}"
+        if not isinstance(shape, tuple | list):
+            raise self._error(f"{where}; a shape must be a tuple, such as ({HEADS!r},).")
+        for part in shape:
+            if part not in SIZE_NAMES and (isinstance(part, bool) or not isinstance(part, int) or part < 1):
+                near = did_you_mean(part, SIZE_NAMES)
+                raise self._error(
+                    f"{where}; {part!r} must be a positive integer or one of {', '.join(SIZE_NAMES)}.{near}"
+                )
+
+    def _check_taken(self) -> None:
+        """The factor on the queries takes s; a normalizer takes sinks or nothing, a function whatever it likes."""
+        taken: dict[str, tuple[str | int, ...]] = {"s": (HEADS, 1)} if self.scaled else {}
+        if self.scaled and "s" not in self.extra_tensors:
+            raise self._error(f"scaled is True, which needs extra_tensors={{'s': {taken['s']}}}.")
+        if self.normalizer == "sink_softmax":
+            taken["sinks"] = (HEADS,)
+        for tensor, shape in self.extra_tensors.items():
+            if tensor in taken and tuple(shape) != taken[tensor]:
+                raise self._error(f"extra_tensors[{tensor!r}] is {shape!r}; it must be {taken[tensor]!r}.")
+            if self.normalizer and tensor not in taken:
+                raise self._error(
+                    f"extra_tensors has {tensor!r}, which nothing takes: normalizer 'sink_softmax' takes sinks, "
+                    "scaled=True takes s, and a function takes what it has keywords for."
+                )
+
+    def _error(self, what: str) -> AttentionError:
+        return AttentionError(f"Attention {self.name!r}: {what}")
+
+    def declaration(self) -> dict[str, Any]:
+        """All that is declared, as JSON has it."""
+        values = {own.name: getattr(self, own.name) for own in fields(self)}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
     def extra_shapes(self, sizes: Any) -> dict[str, tuple[int, ...]]:
-        """The shapes of the extra tensors in a model of these sizes: layout.Sizes, or a LlamaConfig."""
+        """The shapes of the extra tensors in a model of these sizes: Sizes, or a LlamaConfig."""
         return {
             name: tuple(getattr(sizes, part) if isinstance(part, str) else part for part in shape)
             for name, shape in self.extra_tensors.items()
@@ -74,6 +142,11 @@ class Attention:
         """What config.json says on saving; vLLM refuses the ones that it does not know."""
         own = "" if self.is_softmax else "".join(part.capitalize() for part in self.name.split("_"))
         return f"{own}LlamaForCausalLM"
+
+    @property
+    def fla_architecture(self) -> str:
+        """The same in the FLA layout, of all kinds of one model_type."""
+        return "".join(part.capitalize() for part in self.model_type.split("_")) + "ForCausalLM"
 
 
 # The first one is what a config means that says nothing of attention.
@@ -159,6 +232,12 @@ ATTENTIONS: dict[str, Attention] = {
 def attentions() -> dict[str, Attention]:
     """Every kind by its name: ours, then those of other packages."""
     return ATTENTIONS | _installed()
+
+
+def declaring_module(name: str) -> str | None:
+    """The module of another package that declares a kind; None of those in our table."""
+    points = {kind.name: point for point, kind in declared(ENTRY_POINTS, Attention, AttentionError)}
+    return points[name].module if name in points else None
 
 
 @cache

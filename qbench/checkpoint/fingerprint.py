@@ -73,15 +73,15 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return found
 
 
-def config_file(location: str, revision: str | None = None) -> Path | None:
-    """The config.json of a checkpoint in a folder or in the Hugging Face cache; None if it is not on this machine."""
+def local_file(location: str, name: str, revision: str | None = None) -> Path | None:
+    """A file of a folder or of a repository in the Hugging Face cache; None if it is not on this machine."""
     from huggingface_hub.errors import HFValidationError
 
-    local = Path(location, CONFIG)
+    local = Path(location, name)
     if local.is_file():
         return local
     try:
-        return hub_folder(location, revision, [CONFIG]) / CONFIG
+        return hub_folder(location, revision, [name]) / name
     except (NotCachedError, HFValidationError):
         return None
 

@@ -6,11 +6,10 @@ The layouts are Hugging Face's Llama (`model_type: llama`) and flash-linear-atte
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qbench.attention.kinds import Attention, attentions
+from qbench.attention.kinds import Attention, Sizes, attentions
 from qbench.errors import InputError, did_you_mean
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -68,9 +67,9 @@ FLA_FIXED: dict[str, tuple[Any, ...]] = {
     "rope_scaling": (None,),
     "use_rope": (True,),
     "logit_soft_cap": (None,),
-    "headwise_gate": (False, None),
     "quantization_config": (None,),
 }
+GATE_PER_HEAD = "headwise_gate"  # FLA's field for a gate that we do not run
 # Llama's tensor names to FLA's.
 FLA_TENSORS = {
     "model.embed_tokens.": "model.embeddings.",
@@ -82,23 +81,6 @@ FLA_TENSORS = {
 
 class CheckpointError(InputError):
     """A checkpoint that cannot be loaded or saved as it is, in a sentence."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What the shapes of a network follow from, by Llama's names."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -137,9 +119,13 @@ def config_attention(fields: dict[str, Any], file: Path, asked: str | None = Non
             f"attention is {asked!r}; it must be None or one of {', '.join(known)}.{did_you_mean(asked, known)}"
         )
     says = _said_of_attention(fields, file)
+    _check_gate(fields, file, says)
     fitting = [name for name in known if all(name in meant for meant in says.values())]
     if not fitting:
-        raise CheckpointError(f"{file}: {' and '.join(says)} contradict each other; they must mean one attention.")
+        meanings = "; ".join(f"{text} means {_any_of(meant)}" for text, meant in says.items())
+        raise CheckpointError(
+            f"{file}: {' and '.join(says)} contradict each other; they must mean one attention: {meanings}."
+        )
     kind = known[fitting[0]]
     if asked not in (None, kind.name):
         against = [text for text, meant in says.items() if asked not in meant]
@@ -148,12 +134,38 @@ def config_attention(fields: dict[str, Any], file: Path, asked: str | None = Non
             f"attention={asked!r} was asked for, but {file} has {source}, which is {kind.name}; "
             f"ask for {kind.name!r}, or leave attention out."
         )
-    if kind.gated and kind.fla_flag and is_fla(fields, file) and fields.get(kind.fla_flag) is not True:
-        raise CheckpointError(
-            f"{file}: {kind.fla_flag} is {fields.get(kind.fla_flag)!r}; {kind.name} attention must have true: "
-            "one gate per element. A gate per head is not supported."
-        )
     return kind
+
+
+def config_doubt(fields: dict[str, Any], file: Path, kind: Attention) -> str:
+    """Why the scores of a checkpoint may not be those of its training, in a sentence; empty if nothing says so."""
+    value = fields.get("attn_impl")
+    doubt = kind.doubts.get(value) if isinstance(value, str) else None
+    return f"{file}: attn_impl is {value!r}; {doubt}" if doubt else ""
+
+
+def _any_of(names: list[str]) -> str:
+    """Kinds in few words: gated, or any but gated."""
+    others = [name for name in attentions() if name not in names]
+    return " or ".join(names) if len(names) <= len(others) else f"any but {' and '.join(others)}"
+
+
+def _check_gate(fields: dict[str, Any], file: Path, says: dict[str, list[str]]) -> None:
+    """A gate is one per element, and the FLA layout says so; a gate per head is not supported."""
+    per_head = fields.get(GATE_PER_HEAD)
+    for kind in (kind for kind in attentions().values() if kind.gated and kind.fla_flag):
+        flag = fields.get(kind.fla_flag or "")
+        others = {text: meant for text, meant in says.items() if text.split()[0] != kind.fla_flag}
+        named = [text for text, meant in others.items() if meant == [kind.name]]
+        is_meant = named and all(kind.name in meant for meant in others.values()) and is_fla(fields, file)
+        if per_head in (None, False) and (flag is True or not is_meant):
+            continue
+        beside = f" beside {' and '.join(named)}" if named else ""
+        raise CheckpointError(
+            f"{file}: {kind.fla_flag} is {flag!r} and {GATE_PER_HEAD} is {per_head!r}{beside}; {kind.name} attention "
+            "must have true and false: one gate per element. A gate per head is not supported, and other attentions "
+            "have none."
+        )
 
 
 def _said_of_attention(fields: dict[str, Any], file: Path) -> dict[str, list[str]]:
@@ -166,16 +178,26 @@ def _said_of_attention(fields: dict[str, Any], file: Path) -> dict[str, list[str
             continue
         values = {known: kind.name for kind in kinds for known in getattr(kind, own)}
         if not isinstance(value, str) or value not in values:
-            raise CheckpointError(f"{file}: {name} is {value!r}; supported are {', '.join(values)}.")
+            near = did_you_mean(value, values)
+            raise CheckpointError(f"{file}: {name} is {value!r}; supported are {', '.join(values)}.{near}")
         says[f"{name} {value!r}"] = [values[value]]
     for flag in (kind.fla_flag for kind in kinds if kind.fla_flag):
-        if (value := fields.get(flag)) is not None:
-            says[f"{flag} {value!r}"] = [kind.name for kind in kinds if (kind.fla_flag == flag) == (value is True)]
+        value = fields.get(flag)
+        if value is None:
+            continue
+        names = [kind.name for kind in kinds if kind.fla_flag == flag]
+        if not isinstance(value, bool):
+            raise CheckpointError(
+                f"{file}: {flag} is {value!r}; it must be true for {' or '.join(names)} attention, and false or left "
+                "out for others."
+            )
+        says[f"{flag} {value!r}"] = names if value else [name for name in attentions() if name not in names]
     architectures = fields.get("architectures")
     if isinstance(architectures, list):
         # transformers' own name says nothing: other tools write it whatever the attention is.
-        own_names = [kind.name for kind in kinds if not kind.is_softmax and kind.architecture in architectures]
-        says |= {f"architectures {architectures!r}": own_names} if own_names else {}
+        ours = [kind.name for kind in kinds if not kind.is_softmax and kind.architecture in architectures]
+        meant = ours or [kind.name for kind in kinds if kind.fla_architecture in architectures]
+        says |= {f"architectures {architectures!r}": meant} if meant else {}
     if is_fla(fields, file):
         model_type = fields["model_type"]
         says[f"model_type {model_type!r}"] = [kind.name for kind in kinds if kind.model_type == model_type]
@@ -276,11 +298,21 @@ def tensor_shapes(sizes: Sizes, attention: Attention) -> dict[str, tuple[int, ..
     return shapes
 
 
-def parameter_count(config: Path) -> int:
-    """How many parameters the network of a config.json has."""
+def parameter_count(config: Path, attention: str | None = None) -> int:
+    """How many parameters the network of a config.json has; attention: as `load_checkpoint` takes it."""
     fields = read_json(config)
-    shapes = tensor_shapes(config_sizes(fields, config), config_attention(fields, config))
+    shapes = tensor_shapes(config_sizes(fields, config), config_attention(fields, config, attention))
     return sum(map(math.prod, shapes.values()))
+
+
+def config_note(config: Path, attention: str) -> str:
+    """What is wrong with a config.json that is to run as this attention, or doubtful; empty if nothing is."""
+    try:
+        fields = read_json(config)
+        config_sizes(fields, config)
+        return config_doubt(fields, config, config_attention(fields, config, attention))
+    except CheckpointError as error:
+        return str(error)
 
 
 def fla_name(name: str) -> str:

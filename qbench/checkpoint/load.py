@@ -27,6 +27,7 @@ from qbench.checkpoint.layout import (
     WEIGHTS,
     CheckpointError,
     config_attention,
+    config_doubt,
     config_sizes,
     fla_name,
     is_fla,
@@ -35,6 +36,7 @@ from qbench.checkpoint.layout import (
     weight_files,
 )
 from qbench.errors import one_line
+from qbench.numbers import counted
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.saving import place_packed
 
@@ -68,8 +70,8 @@ def load_checkpoint(
     file = folder / CONFIG
     fields = read_json(file)
     kind = config_attention(fields, file, attention)
-    if doubt := kind.doubts.get(fields.get("attn_impl", "")):
-        warnings.warn(f"{file}: attn_impl is {fields['attn_impl']!r}; {doubt}", stacklevel=2)
+    if doubt := config_doubt(fields, file, kind):
+        warnings.warn(doubt, stacklevel=2)
     config = llama_config(fields, file)
     config.dtype = dtype
     config._name_or_path = str(folder)
@@ -234,8 +236,9 @@ def _check_names(folder: Path, kind: str, expected: set[str], found: set[str], o
     # Old Llama checkpoints carry the rotary frequencies, which follow from the config.
     if extra := sorted(name for name in found - expected if not name.endswith("rotary_emb.inv_freq")):
         raise CheckpointError(
-            f"{folder}: {len(extra)} tensors have no place in the model that config.json describes, "
-            f"the first is {extra[0]}; there must be none. The attention in config.json is {kind}."
+            f"{folder}: {counted(len(extra), 'tensor')} {'has' if len(extra) == 1 else 'have'} no place in the model "
+            f"that config.json describes, the first is {extra[0]}; there must be none. The attention in config.json "
+            f"is {kind}."
         )
 
 

@@ -1,22 +1,24 @@
 """Small real cases for `qbench doctor`: each attention kernel against the definition, each quantizer with its audit.
 
 python -m qbench.doctor.checks GROUP DEVICE FILE    runs a group and appends a JSON line to the file as each case begins
-and as it ends, so that a case that kills the process is known by its name.
+and as it ends, so that a case that kills the process is known by its name. A group is `attention`, a method or
+`timings`; of the first two, a part is `attention:softpick` or `hqq:3,4`.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qbench.attention.kinds import Attention, attentions
+from qbench.attention.kinds import Attention, Sizes, attentions
+from qbench.doctor.timings import timing_cases
 from qbench.errors import one_line
 from qbench.quantizers.options import quantizer
 
@@ -34,10 +36,10 @@ class CheckFailedError(Exception):
     """A kernel whose numbers are wrong."""
 
 
-def attention_cases(device: str) -> Iterator[Case]:
+def attention_cases(device: str, chosen: Sequence[str] = ()) -> Iterator[Case]:
     """Each kind but softmax: forward and backward by each backend that models on the device use, and a model."""
     for kind in attentions().values():
-        if not kind.is_softmax:
+        if not kind.is_softmax and kind.name in (chosen or attentions()):
             for backend, dtype, note in _backends(kind, device):
                 name = f"{kind.name} {backend} {_name(dtype)}{note}"
                 yield name, partial(check_attention, kind, backend, device, dtype)
@@ -122,8 +124,7 @@ def _attention(
     if padded:
         mask = torch.ones(batch, k_len, dtype=torch.bool, device=device)
         mask[0, :9] = False
-    sizes = SimpleNamespace(num_attention_heads=heads, head_dim=dim)
-    extra = {name: normal(*size) for name, size in kind.extra_shapes(sizes).items()}
+    extra = {name: normal(*size) for name, size in kind.extra_shapes(_sizes(heads, kv_heads, dim, k_len)).items()}
     options = {} if kind.function else {"backend": backend}
     out = attention_function(kind)(q, k, v, scale=dim**-0.5, causal=True, key_mask=mask, **options, **extra)
     inputs = {"q": q, "k": k, "v": v} | extra
@@ -131,9 +132,26 @@ def _attention(
     return {"output": out.detach()} | {f"d{name}": found for name, found in zip(inputs, gradients, strict=True)}
 
 
-def quantizer_cases(method: str, device: str) -> Iterator[Case]:
+def _sizes(heads: int, kv_heads: int, dim: int, length: int) -> Sizes:
+    """Those of a model that such an attention would be in."""
+    return Sizes(
+        vocab_size=VOCABULARY,
+        hidden_size=heads * dim,
+        intermediate_size=2 * heads * dim,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=dim,
+        max_position_embeddings=length,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        mlp_bias=False,
+    )
+
+
+def quantizer_cases(method: str, device: str, chosen: Sequence[str] = ()) -> Iterator[Case]:
     """A tiny model quantized to each width that the method has."""
-    for bits in quantizer(method).widths:
+    for bits in map(int, chosen or quantizer(method).widths):
         yield f"{method} {bits} bits", partial(check_quantizer, method, bits, device)
 
 
@@ -167,8 +185,12 @@ def _tiny_model(kind: Attention) -> Any:
 
 
 def cases(group: str, device: str) -> Iterator[Case]:
-    """The cases of a group: attention, or a method."""
-    return attention_cases(device) if group == "attention" else quantizer_cases(group, device)
+    """The cases of a group: attention, a method, or timings."""
+    name, _, part = group.partition(":")
+    chosen = part.split(",") if part else ()
+    if name == "timings":
+        return timing_cases(device)
+    return attention_cases(device, chosen) if name == "attention" else quantizer_cases(name, device, chosen)
 
 
 def main(group: str, device: str, file: str) -> None:
@@ -176,12 +198,12 @@ def main(group: str, device: str, file: str) -> None:
     with Path(file).open("a") as out:
         for name, check in cases(group, device):
             _write(out, name=name)
-            start = time.perf_counter()
+            start, trace = time.perf_counter(), ""
             try:
                 detail, ok = check(), True
             except Exception as error:  # whatever kernels and libraries raise is what was asked for
-                detail, ok = one_line(error), False
-            _write(out, name=name, ok=ok, detail=detail, seconds=time.perf_counter() - start)
+                detail, ok, trace = one_line(error), False, traceback.format_exc()
+            _write(out, name=name, ok=ok, detail=detail, traceback=trace, seconds=time.perf_counter() - start)
 
 
 def _write(out: Any, **line: Any) -> None:

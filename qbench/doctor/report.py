@@ -17,9 +17,12 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from qbench.attention.kinds import attentions
+from qbench.gpus import gpus, has_cuda, why_not_cuda
 from qbench.identity import PACKAGES
-from qbench.machine import gpus, has_cuda, machine, torch_build
+from qbench.machine import machine
 from qbench.quantizers.options import quantizers
+from qbench.recipe.cells import cells
+from qbench.recipe.schema import Recipe
 
 CHECK_TIMEOUT = 600  # seconds for a group: the first Triton compilation takes a minute
 
@@ -66,6 +69,7 @@ class CheckResult:
     ok: bool
     detail: str
     seconds: float = 0.0
+    traceback: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class DoctorReport:
     methods: list[Support]
     attention: list[Support]  # its backends
     checks: list[CheckResult] | None = None
+    unusable: str = ""  # why a recipe that was given cannot run here at all
 
     @property
     def missing(self) -> list[str]:
@@ -96,44 +101,75 @@ class DoctorReport:
         return json.dumps(asdict(self) | {"packages": packages}, indent=1)
 
 
-def doctor(checks_wanted: bool | None = None, *, all_packages: bool = False, as_json: bool = False) -> bool:
-    """Print what this machine has and can run; True if all of it works. checks_wanted: by default on a GPU."""
-    report = examine()
+def doctor(
+    checks_wanted: bool | None = None,
+    recipe: Recipe | None = None,
+    *,
+    all_packages: bool = False,
+    as_json: bool = False,
+    report_wanted: bool = False,
+) -> bool:
+    """Print what this machine has and can run; True if all of it works, or with a recipe all that it uses.
+
+    checks_wanted: by default on a GPU. report_wanted: write the file for others too, which has the checks in any case.
+    """
+    report = examine(recipe)
     if not as_json:
         print(render_report(report, all_packages=all_packages), flush=True)
-    if has_cuda() if checks_wanted is None else checks_wanted:
-        checks = []
-        for check in run_checks(report.device):
-            checks.append(check)
-            if not as_json:
-                print(render_check(check), flush=True)
-        report = replace(report, checks=checks)
+    if report.unusable:
+        print(report.as_json() if as_json else report.unusable)
+        return False
+    if report_wanted or (report.device == "cuda" if checks_wanted is None else checks_wanted):
+        groups = groups_of(recipe) if recipe else None
+        report = replace(report, checks=[_shown(c, as_json) for c in run_checks(report.device, groups)])
     print(report.as_json() if as_json else verdict(report))
+    if report_wanted:
+        from qbench.doctor.report_file import FILE, write_report
+
+        write_report(report, [_shown(c, as_json) for c in run_checks(report.device, ("timings",))])
+        print(f"report: {FILE}", file=sys.stderr)
     return not report.missing and not report.failed
 
 
-def examine() -> DoctorReport:
+def _shown(check: CheckResult, as_json: bool) -> CheckResult:
+    if not as_json:
+        print(render_check(check), flush=True)
+    return check
+
+
+def examine(recipe: Recipe | None = None) -> DoctorReport:
     """The report, without its checks."""
+    device = recipe.resolved_device if recipe else "cuda" if has_cuda() else "cpu"
+    reason = why_not_cuda() if recipe and device == "cuda" else ""
     return DoctorReport(
         machine=machine(),
-        device="cuda" if has_cuda() else "cpu",
+        device=device,
         notes=[*notes(), *slow_attentions()],
         packages=packages(),
         methods=methods(),
         attention=backends(),
+        unusable=f"{recipe.file.name} is for cuda. {reason}" if recipe and reason else "",
     )
+
+
+def groups_of(recipe: Recipe) -> tuple[str, ...]:
+    """The groups of checks that a recipe uses: its kinds of attention, its methods at its widths."""
+    kinds = dict.fromkeys(
+        cell.ref.attention for cell in cells(recipe) if not attentions()[cell.ref.attention].is_softmax
+    )
+    widths: dict[str, dict[str, None]] = {}
+    for method in methods():
+        bits = {c.ref.bits for c in cells(recipe) if c.ref.method == method.name} & set(method.widths)
+        if bits and method.name != "none":
+            widths[method.name] = dict.fromkeys(map(str, sorted(bits)))
+    attention = [f"attention:{','.join(kinds)}"] if kinds else []
+    return (*attention, *(f"{method}:{','.join(bits)}" for method, bits in widths.items()))
 
 
 def notes() -> list[str]:
     """What stands between this machine and its GPU."""
-    found = gpus()
-    if found and "+cpu" in torch_build():
-        return [
-            f"There is a GPU, but torch {torch_build()} is the CPU build: `make clean setup` installs the CUDA one."
-        ]
-    if found and not has_cuda():
-        return ["There is a GPU, but CUDA_VISIBLE_DEVICES hides it, or the driver is not loaded (/dev/nvidiactl)."]
-    return [] if found else ["There is no NVIDIA GPU, or nvidia-smi does not find it: cells run on the CPU."]
+    reason = why_not_cuda()
+    return [reason if gpus() else f"{reason} Cells run on the CPU."] if reason else []
 
 
 def packages() -> list[Package]:
@@ -186,6 +222,7 @@ def backends() -> list[Support]:
             "triton", (), triton and cuda, note if triton else "needs triton, which is for Linux: pip install triton"
         ),
         Support("cpu", (), True, "used for models on the CPU"),
+        Support("sdpa", (), True, "torch's own, for softmax: any device"),
         Support("reference", (), True, "the definition: any device, slow"),
     ]
 
@@ -228,7 +265,10 @@ def render_report(report: DoctorReport, *, all_packages: bool = False) -> str:
     from tabulate import tabulate
 
     here = report.machine
-    gpus_found = [f"{gpu['name']}, {gpu['memory']}, driver {gpu['driver']}" for gpu in here["gpus"]] or ["none"]
+    gpus_found = [
+        f"{gpu['name']}, {gpu['memory_gib']} GiB, driver {gpu['driver']}, compute capability {gpu['capability']}"
+        for gpu in here["gpus"]
+    ] or ["none"]
     lines = [
         f"machine   {here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB",
         *(f"GPU       {gpu}" for gpu in gpus_found),
@@ -280,5 +320,6 @@ def verdict(report: DoctorReport) -> str:
         return "Kernels and quantizers were not tried; --checks tries them."
     if report.failed:
         count = f"{len(report.failed)} of {len(report.checks)}"
-        return f"{count} checks FAILED: {', '.join(report.failed)}. Results that need them would be wrong or missing."
+        wrong = f"{count} checks FAILED: {', '.join(report.failed)}. Results that need them would be wrong or missing;"
+        return f"{wrong} `qbench doctor --report` writes what to send to others."
     return f"All {len(report.checks)} checks passed."

@@ -1,6 +1,7 @@
 """What a plan needs to know of tasks: fingerprints and sizes. Imports torch and lm-eval only to compute them."""
 
 import glob
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,8 @@ from qbench.identity import TaskIdentity, code_hash, json_hash, package_versions
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
+SAMPLE = 4000  # characters of a task's text
+
 
 @dataclass(frozen=True)
 class TaskSummary:
@@ -21,7 +24,11 @@ class TaskSummary:
     fingerprint: str
     num_fewshot: int
     documents: int
-    characters: int  # of all its requests
+    requests: int
+    read: int  # characters that the model reads; a context that several continuations share is read once
+    scored: int  # characters whose probability is asked for
+    attended: int  # the sum, over the characters that are read, of how many come before them
+    sample: str  # some of its text, by which the length of a token is judged
     files: tuple[str, ...]  # local ones that the task's file names as its data
 
     @property
@@ -75,14 +82,39 @@ def _facts(task: "Task", limit: int | None, seed: int, has_given_data: bool) -> 
     from qbench.evaluate.tasks import task_fingerprint
 
     documents = build_documents(task, limit, seed)
-    texts = [text for document in documents for request in document.requests for text in request.args]
+    requests = [request.args for document in documents for request in document.requests]
+    texts = [text for arguments in requests for text in arguments if isinstance(text, str)]
     return TaskSummary(
         fingerprint=task_fingerprint(task, limit),
         num_fewshot=task.config.num_fewshot,
         documents=len(documents),
-        characters=sum(len(text) for text in texts if isinstance(text, str)),
+        requests=len(requests),
+        **characters(requests),
+        sample="\n".join(itertools.islice(texts, SAMPLE))[:SAMPLE],
         files=() if has_given_data else _own_data(task.config.dataset_path, task.config.dataset_kwargs or {}),
     )
+
+
+def characters(requests: Iterable[tuple[Any, ...]]) -> dict[str, int]:
+    """How many characters a model reads, scores and attends to, as the scorer runs requests: contexts once.
+
+    A request is (context, continuation), (text,) of which all is scored, or (context, settings) to generate from.
+    """
+    contexts: dict[str, list[int]] = {}  # the lengths of what follows each
+    scored = 0
+    for first, *rest in requests:
+        generates = bool(rest) and not isinstance(rest[0], str)
+        context, length = (first, len(rest[0])) if rest and not generates else ("", len(first))
+        contexts.setdefault(context, []).append(length)
+        scored += 0 if generates else length
+    lengths = {context: (len(context), following) for context, following in contexts.items()}.values()
+    return {
+        "read": sum(before + sum(following) for before, following in lengths),
+        "scored": scored,
+        "attended": sum(
+            before**2 // 2 + sum(n * (before + n // 2) for n in following) for before, following in lengths
+        ),
+    }
 
 
 def _own_data(dataset: str | None, arguments: Mapping[str, Any]) -> tuple[str, ...]:

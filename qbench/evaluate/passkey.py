@@ -64,16 +64,21 @@ class PasskeySettings:
 
     def summaries(self, limit: int | None = None) -> dict[str, TaskSummary]:
         """The identity and size of each task; needs neither torch nor a tokenizer."""
-        return {
-            passkey_task(length): TaskSummary(
-                fingerprint=self.fingerprint(length, limit),
-                num_fewshot=0,
-                documents=self.number(limit),
-                characters=self.number(limit) * length * CHARACTERS_PER_TOKEN,
-                files=(),
-            )
-            for length in self.lengths
-        }
+        return {passkey_task(length): self._summary(length, limit) for length in self.lengths}
+
+    def _summary(self, length: int, limit: int | None) -> TaskSummary:
+        trials, characters = self.number(limit), length * CHARACTERS_PER_TOKEN
+        return TaskSummary(
+            fingerprint=self.fingerprint(length, limit),
+            num_fewshot=0,
+            documents=trials,
+            requests=trials,
+            read=trials * characters,
+            scored=trials * NEW_TOKENS * CHARACTERS_PER_TOKEN,
+            attended=trials * characters**2 // 2,
+            sample=FILLER,
+            files=(),
+        )
 
 
 def passkey_tasks(settings: PasskeySettings, count: Count, limit: int | None = None) -> "dict[str, Task]":

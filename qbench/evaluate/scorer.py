@@ -17,7 +17,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from qbench.errors import InputError, is_out_of_memory
-from qbench.evaluate.batches import BATCH_TOKENS, Group, Request, device_kind, group_requests, truncate
+from qbench.evaluate.batches import BATCH_TOKENS, GENERATED, Group, Request, device_kind, group_requests, truncate
 from qbench.evaluate.forward import run
 from qbench.progress import Bar
 
@@ -120,11 +120,12 @@ class Scorer(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """HFLM's generation, in batches by the token budget."""
         texts: dict[int, str] = {}
-        bar = Bar(total=len(requests), unit="request", shown=not disable_tqdm)
-        with bar:
-            for index, text in self._halving(dict(enumerate(requests)), self._generation_batches, self._generate):
+        lengths = [len(self.tok_encode(request.args[0])) for request in requests]
+        cut = partial(self._generation_batches, lengths=lengths)
+        with Bar(total=sum(lengths), unit="token", unit_scale=True, shown=not disable_tqdm) as bar:
+            for index, text in self._halving(dict(enumerate(requests)), cut, self._generate):
                 texts[index] = text
-                bar.update()
+                bar.update(lengths[index])
         return [texts[index] for index in range(len(requests))]
 
     def _loglikelihood_tokens(
@@ -237,16 +238,21 @@ class Scorer(HFLM):
 
         return TokenCache(self.token_cache).encode_texts(self, texts)
 
-    def _generation_batches(self, requests: Mapping[int, Instance], batch_tokens: int) -> list[dict[int, Instance]]:
-        """Requests of equal settings and similar length, so many that contexts and new tokens fit the budget."""
-        lengths = {index: len(self.tok_encode(request.args[0])) for index, request in requests.items()}
+    def _generation_batches(
+        self, requests: Mapping[int, Instance], batch_tokens: int, lengths: Sequence[int]
+    ) -> list[dict[int, Instance]]:
+        """Requests of equal settings and similar length, so many that contexts and new tokens fit the budget.
+
+        lengths: tokens of each request's context.
+        """
         settings = {index: repr(request.args[1]) for index, request in requests.items()}
+        budget = GENERATED[device_kind(self.device.type)] * batch_tokens
         batches: list[dict[int, Instance]] = []
         last, rows = "", 0
         for index in sorted(requests, key=lambda index: (settings[index], -lengths[index])):
             if not batches or settings[index] != last or len(batches[-1]) == rows:
                 new = normalize_gen_kwargs(requests[index].args[1], self.max_gen_toks)["max_gen_toks"]
-                last, rows = settings[index], max(1, batch_tokens // (lengths[index] + new))
+                last, rows = settings[index], max(1, budget // (lengths[index] + new))
                 batches.append({})
             batches[-1][index] = requests[index]
         return batches

@@ -98,7 +98,7 @@ def calibration_batches(
     import torch
 
     length = min(source.length, max_length or source.length)
-    text = "\n\n".join(_up_to(_documents(source), max(READ_CHARACTERS, 64 * source.samples * length)))
+    text = "\n\n".join(_up_to(documents(source), max(READ_CHARACTERS, 64 * source.samples * length)))
     if not text.strip():
         raise QuantizeError(f"The calibration source {source.source} is empty: it has no text.")
     ids = tokenizer(text, verbose=False)["input_ids"]  # verbose: the text is longer than the model takes, as it should
@@ -195,7 +195,7 @@ def _tokenizer(model: "PreTrainedModel") -> Callable[..., Any]:
         ) from error
 
 
-def _documents(source: Calibration) -> Iterator[str]:
+def documents(source: Calibration) -> Iterator[str]:
     """The source's documents in order."""
     path = Path(source.source)
     if not source.is_file:

@@ -1,26 +1,26 @@
 """Cells: one checkpoint × one quantization each (× one calibration draw). Imports no torch: a plan takes a second."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from qbench.attention.kinds import attentions
+from qbench.attention.kinds import ATTENTIONS, attentions, declaring_module
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, tokenizer_fingerprint
 from qbench.errors import InputError
 from qbench.evaluate.batches import BATCH_TOKENS
 from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
-from qbench.identity import Identity, What, code_hash, package_code_hash, package_versions
+from qbench.identity import Identity, What, code_hash, json_hash, package_code_hash, package_versions
 from qbench.quantizers.axes import parts_of
 from qbench.quantizers.calibration import Calibration
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization
 from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
 from qbench.recipe.passkey import with_passkey_lengths
-from qbench.recipe.schema import CheckpointSource, Recipe, fields_at
+from qbench.recipe.schema import CheckpointSource, QuantizationEntry, Recipe, fields_at
 from qbench.recipe.yaml import RecipeError, RecipeFile, read_recipe_file
 from qbench.records.schema import CellRef
 
@@ -33,6 +33,7 @@ class Cell:
     ref: CellRef
     source: CheckpointSource
     quantization: Quantization | NotOffered
+    heads: tuple[tuple[int, int], ...] = ()  # (layer, head) of the maps to draw
 
     @property
     def location(self) -> str:
@@ -73,9 +74,7 @@ class Cell:
     def packages(self) -> dict[str, str]:
         """The versions of the packages that compute this cell."""
         own = self.quantization.packages() if isinstance(self.quantization, Quantization) else {}
-        if function := attentions()[self.ref.attention].function:
-            own |= {function.split(":")[0].split(".")[0]: package_code_hash(function.split(":")[0])}
-        return package_versions() | own
+        return package_versions() | own | _attention_code(self.ref.attention)
 
     def identity(self) -> Identity:
         """Everything that can change the numbers; NotFetchedError if a part of it is not on this machine."""
@@ -88,20 +87,62 @@ class Cell:
             attention=self.ref.attention,
             **quantized.identity(),
             calibration=calibration.content_hash(self.ref.draw) if calibration else None,
-            tasks={name: facts.identity for name, facts in recipe_tasks(recipe).items()},
             dtype=recipe.resolved_dtype,
             execution=recipe.execution,
             device=recipe.resolved_device,
-            max_length=recipe.max_length,
-            seed=recipe.seed,
-            batch_tokens=self.batch_tokens if self._depends_on_batches else None,
+            **(self._analyzed() if self.ref.measured else self._scored()),
         )
-        return Identity(what=what, code=code_hash(), packages=self.packages())
+        return Identity(what=what, code=self.code(), packages=self.packages())
+
+    def code(self) -> str:
+        """A hash of our own code that computes this cell."""
+        return code_hash(analyzes=self.ref.measured is not None)
+
+    def _scored(self) -> dict[str, Any]:
+        """The part of the identity that decides scores."""
+        return {
+            "tasks": {name: facts.identity for name, facts in recipe_tasks(self.recipe).items()},
+            "max_length": self.recipe.max_length,
+            "seed": self.recipe.seed,
+            "batch_tokens": self.batch_tokens if self._depends_on_batches else None,
+        }
+
+    def _analyzed(self) -> dict[str, Any]:
+        """The part of the identity that decides what is measured in place of scores."""
+        return {
+            "tasks": {},
+            "max_length": self.recipe.max_length if self.calibration else None,  # which cuts calibration text
+            "seed": 0,
+            "batch_tokens": None,
+            "analysis": {"measured": self.ref.measured, **self.analysis_settings()},
+        }
+
+    def analysis_settings(self) -> dict[str, Any]:
+        """The settings of an analysis that decide its numbers, with a hash of the texts."""
+        settings = self.recipe.analysis
+        if self.ref.measured == "maps":
+            text = {"text": settings.text} if settings.text else {"texts": self._texts_hash(samples=1)}
+            return {"heads": [list(place) for place in self.heads], **text}
+        lengths = sorted(set(settings.lengths)) if settings.lengths is not None else None
+        return {"texts": self._texts_hash(), **({"lengths": lengths} if self.ref.measured == "analysis" else {})}
+
+    def _texts_hash(self, **changes: Any) -> str:
+        return self.recipe.analysis_source().model_copy(update=changes).content_hash()
 
     @property
     def tokenizer_revision(self) -> str | None:
         """The revision that belongs to the tokenizer: the checkpoint's, if it is the checkpoint's own."""
         return self.source.revision if self.tokenizer == self.location else None
+
+
+def _attention_code(attention: str) -> dict[str, str]:
+    """What computes a kind besides our own code: its function, and what another package declares."""
+    kind = attentions()[attention]
+    modules = [kind.function.partition(":")[0] if kind.function else None, declaring_module(attention)]
+    found = {module.split(".")[0]: package_code_hash(module) for module in modules if module}
+    if attention not in ATTENTIONS:
+        found[f"{attention} attention"] = json_hash(kind.declaration())[:12]
+    return found
 
 
 def load_recipe(file: Path | str, **changes: Any) -> Recipe:
@@ -116,7 +157,8 @@ def load_recipe(file: Path | str, **changes: Any) -> Recipe:
     recipe = recipe.model_copy(update={"data": _data_for_tasks(recipe, read)})
     if changes.get("limit"):  # a limit on the command line is for all tasks, whatever the recipe says
         tasks = {name: task.model_copy(update={"limit": None}) for name, task in recipe.tasks.items()}
-        recipe = recipe.model_copy(update={"tasks": tasks})
+        analysis = recipe.analysis.model_copy(update={"samples": min(recipe.analysis.samples, changes["limit"])})
+        recipe = recipe.model_copy(update={"tasks": tasks, "analysis": analysis})
     check_recipe(recipe, read)
     return with_passkey_lengths(recipe)
 
@@ -133,19 +175,69 @@ def cells(recipe: Recipe) -> list[Cell]:
     """Every cell, family by family, quantization by quantization and draw by draw, twins side by side."""
     found = []
     for family, twins in recipe.checkpoints.items():
-        for quantized in _quantizations(recipe):
+        for quantized in _quantizations(recipe.quantizations):
             for draw, (attention, source) in product(_draws(recipe, quantized), twins.items()):
-                ref = CellRef(
-                    family=family,
-                    attention=attention,
-                    checkpoint=source.path,
-                    method=quantized.method,
-                    bits=quantized.bits,
-                    label=quantized.label,
-                    draw=draw,
-                )
-                found.append(Cell(recipe, ref, source, quantized))
+                found.append(_cell(recipe, family, attention, source, quantized, draw=draw))
     return found
+
+
+def analysis_cells(recipe: Recipe) -> list[Cell]:
+    """What `qbench analyze` measures before heads are chosen: every model, its steps of training, its sensitivities."""
+    whole = cells(recipe) if recipe.analysis.cells == "all" else _unquantized(recipe)
+    whole = [cell for cell in whole if cell.ref.draw in (None, 1)]  # one draw of calibration is enough to look at
+    found = [replace(cell, ref=cell.ref.model_copy(update={"measured": "analysis"})) for cell in whole]
+    for family, twins in recipe.checkpoints.items():
+        for attention, source in twins.items():
+            for step, own in sorted(source.steps.items()):
+                tokenizer = own.tokenizer or source.tokenizer or recipe.tokenizer or source.path
+                own = own.model_copy(update={"tokenizer": tokenizer})
+                found.append(_cell(recipe, family, attention, own, UNCHANGED, measured="analysis", step=step))
+        for quantized in _quantizations(recipe.analysis.sensitivity):
+            for attention, source in twins.items():
+                draw = _draws(recipe, quantized)[0]
+                found.append(_cell(recipe, family, attention, source, quantized, measured="sensitivity", draw=draw))
+    return found
+
+
+def map_cells(recipe: Recipe, heads: Mapping[str, Sequence[tuple[int, int]]]) -> list[Cell]:
+    """The maps to draw of every unquantized model; heads: by family."""
+    found = [cell for cell in _unquantized(recipe) if heads.get(cell.ref.family)]
+    return [
+        replace(cell, ref=cell.ref.model_copy(update={"measured": "maps"}), heads=tuple(heads[cell.ref.family]))
+        for cell in found
+    ]
+
+
+UNCHANGED = quantization("none", 16)
+
+
+def _unquantized(recipe: Recipe) -> list[Cell]:
+    """The models as they are, whether the recipe has the unquantized baseline or not."""
+    return [
+        _cell(recipe, family, attention, source, UNCHANGED)
+        for family, twins in recipe.checkpoints.items()
+        for attention, source in twins.items()
+    ]
+
+
+def _cell(
+    recipe: Recipe,
+    family: str,
+    attention: str,
+    source: CheckpointSource,
+    quantized: Quantization | NotOffered,
+    **others: Any,
+) -> Cell:
+    ref = CellRef(
+        family=family,
+        attention=attention,
+        checkpoint=source.path,
+        method=quantized.method,
+        bits=quantized.bits,
+        label=quantized.label,
+        **others,
+    )
+    return Cell(recipe, ref, source, quantized)
 
 
 def _draws(recipe: Recipe, quantized: Quantization | NotOffered) -> tuple[int | None, ...]:
@@ -178,8 +270,8 @@ def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
         raise recipe._file.error(("tasks",), str(error)) from error
 
 
-def _quantizations(recipe: Recipe) -> Iterator[Quantization | NotOffered]:
-    for entry in recipe.quantizations:
+def _quantizations(entries: Sequence[QuantizationEntry]) -> Iterator[Quantization | NotOffered]:
+    for entry in entries:
         for bits in entry.widths:
             if offers(entry.method, bits):
                 yield quantization(entry.method, bits, **entry.arguments(bits))

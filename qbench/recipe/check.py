@@ -3,15 +3,17 @@
 import os
 import re
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from qbench.attention.kinds import attentions
-from qbench.errors import did_you_mean
+from qbench.checkpoint.layout import CONFIG, config_sizes, read_json
+from qbench.errors import did_you_mean, some
 from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name
 from qbench.quantizers.axes import AXES, parts_of
-from qbench.quantizers.calibration import NAMED
+from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization, quantizer
 from qbench.recipe.schema import PASSKEY_FIELDS, QuantizationEntry, Recipe
@@ -31,6 +33,7 @@ def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
         _check_replicates,
         _check_quantizations,
         _check_calibration,
+        _check_analysis,
         _check_tasks,
     ):
         check(recipe, file)
@@ -68,6 +71,8 @@ def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
             _check_source((*where, attention), source.path, recipe)
             if source.tokenizer:
                 _check_source((*where, attention, "tokenizer"), source.tokenizer, recipe)
+            for step, own in source.steps.items():
+                _check_source((*where, attention, "steps", step), own.path, recipe)
     if recipe.tokenizer:
         _check_source(("tokenizer",), recipe.tokenizer, recipe)
 
@@ -83,7 +88,8 @@ def _check_reference(recipe: Recipe, file: RecipeFile) -> None:
             f"is {reference!r}; it must be one of {', '.join(known)}.{did_you_mean(reference, known)}",
         )
     if named and not any(reference in twins for twins in families.values()):
-        raise file.error(("reference",), f"is {reference}, which no family has.")
+        have = "; ".join(f"{family} has {', '.join(twins)}" for family, twins in families.items())
+        raise file.error(("reference",), f"is {reference}, which no family has: {have}.")
     for family, twins in families.items():
         if len(twins) > 1 and reference not in twins:
             raise file.error(
@@ -140,9 +146,13 @@ def did_you_mean_folder(text: str, recipe: Recipe) -> str:
 
 
 def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
+    _check_entries(("quantizations",), recipe.quantizations, file)
+
+
+def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: RecipeFile) -> None:
     labels: set[str] = set()
-    for index, entry in enumerate(recipe.quantizations):
-        where: Where = ("quantizations", index)
+    for index, entry in enumerate(entries):
+        where: Where = (*field, index)
         try:
             if not entry.widths:
                 quantizer(entry.method)  # raises if the method is unknown, which comes first
@@ -198,10 +208,14 @@ def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
             f"is {source.seeds}, but no method of the recipe is calibrated; leave it out, or add one that is, such as "
             "gptq.",
         )
+    _check_file(("calibration", "source"), source, recipe)
+
+
+def _check_file(where: Where, source: Calibration, recipe: Recipe) -> None:
     if source.is_file and not Path(recipe.locate(source.source)).is_file():
-        raise file.error(
-            ("calibration", "source"),
-            f"{file.file.parent / source.source} is not a file; source must be a file, {' or '.join(NAMED)}, or a "
+        raise recipe._file.error(
+            where,
+            f"{recipe.file.parent / source.source} is not a file; source must be a file, {' or '.join(NAMED)}, or a "
             "dataset on the Hub with its revision.",
         )
 
@@ -210,6 +224,40 @@ def _calibrated(entry: QuantizationEntry) -> list[str]:
     """What of an entry needs calibration text: its method, its axes."""
     method = [entry.method] if quantizer(entry.method).calibrated else []
     return method + [name for name in entry.axes if AXES[name].calibrated]
+
+
+def _check_analysis(recipe: Recipe, file: RecipeFile) -> None:
+    settings = recipe.analysis
+    if settings.source and (source := settings.texts()):
+        _check_file(("analysis", "source"), source, recipe)
+    _check_entries(("analysis", "sensitivity"), settings.sensitivity, file)
+    for index, entry in enumerate(settings.sensitivity):
+        where: Where = ("analysis", "sensitivity", index)
+        if entry.method == "none" or not all(offers(entry.method, bits) for bits in entry.widths):
+            raise file.error(where, f"{entry.method} does not offer {some([*map(str, entry.widths)])} bits.")
+        if quantizer(entry.method).calibrated and recipe.calibration is None:
+            raise file.error(where, f"{entry.method} needs calibration; add `calibration: {{source: wikitext2}}`.")
+    _check_heads(recipe, file)
+
+
+def _check_heads(recipe: Recipe, file: RecipeFile) -> None:
+    """Heads that are asked for must be in every model, as far as their configs are on this machine."""
+    if not recipe.analysis.maps:
+        return
+    models = ((family, *twin) for family, twins in recipe.checkpoints.items() for twin in twins.items())
+    for family, attention, source in models:
+        config = Path(recipe.locate(source.path), CONFIG)
+        if not config.is_file():
+            continue  # the worker finds out
+        sizes = config_sizes(read_json(config), config)
+        there = {"layer": sizes.num_hidden_layers, "head": sizes.num_attention_heads}
+        for index, place in enumerate(recipe.analysis.maps):
+            for name, count in there.items():
+                if (number := getattr(place, name)) >= count:
+                    raise file.error(
+                        ("analysis", "maps", index, name),
+                        f"is {number}; {family}-{attention} has {name}s 0 to {count - 1}.",
+                    )
 
 
 def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:

@@ -3,7 +3,7 @@
 import logging
 from contextlib import suppress
 
-from qbench.checkpoint.fingerprint import config_file
+from qbench.checkpoint.fingerprint import local_file
 from qbench.checkpoint.layout import CheckpointError, config_sizes, read_json
 from qbench.evaluate.passkey import NEW_TOKENS
 from qbench.recipe.schema import PASSKEY_FIELDS, Recipe
@@ -77,7 +77,7 @@ def _positions(recipe: Recipe) -> dict[str, int]:
     found = {}
     for family, twins in recipe.checkpoints.items():
         for attention, source in twins.items():
-            file = config_file(recipe.locate(source.path), source.revision)
+            file = local_file(recipe.locate(source.path), "config.json", source.revision)
             with suppress(CheckpointError):  # whoever loads it says what is wrong with it
                 if file:
                     found[f"{family}-{attention}"] = config_sizes(read_json(file), file).max_position_embeddings

@@ -6,12 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.passkey import PasskeySettings
 from qbench.gate.settings import GateSettings
-from qbench.machine import has_cuda
+from qbench.gpus import has_cuda
 from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.recipe.messages import must
@@ -32,6 +32,7 @@ class CheckpointSource(_RecipePart):
     path: str = Field(min_length=1)  # a folder, relative to the recipe, or owner/name on the Hub
     revision: str | None = None  # a branch, tag or commit on the Hub
     tokenizer: str | None = None  # if it is not beside the model
+    steps: dict[int, "CheckpointSource"] = {}  # the same model at steps of its training, for `qbench analyze`
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +104,66 @@ class TaskSettings(_RecipePart):
         return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
 
 
+class HeadPlace(_RecipePart):
+    """A head of a model."""
+
+    layer: int = Field(ge=0)  # from 0
+    head: int = Field(ge=0)
+
+
+class AnalysisSettings(_RecipePart):
+    """What `qbench analyze` measures, and on which texts."""
+
+    source: str | None = Field(None, min_length=1)  # as for calibration; by default the calibration's
+    field: str = "text"  # of a line in a .jsonl file, or of a row in a dataset
+    split: str = "train"  # this and the next two are for datasets on the Hub
+    subset: str | None = None
+    revision: str | None = None
+    samples: int = Field(100, ge=1)  # the first texts of the source
+    length: int = Field(2048, ge=2)  # tokens at which each text is cut
+    lengths: tuple[Annotated[int, Field(ge=2)], ...] | None = None  # of the sweep; by default 16, 32, …
+    cells: Literal["unquantized", "all"] = "unquantized"  # all: the recipe's quantizations too
+    maps: tuple[HeadPlace, ...] | None = None  # to draw; by default the heads that differ most between models
+    text: str | None = Field(None, min_length=1)  # that maps are drawn of; by default the first of the source
+    sensitivity: tuple[QuantizationEntry, ...] = ()  # of each linear layer alone, to these
+
+    @field_validator("lengths", "maps", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("sensitivity", mode="before")
+    @classmethod
+    def _names_are_entries(cls, value: Any) -> Any:
+        return tuple(_named_quantization(own) for own in value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _source_is_known(self) -> "AnalysisSettings":
+        try:
+            self.texts()
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["ctx"]["error"]) from None
+        return self
+
+    def texts(self, calibration: Calibration | None = None) -> Calibration | None:
+        """Where the texts come from; None if neither this nor the calibration says it."""
+        own: dict[str, Any] = {"samples": self.samples, "length": self.length}
+        if self.source:
+            place = self.model_dump(include={"source", "field", "split", "subset", "revision"})
+            return Calibration(**place, **own)
+        return calibration and calibration.model_copy(update={**own, "seed": 0, "seeds": 1})
+
+
+def _named_quantization(value: Any) -> Any:
+    """hqq-3 as a mapping; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    method, _, bits = value.rpartition("-")
+    if not method or not bits.isdecimal():
+        raise must("be a list of quantizations such as hqq-3, or mappings as in quantizations")
+    return {"method": method, "bits": int(bits)}
+
+
 class Recipe(_RecipePart):
     """What a person writes: the matrix, and how to run it. The defaults here are the only ones."""
 
@@ -118,6 +179,7 @@ class Recipe(_RecipePart):
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)  # only the first documents of each task
     calibration: Calibration | None = None  # for the methods that need it, such as gptq
+    analysis: AnalysisSettings = Field(default_factory=lambda: AnalysisSettings.model_validate({}))
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_length: int | None = Field(None, ge=2)  # by default what the checkpoint's config says
@@ -234,15 +296,31 @@ class Recipe(_RecipePart):
 
     def calibration_source(self) -> Calibration | None:
         """The calibration with its path from here."""
-        found = self.calibration
-        if found is None or found.source in NAMED:
-            return found
-        return found.model_copy(update={"source": self.locate(found.source)})
+        return self._located(self.calibration)
+
+    def analysis_source(self) -> Calibration:
+        """Where the texts of an analysis come from, with its path from here."""
+        found = self._located(self.analysis.texts(self.calibration))
+        if found is None:
+            raise self._file.error(
+                ("analysis",),
+                "source is missing, and there is no calibration whose text could be used; name a file.",
+            )
+        return found
+
+    def _located(self, source: Calibration | None) -> Calibration | None:
+        if source is None or source.source in NAMED:
+            return source
+        return source.model_copy(update={"source": self.locate(source.source)})
 
 
 def fields_at(field: Where) -> list[str]:
     """The names that are allowed at a field."""
+    if field[:1] == ("analysis",) and len(field) > 1:
+        items: dict[Any, type[BaseModel]] = {"maps": HeadPlace, "sensitivity": QuantizationEntry}
+        return list(items[field[1]].model_fields)
     parts: dict[Any, type[BaseModel]] = {
+        "analysis": AnalysisSettings,
         "checkpoints": CheckpointSource,
         "calibration": Calibration,
         "gate": GateSettings,

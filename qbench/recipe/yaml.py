@@ -28,7 +28,10 @@ FILES_OR_NAMES: tuple[Field, ...] = (
     ("checkpoints", "*", "*", "path"),
     ("checkpoints", "*", "*", "tokenizer"),
     ("tokenizer",),
+    ("checkpoints", "*", "*", "steps", "*"),
+    ("checkpoints", "*", "*", "steps", "*", "path"),
     ("calibration", "source"),
+    ("analysis", "source"),
 )
 # A task's path may be an item of a list or a key with settings; is_task_path recognizes it.
 TASKS: Field = ("tasks",)

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
 
 from qbench.errors import InputError, one_line
+from qbench.records.analysis_facts import AnalysisFacts, LinearDamage, Quartiles
 
 if TYPE_CHECKING:
     import pandas as pd
+
+__all__ = ["Analysis", "AnalysisError", "AnalysisFacts", "AttentionMap", "LinearDamage", "Quartiles", "TextSums"]
 
 SINK_EPSILONS = (0.2, 0.3)
 GU_LENGTH = 64  # tokens at which Gu et al. (2410.10781) measure sink rates
@@ -45,42 +47,6 @@ QUARTILE_ERROR = 2.0**-7
 
 class AnalysisError(InputError):
     """Texts or a model that cannot be analyzed, or a stored analysis that cannot be read; in a sentence."""
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Quartiles(_Part):
-    """Of the values of one state over all texts; right to QUARTILE_ERROR of themselves."""
-
-    state: int
-    part: str  # all, first or others
-    q1: float
-    median: float
-    q3: float
-    median_abs: float  # of |x|
-
-
-class AnalysisFacts(_Part):
-    """What was measured, and what has no interval."""
-
-    attention: str
-    dtype: str  # of the model: attention weights are rounded to it before zeros are counted
-    layers: int
-    heads: int
-    hidden_size: int
-    length: int  # tokens at which texts were cut; the longest text's if they were not
-    lengths: tuple[int, ...]  # of the sweep
-    texts: int
-    tokens: int
-    notes: tuple[str, ...] = ()  # sentences: texts that were left out, lengths that could not be had
-    quartiles: tuple[Quartiles, ...] = ()
-
-    @property
-    def states(self) -> int:
-        """How many states there are, the raw output of the last layer among them."""
-        return self.layers + 2
 
 
 @dataclass(frozen=True)
@@ -237,17 +203,6 @@ def _column(array: np.ndarray) -> pa.Array:
     flat = pa.array(array.reshape(-1))
     width = array[0].size if len(array) else 0
     return pa.ListArray.from_arrays(np.arange(len(array) + 1, dtype=np.int32) * width, flat)
-
-
-class LinearDamage(_Part):
-    """What quantizing one linear layer alone costs on a text."""
-
-    label: str  # the quantization
-    layer: int  # from 0
-    linear: str  # q_proj, …, down_proj
-    nats_per_token: float  # log-likelihood lost, per token
-    kl: float  # mean KL(unquantized ‖ quantized), in nats per token
-    tokens: int
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,13 @@ def differing_heads(one: Analysis, other: Analysis, count: int = 4) -> list[tupl
     return [(int(n) // gap.shape[1], int(n) % gap.shape[1]) for n in order]
 
 
+def largest_sinks(analysis: Analysis, count: int = 4) -> list[tuple[int, int]]:
+    """The heads (layer, head) with the largest mean weight on the first token, largest first."""
+    alpha = mean_first_weights(analysis)[0].mean(0)  # [layers, heads]
+    order = np.argsort(-alpha, axis=None, kind="stable")[:count]
+    return [(int(n) // alpha.shape[1], int(n) % alpha.shape[1]) for n in order]
+
+
 def _counted(analysis: Analysis) -> np.ndarray:
     """[texts, states, parts, (n, Σx, Σx², Σx³, Σx⁴)]."""
     facts, power_sums = analysis.facts, analysis.sums.power_sums

@@ -19,6 +19,8 @@ def altered(stored: StoredRecord) -> list[str]:
     """What a record says that does not follow from its samples and its identity, one sentence each."""
     record = stored.record
     found = _other_identity(record)
+    if record.cell.measured:
+        return found + _other_analysis(stored)
     if record.state == "done" and not stored.has_samples:
         found.append(f"{RECORD} has scores, but no samples.parquet to prove them.")
     twice = [name for name, count in Counter((m.task, m.metric) for m in record.metrics).items() if count > 1]
@@ -39,6 +41,22 @@ def _other_identity(record: Record) -> list[str]:
         found.append(f"{RECORD}: the label {cell.label} is not one of {cell.method} at {cell.bits} bits.")
     if not cell.label.endswith(ending := "".join(f"-{part}" for part in what.parts or {})):
         found.append(f"{RECORD}: the label is {cell.label}, but by its identity it must end in {ending}.")
+    return found
+
+
+def _other_analysis(stored: StoredRecord) -> list[str]:
+    """Why an analysis is not what its identity and its Parquet file say."""
+    record, measured = stored.record, stored.record.cell.measured
+    said = (record.identity.what.analysis or {}).get("measured")
+    found = [] if said == measured else [f"{RECORD} is said to be of {measured}, but its identity says {said}."]
+    if record.state == "done" and getattr(record, str(measured)) is None:
+        found.append(f"{RECORD} has no {measured}.")
+    elif record.state == "done" and measured != "sensitivity" and not stored.has_samples:
+        found.append(f"{RECORD} has no {stored.parquet.name} beside it to prove it.")
+    elif record.analysis and stored.has_samples:
+        sums = stored.analysis().sums
+        if int(sums.tokens.sum()) != record.analysis.tokens:
+            found.append(f"{RECORD} is of {record.analysis.tokens} tokens, but {stored.parquet.name} is not.")
     return found
 
 

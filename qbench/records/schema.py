@@ -5,10 +5,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from qbench.identity import Identity, WithoutUnused
+from qbench.records.analysis_facts import AnalysisFacts, LinearDamage, MapsFacts
 from qbench.records.audit import Audit
 
 SCHEMA_VERSION: Literal[1] = 1
 
+# What a cell may be measured by in place of its scores. Each has its own record and its own settings.
+Measured = Literal["analysis", "maps", "sensitivity"]
 FailureKind = Literal["error", "audit", "out-of-memory", "killed", "crashed", "timeout"]
 
 
@@ -26,12 +29,16 @@ class CellRef(_RecordPart, WithoutUnused):
     bits: int  # 16 for method none
     label: str  # the quantization's full name, such as hqq-3-g64
     draw: Annotated[int, Field(ge=1)] | None = None  # of calibration, if there are several
+    step: Annotated[int, Field(ge=0)] | None = None  # of training, if it is not the model at the end of it
+    measured: Measured | None = None  # None: scores
 
     @property
     def name(self) -> str:
-        """The cell in one word, for people: 340M-softpick-hqq-3-g64, or …-gptq-3-g128-draw-2."""
-        name = f"{self.family}-{self.attention}-{self.label}"
-        return f"{name}-draw-{self.draw}" if self.draw else name
+        """The cell in one word, for people: 340M-softpick-hqq-3-g64, or …-gptq-3-g128-draw-2, or …-none-16-analysis."""
+        parts = [self.family, self.attention, self.label]
+        parts += [f"draw-{self.draw}"] if self.draw else []
+        parts += [f"step-{self.step}"] if self.step is not None else []
+        return "-".join(parts + ([self.measured] if self.measured else []))
 
     @property
     def of_all_draws(self) -> "CellRef":
@@ -102,12 +109,17 @@ class Record(_RecordPart):
     key: str
     identity: Identity
     quantizer: QuantizerFacts | None = None  # None in records of qbench 0.1
+    attention_title: str | None = None  # as papers write it: ReLU Softmax; None in records of qbench 0.1
     metrics: tuple[MetricValue, ...] = ()
     audit: Audit | None = None
     cost: Cost | None = None
     provenance: Provenance
     failure: Failure | None = None
-    samples_sha256: str | None = None
+    samples_sha256: str | None = None  # of the Parquet file beside it
+    # In place of metrics, by what the cell was measured by:
+    analysis: AnalysisFacts | None = None
+    maps: MapsFacts | None = None
+    sensitivity: tuple[LinearDamage, ...] | None = None
 
 
 class PlannedCell(_RecordPart):
@@ -119,7 +131,7 @@ class PlannedCell(_RecordPart):
 
 
 class RunPlan(_RecordPart):
-    """What run.json holds: the matrix as it was meant, so that a reader sees what is missing."""
+    """What run.json and analysis.json hold: the matrix as it was meant, so that a reader sees what is missing."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     recipe: str

@@ -4,17 +4,21 @@ DIR/run.json                   the plan of the last run: which cells there are, 
 DIR/<cell>/record.json         what a cell produced, or why it failed; written last, so it is there whole or not
 DIR/<cell>/samples.parquet     the results of every document (qbench.records.samples)
 DIR/<cell>/log.txt             what the cell's process printed
+
+An analysis is a record of its own, in DIR/<cell>-analysis-<key>, so that scores and analyses leave each other alone:
+DIR/analysis.json              the plan of the last analysis
+DIR/<cell>/analysis.parquet    the sums of every text (qbench.records.analysis), or maps.parquet (qbench.records.maps)
 """
 
 import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from pydantic import ValidationError
 
@@ -26,9 +30,16 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from qbench.records.analysis import Analysis, AttentionMap
+
 RECORD, SAMPLES, LOG, RUN = "record.json", "samples.parquet", "log.txt", "run.json"
+ANALYSES = "analysis.json"
+PARQUET = (SAMPLES, "analysis.parquet", "maps.parquet")
 KEY_LETTERS = 10  # of a key, in the name of its folder
 CELL_FOLDER = re.compile(rf"-[0-9a-f]{{{KEY_LETTERS}}}$")
+
+
+Samples = Union["pd.DataFrame", bytes, None]  # per-document results, or the Parquet file of an analysis
 
 
 class StoreError(InputError):
@@ -44,8 +55,26 @@ class StoredRecord:
 
     @property
     def has_samples(self) -> bool:
-        """Whether there are per-document results."""
+        """Whether there is a Parquet file: per-document results, or what an analysis has in their place."""
         return self.record.samples_sha256 is not None
+
+    def analysis(self) -> "Analysis":
+        """The analysis with the sums of every text; the same error as for samples."""
+        from qbench.records.analysis import read_analysis
+
+        assert self.record.analysis
+        return read_analysis(self.record.analysis, self.samples_content(), self.parquet)
+
+    def maps(self) -> "list[AttentionMap]":
+        """The attention maps; the same error."""
+        from qbench.records.maps import read_maps
+
+        return read_maps(self.samples_content(), self.parquet)
+
+    @property
+    def parquet(self) -> Path:
+        """The Parquet file beside the record."""
+        return self.folder / parquet_name(self.record)
 
     def samples(self) -> "pd.DataFrame":
         """The results of every document; an error if the file is not the one that the record was written with."""
@@ -58,11 +87,11 @@ class StoredRecord:
         """What verdicts and tables need of the samples, read once; the same error."""
         from qbench.records.samples import read_table
 
-        return read_table(self.samples_content(), self.folder / SAMPLES)
+        return read_table(self.samples_content(), self.parquet)
 
     def samples_content(self) -> bytes:
-        """The bytes of samples.parquet; the same error."""
-        file = self.folder / SAMPLES
+        """The bytes of the Parquet file; the same error."""
+        file = self.parquet
         try:
             content = file.read_bytes()
         except OSError as error:
@@ -88,18 +117,29 @@ Model = TypeVar("Model", Record, RunPlan)
 
 
 def read_results(folder: Path | str) -> Results:
-    """Read a folder of records. With a run.json, its keys say which records count; without one, all of them do."""
-    folder = Path(folder)
+    """Read the scores in a folder of records.
+
+    With a run.json, its keys say which records count; without one, all of them do.
+    """
+    return _read_results(Path(folder), RUN)
+
+
+def read_analyses(folder: Path | str) -> Results:
+    """Read the analyses in a folder of records, by analysis.json in the same way."""
+    return _read_results(Path(folder), ANALYSES)
+
+
+def _read_results(folder: Path, run: str) -> Results:
+    made_by = "qbench run" if run == RUN else "qbench analyze"
     if not folder.is_dir():
-        raise StoreError(f"{folder} is not a folder; it must be one of records, as `qbench run` writes them.")
-    records = list(_read_all(folder))
-    plan = _read_plan(folder / RUN)
+        raise StoreError(f"{folder} is not a folder; it must be one of records, as `{made_by}` writes them.")
+    records = [stored for stored in _read_all(folder) if bool(stored.record.cell.measured) == (run == ANALYSES)]
+    plan = _read_plan(folder / run)
     if plan is None:
         if not records:
-            raise StoreError(
-                f"{folder} holds no records ({RECORD} in a folder for each cell). `qbench run` makes them."
-            )
-        _check_one_each(records, folder, lambda record: record.cell.name, f", and no {RUN} that says which one counts")
+            what = "records" if run == RUN else "analyses"
+            raise StoreError(f"{folder} holds no {what} ({RECORD} in a folder for each cell). `{made_by}` makes them.")
+        _check_one_each(records, folder, lambda record: record.cell.name, f", and no {run} that says which one counts")
         return Results(folder, None, tuple(records))
     _check_one_each(records, folder, lambda record: (record.cell.name, record.key), " with the same key")
     # By the name too: families with the same checkpoint have the same keys.
@@ -125,33 +165,49 @@ def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
     return folder / f"{file_name(cell.name)}-{key[:KEY_LETTERS]}"
 
 
-def write_record(folder: Path, record: Record, samples: "pd.DataFrame | None" = None) -> None:
+def parquet_name(record: Record) -> str:
+    """The name of the Parquet file beside a record."""
+    return f"{record.cell.measured}.parquet" if record.cell.measured else SAMPLES
+
+
+def write_record(folder: Path, record: Record, samples: Samples = None) -> None:
     """Write a cell's record into its folder: samples first, record.json last, each whole or not at all."""
     digest = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if samples is not None:
-            from qbench.records.samples import write_samples
+            file = folder / parquet_name(record)
+            if isinstance(samples, bytes):
+                write_atomically(file, samples)
+            else:
+                from qbench.records.samples import write_samples
 
-            write_samples(samples, folder / SAMPLES)
-            digest = hashlib.sha256((folder / SAMPLES).read_bytes()).hexdigest()
+                write_samples(samples, file)
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
         record = record.model_copy(update={"samples_sha256": digest})
         content = record.model_dump(mode="json")
         Record.model_validate(content)  # model_copy checks nothing
-        write_atomically(folder / RECORD, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_atomically(folder / RECORD, _as_json(content))
         if samples is None:
-            (folder / SAMPLES).unlink(missing_ok=True)
+            (folder / parquet_name(record)).unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"{folder}: the record cannot be written ({error.strerror or error}).") from error
 
 
-def write_plan(folder: Path, plan: RunPlan) -> None:
-    """Write run.json."""
+def _as_json(content: Mapping[str, Any]) -> str:
+    """One line per field: indented, a record of many layers takes twice the room, and references are committed."""
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    lines = [f"{encode(name)}: {encode(value)}" for name, value in content.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def write_plan(folder: Path, plan: RunPlan, name: str = RUN) -> None:
+    """Write run.json, or analysis.json."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / RUN, plan.model_dump_json(indent=1) + "\n")
+        write_atomically(folder / name, plan.model_dump_json(indent=1) + "\n")
     except OSError as error:
-        raise StoreError(f"{folder / RUN} cannot be written ({error.strerror or error}).") from error
+        raise StoreError(f"{folder / name} cannot be written ({error.strerror or error}).") from error
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -161,11 +217,11 @@ def remove_unfinished(folder: Path) -> None:
     """
     cells = [found for found in folder.iterdir() if found.is_dir() and CELL_FOLDER.search(found.name)]
     for file in [path for place in (folder, *cells) for path in place.glob(".*.*")]:
-        if file.name.startswith((f".{RECORD}.", f".{SAMPLES}.", f".{RUN}.")):
+        if file.name.startswith(tuple(f".{name}." for name in (RECORD, RUN, ANALYSES, *PARQUET))):
             file.unlink(missing_ok=True)
     for cell in cells:
         if not (cell / RECORD).exists():
-            for name in (LOG, SAMPLES):
+            for name in (LOG, *PARQUET):
                 (cell / name).unlink(missing_ok=True)
             if not any(cell.iterdir()):
                 cell.rmdir()

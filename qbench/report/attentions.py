@@ -1,16 +1,24 @@
 """What reports call the kinds of attention."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from qbench.attention.kinds import ATTENTIONS
+from qbench.records.schema import Record
 
 # The first is the reference if nothing says otherwise. Results of these two have CSV columns of their own.
 TWINS = ("softmax", "softpick")
+# Titles of kinds that other packages declare, which reports do not import: what the records say that were read.
+_TITLES: dict[str, str] = {}
+
+
+def learn_titles(records: Iterable[Record]) -> None:
+    """Remember what records call kinds that are not in our table."""
+    _TITLES.update({record.cell.attention: record.attention_title for record in records if record.attention_title})
 
 
 def kind_title(attention: str) -> str:
-    """A kind as headers and the beginnings of sentences have it."""
-    return ATTENTIONS[attention].title if attention in ATTENTIONS else attention
+    """A kind as headers and the beginnings of sentences have it; its name if no record says its title."""
+    return ATTENTIONS[attention].title if attention in ATTENTIONS else _TITLES.get(attention, attention)
 
 
 def kind_name(attention: str) -> str:

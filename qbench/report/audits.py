@@ -46,6 +46,7 @@ def audit_table(results: ResultSet) -> Table | None:
 
 def _fields(table: Table, result: CellResult, audit: Audit) -> list[Field]:
     reasons = audit_failures(result.stored.record, audit) if result.stored else []
-    passed = Field("no", marks=table.mark(reasons[:1])) if reasons else Field("yes")
+    done = [f"{part.label}: {'; '.join(part.details)}." for part in audit.parts if part.details]
+    passed = Field("no", marks=table.mark(reasons[:1])) if reasons else Field("yes", marks=table.mark(done))
     numbers = audit.model_dump(include={name for name, _ in MEASURED.values()})
     return [Field(result.cell.name), passed, *(number_field(numbers[name], how) for name, how in MEASURED.values())]

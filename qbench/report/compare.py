@@ -119,7 +119,8 @@ def _deltas(
         mine = own.get(attention)
         results = [ours.results.twin(quantization, kind) for kind in (attention, reference)]
         noise = repeat_noise(row.measure, results, _documents(row))
-        value = Score(mine.value, notes=mine.notes) if mine else Gap(NOTHING, "Δ needs both twins.")
+        lacking = Gap(NOTHING, f"Δ needs the scores of both {kind_name(attention)} and {kind_name(reference)}.")
+        value = Score(mine.value, notes=mine.notes) if mine else lacking
         found.append(Comparison(quantization, row.measure, number, value, delta.value, noise))
     return found
 

@@ -17,6 +17,7 @@ from qbench.report.results import NOTHING, CellResult, FamilyQuantization, Gap, 
 from qbench.report.sources import read_result_set
 
 if TYPE_CHECKING:
+    from qbench.report.analyses import AnalysisSet
     from qbench.report.bootstrap import Interval
 
 ONE_DRAW = (
@@ -130,6 +131,13 @@ class ReportData:
         """The same without the unquantized models."""
         quantized = [q for q in self.results.quantizations() if not q.is_unquantized]
         return [self._damage(q, m) for q in quantized for m in self.results.measures_of(q.family)]
+
+    @cached_property
+    def analyses(self) -> "AnalysisSet":
+        """What `qbench analyze` found, or was published; read when it is asked for."""
+        from qbench.report.analyses import analysis_set  # needs numpy and pyarrow
+
+        return analysis_set(self.results)
 
     @cached_property
     def headlines(self) -> list[Headline]:

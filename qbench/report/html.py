@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qbench.numbers import count, fixed
 from qbench.records.schema import Cost, Record
@@ -17,6 +17,9 @@ from qbench.report.metrics import metric_name
 from qbench.report.remarks import remarks
 from qbench.report.results import NOTHING, CellResult
 from qbench.report.tables import Column, Field, Table, number_field, shared_reading
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEASURED_ON = ("device", "dtype")  # of a record's identity
 
@@ -93,6 +96,8 @@ def _span(ordered: Sequence[str]) -> str:
 
 def _example(report: ReportData) -> str:
     """Words to filter rows by, of this report's own."""
+    if not report.deltas:
+        return ""
     last = report.deltas[-1].quantization
     measure = next(row.measure for row in report.deltas if row.quantization == last)
     return f"{last.family} {last.method_title.lower()} {metric_name(measure).split()[0].lower()}"
@@ -107,18 +112,26 @@ def _tables(report: ReportData, kind: TableKind) -> PageSection | None:
     tables = kind.tables(report)
     if not tables:
         return None
-    reading = " ".join(shared_reading(tables))
-    return PageSection(kind.name, kind.title_for(report), [reading], kind.lead(report), tables)
+    drawn, why = _drawn(lambda: kind.figures(report))
+    texts = [" ".join(shared_reading(tables)), *why, *(kind.remarks(report) if drawn else ())]
+    return PageSection(kind.name, kind.title_for(report), texts, kind.lead(report), tables, drawn)
 
 
 def _plots(report: ReportData) -> PageSection:
-    from qbench.report.plots import PlotError, figures, inline_svg
+    from qbench.report.plots import figures
+
+    drawn, why = _drawn(lambda: figures(report))
+    return PageSection("plots", "Plots", why if drawn or why else ["There is nothing to draw."], plots=drawn)
+
+
+def _drawn(figures: "Callable[[], Iterator[tuple[str, Figure]]]") -> tuple[list[tuple[str, str]], list[str]]:
+    """Pictures to put into the page, or a sentence that says why there are none."""
+    from qbench.report.plots import PlotError, inline_svg
 
     try:
-        drawn = [(name, inline_svg(figure)) for name, figure in figures(report)]
+        return [(name, inline_svg(figure)) for name, figure in figures()], []
     except PlotError as error:
-        return PageSection("plots", "Plots", [str(error)])
-    return PageSection("plots", "Plots", [] if drawn else ["There is nothing to draw."], plots=drawn)
+        return [], [str(error)]
 
 
 def _audits(report: ReportData) -> PageSection | None:

@@ -1,8 +1,10 @@
 """The kinds of tables. Adding one is one entry in KINDS: the command line and its help, every format, the HTML page
 and docs/mini.md read it from there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from qbench.errors import did_you_mean
 from qbench.report.answer import answer, headline_rows, headline_tables
@@ -14,6 +16,9 @@ from qbench.report.remarks import remarks_on_delta
 from qbench.report.results import ReportError
 from qbench.report.tables import Table
 from qbench.report.tidy import DataRow, baseline_rows, damage_rows, delta_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEFAULT_KIND = "delta"
 
@@ -38,8 +43,29 @@ def _has_headline(report: ReportData) -> bool:
     return bool(report.headlines)
 
 
+def _has_analyses(report: ReportData) -> bool:
+    return bool(report.analyses.models)
+
+
+def _has_causes(report: ReportData) -> bool:
+    return bool(report.analyses.models) and bool(_of("causes", "model_causes")(report))
+
+
+def _has_sensitivities(report: ReportData) -> bool:
+    return bool(report.analyses.sensitivities)
+
+
 def _no_remarks(report: ReportData) -> list[str]:
     return []
+
+
+def _no_figures(report: ReportData) -> "Iterator[tuple[str, Figure]]":
+    return iter(())
+
+
+def _of(module: str, function: str) -> Callable[[ReportData], Any]:
+    """A function of a module that is imported when it is called: analyses need numpy, pictures matplotlib."""
+    return lambda report: getattr(import_module(f"qbench.report.{module}"), function)(report)
 
 
 @dataclass(frozen=True)
@@ -54,10 +80,12 @@ class TableKind:
     on_page: Callable[[ReportData], bool] = _always  # whether the HTML page of all kinds has it
     lead: Callable[[ReportData], list[str]] = _no_remarks  # sentences above the tables
     remarks: Callable[[ReportData], list[str]] = _no_remarks  # below the tables
+    figures: "Callable[[ReportData], Iterator[tuple[str, Figure]]]" = _no_figures  # pictures with their names
 
     def title_for(self, report: ReportData) -> str:
         """The title over the tables of these results."""
-        return self.title.format(comparison=comparison(report.results.all_kinds))
+        kinds = report.results.all_kinds
+        return self.title.format(comparison=comparison(kinds) if kinds else "")
 
 
 # In the order of the page: the answer first, and then the rows behind it.
@@ -110,6 +138,34 @@ KINDS = {
             tables=passkey_tables,
             rows=passkey_rows,
             on_page=has_passkey,
+        ),
+        TableKind(
+            name="analysis",
+            help="sinks, activations, sparsity and dead heads, as `qbench analyze` measured them",
+            title="Analysis: why quantization hurts",
+            tables=_of("analysis_tables", "analysis_tables"),
+            rows=_of("analysis_tables", "analysis_rows"),
+            on_page=_has_analyses,
+            remarks=_of("analysis_tables", "analysis_remarks"),
+            figures=_of("analysis_plots", "analysis_figures"),
+        ),
+        TableKind(
+            name="causes",
+            help="what quantization cost each model beside its kurtosis, largest |x| and sink rate",
+            title="Damage beside its cause",
+            tables=_of("causes", "cause_tables"),
+            rows=_of("causes", "cause_rows"),
+            on_page=_has_causes,
+            figures=_of("cause_plots", "cause_figures"),
+        ),
+        TableKind(
+            name="sensitivity",
+            help="what quantizing each linear layer alone costs",
+            title="Where it hurts",
+            tables=_of("sensitivity", "sensitivity_tables"),
+            rows=_of("sensitivity", "sensitivity_rows"),
+            on_page=_has_sensitivities,
+            figures=_of("heat_maps", "sensitivity_figures"),
         ),
     )
 }

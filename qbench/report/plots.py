@@ -22,13 +22,13 @@ from qbench.report.delta import DamageRow, DeltaRow, ReportData
 from qbench.report.metrics import Measure, in_tables, metric_name, task_name
 from qbench.report.passkey import LengthCurve, passkey_curves
 from qbench.report.results import NOT_OFFERED, UNQUANTIZED_METHOD, FamilyQuantization, Gap, Score
-from qbench.report.tables import quantization_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PLOT_FORMATS = ("png", "svg", "pdf")
+COLUMN, PAGE = 3.3, 6.8  # inches: the width of a column of a paper, and of its text
 INK, FAINT = "#1b1f24", "#8a929c"
 OFFSET, MAX_SPREAD = 0.1, 0.5  # in bits, between neighbours and in all, so that no kind hides another
 LEGEND_COLUMN, METHOD_NAME, LEGEND_LINE = 1.7, 0.5, 0.18  # inches
@@ -98,12 +98,14 @@ Looks = Mapping[str, Look]  # by kind of attention
 
 
 def looks(kinds: Sequence[str]) -> dict[str, Look]:
-    """The look of each kind: a kind that we know has the same in all plots."""
-    places = list(dict.fromkeys((*TWINS, *ATTENTIONS, *kinds)))
+    """The look of each kind: one that we know has the same in all plots, others have what is left in this one."""
+    fixed = dict(zip(dict.fromkeys((*TWINS, *ATTENTIONS)), LOOKS, strict=False))
+    used = [fixed[attention] for attention in kinds if attention in fixed]
+    left = cycle([look for look in LOOKS if look not in used] or LOOKS)
     step = min(OFFSET, MAX_SPREAD / max(len(kinds) - 1, 1))
     middle = (len(kinds) - 1) / 2
     return {
-        attention: replace(LOOKS[places.index(attention) % len(LOOKS)], offset=step * (place - middle))
+        attention: replace(fixed.get(attention) or next(left), offset=step * (place - middle))
         for place, attention in enumerate(kinds)
     }
 
@@ -153,7 +155,7 @@ Levels = Mapping[Measure, Mapping[str, float]]  # by metric and attention
 
 def figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
     """Every figure with its name; an error says how to install matplotlib if it is missing."""
-    matplotlib = _matplotlib()
+    matplotlib = load_matplotlib()
     for family in dict.fromkeys(row.quantization.family for row in report.deltas):
         with matplotlib.rc_context(STYLE):
             drawn = list(_figures_of(report, family))
@@ -188,7 +190,7 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures(report):
+        for name, figure in (*figures(report), *_figures_of_kinds(report)):
             for suffix in PLOT_FORMATS:
                 file = folder / f"{file_name(name)}.{suffix}"
                 write_atomically(file, _rendered(figure, suffix))
@@ -198,12 +200,21 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     return files
 
 
+def _figures_of_kinds(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+    from qbench.report.kinds import KINDS
+
+    for kind in KINDS.values():
+        yield from kind.figures(report)
+
+
 def inline_svg(figure: "Figure") -> str:
     """A figure to put into a page: without a background, and in the page's own colours."""
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_alpha(0)
     svg = _rendered(figure, "svg").decode()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    if figure.get_size_inches()[0] <= COLUMN:
+        svg = svg.replace("<svg", '<svg class="column"', 1)
     for attention, look in looks(TWINS).items():
         svg = svg.replace(look.colour, f"var(--{attention})")
     return svg
@@ -302,7 +313,7 @@ def _length_curves(curves: Sequence[LengthCurve], family: str, styles: Looks) ->
     panels = list(dict.fromkeys(curve.quantization for curve in curves))
     columns = min(len(panels), CURVE_COLUMNS)
     lines = -(-len(panels) // columns)
-    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * max(columns, 2), 1.0 + 1.7 * lines))
+    figure = load_matplotlib().figure.Figure(figsize=(1.2 + 2.2 * max(columns, 2), 0.9 + 1.9 * lines))
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for about, axes in zip_longest(panels, grid.flat):
         if about is None:
@@ -310,15 +321,15 @@ def _length_curves(curves: Sequence[LengthCurve], family: str, styles: Looks) ->
             continue
         for curve in (curve for curve in curves if curve.quantization == about):
             _draw_curve(axes, curve, styles[curve.attention])
-        setting = "" if about.is_unquantized else f" {quantization_name(about)}"
-        axes.set_title(f"{about.method_title}{setting}")
+        axes.set_title(about.method_title if about.is_unquantized else about.label)
         axes.set_ylim(-4, 104)
+        axes.set_xlabel("length, tokens")
         axes.tick_params(labelbottom=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("accuracy, %")
-    for axes in grid[-1]:
-        axes.set_xlabel("length, tokens")
-    return _finish(figure, f"{family}: passkey accuracy against length (bars: 95%)", columns=max(2, columns))
+    _finish(figure, f"{family}: passkey accuracy against length (bars: 95%)", columns=max(2, columns))
+    figure.subplots_adjust(hspace=0.6)  # a line for the lengths, and one for the next title
+    return figure
 
 
 def _draw_curve(axes: "Axes", curve: LengthCurve, look: Look) -> None:
@@ -336,7 +347,7 @@ def _grid(
     """One row per metric, one column per method; damages of perplexities are on the log scale as they are."""
     measures = list(dict.fromkeys(measure for measure, _ in panels))
     methods = list(dict.fromkeys(method for _, method in panels))
-    figure = _matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
+    figure = load_matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
     grid = figure.subplots(len(measures), len(methods), squeeze=False, sharex=True, sharey="row")
     for measure, line in zip(measures, grid, strict=True):
         log_ratio = ", log %" if damages and is_perplexity(measure.metric) else ""
@@ -437,7 +448,7 @@ def _storage(
     width = 1.2 + 2.2 * len(panels)
     if len(kinds) > len(TWINS):  # names get long
         width = max(width, (LEGEND_COLUMN + METHOD_NAME) * len(methods))
-    figure = _matplotlib().figure.Figure(figsize=(width, 2.7))
+    figure = load_matplotlib().figure.Figure(figsize=(width, 2.7))
     guessed = False
     for axes, (measure, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         # The legend is filled column by column: one column per method, one line per kind.
@@ -460,8 +471,8 @@ def _storage(
 
 
 def _draw_stored(axes: "Axes", cells: Sequence[StoredAccuracy], look: Look, label: str) -> None:
-    """Markers with their error bars, the kinds side by side: their weights take the same bits."""
-    bits = [cell.bits + look.offset for cell in cells]
+    """Markers with their error bars, where they were measured: kinds whose weights take the same bits overlap."""
+    bits = [cell.bits for cell in cells]
     axes.plot(bits, [cell.value for cell in cells], linestyle="none", label=label, **look.line)
     axes.vlines(bits, [cell.low for cell in cells], [cell.high for cell in cells], look.colour, linewidth=1)
 
@@ -483,6 +494,7 @@ def _finish(figure: "Figure", title: str, columns: int) -> "Figure":
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     rows = -(-len(handles) // columns)
     width, height = figure.get_size_inches()
+    width = max(width, _text_width(title) + 0.2)
     height += LEGEND_LINE * max(rows - 2, 0)  # panels keep their size
     figure.set_size_inches(width, height)
     figure.suptitle(title, x=0.1 / width, y=1 - 0.08 / height, ha="left", va="top")
@@ -493,18 +505,26 @@ def _finish(figure: "Figure", title: str, columns: int) -> "Figure":
     return figure
 
 
+def _text_width(title: str) -> float:
+    """Of a figure's title, in inches."""
+    path = load_matplotlib().textpath.TextPath((0, 0), title, size=STYLE["figure.titlesize"])
+    return 1.03 * path.get_extents().width / 72  # pixels make letters a little wider
+
+
 def _rendered(figure: "Figure", suffix: str) -> bytes:
     # Without dates, the same results make the same files; SVG's other entries are links that a page must not have.
     left_out = {"png": (), "svg": ("Creator", "Date", "Format", "Type"), "pdf": ("CreationDate",)}
     out = io.BytesIO()
-    with _matplotlib().rc_context(STYLE):
+    with load_matplotlib().rc_context(STYLE):
         figure.savefig(out, format=suffix, dpi=200, metadata=dict.fromkeys(left_out[suffix]))
     return out.getvalue()
 
 
-def _matplotlib() -> Any:
+def load_matplotlib() -> Any:
+    """The package; an error says how to install it."""
     try:
         import matplotlib.figure
+        import matplotlib.textpath
     except ImportError:
         raise PlotError("Plots need matplotlib, which is not installed: pip install 'qbench[plot]'.") from None
     return matplotlib

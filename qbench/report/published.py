@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from qbench.records.metrics import Better
@@ -39,14 +39,14 @@ def read_published(files: Sequence[Path], source: Path) -> ResultSet:
         for attention, column in columns.items():
             cell = _cell(row, attention, label, where)
             scores = cells.setdefault(cell, {})
-            value = _number(row, column, where)
+            value = number(row, column, where)
             if value is None:
                 gaps.setdefault(cell, Gap(NOTHING, row.get("note") or f"{cell.name} is not in {source}."))
                 continue
             known = scores.setdefault((of.task, of.metric), Score(value, documents=_documents(row, where)))
             if known.value != value:
                 raise ReportError(f"{where}: {column} is {value:g}, but another row says that it is {known.value:g}.")
-        delta = _number(row, "delta", where)
+        delta = number(row, "delta", where)
         if delta is not None:
             deltas[key] = delta
     if not cells:
@@ -59,19 +59,29 @@ def read_published(files: Sequence[Path], source: Path) -> ResultSet:
     return ResultSet(source, tuple(results), ordered, deltas, said_reference=next(iter(references)))
 
 
-def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    def required(names: Sequence[str]) -> Sequence[str]:
+        return (*REQUIRED, *(LONG if LONG[0] in names else TWINS))
+
+    return csv_rows(files, required, "published numbers", f", or {', '.join(LONG)} in place of the last two")
+
+
+def csv_rows(
+    files: Iterable[Path], required: Callable[[Sequence[str]], Sequence[str]], what: str, hint: str = ""
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The rows of CSV files, each with its file and line; `size` is read as `family`.
+
+    required: the columns that there must be, by those that there are. what: the rows are, for errors.
+    """
     for file in files:
         try:
             with file.open(encoding="utf-8-sig", newline="") as lines:
                 reader = csv.DictReader(lines)
                 names = ["family" if name == "size" else name for name in reader.fieldnames or ()]
                 reader.fieldnames = names
-                required = (*REQUIRED, *(LONG if LONG[0] in names else TWINS))
-                if missing := [name for name in required if name not in names]:
-                    raise ReportError(
-                        f"{file} has no column {', '.join(missing)}; published numbers need "
-                        f"{', '.join(REQUIRED)}, and {' and '.join(TWINS)} or {', '.join(LONG)}."
-                    )
+                if missing := [name for name in required(names) if name not in names]:
+                    needed = ", ".join(required(names))
+                    raise ReportError(f"{file} has no column {', '.join(missing)}; {what} need {needed}{hint}.")
                 for row in reader:
                     where = f"{file}, line {reader.line_num}"
                     if None in row or None in row.values():
@@ -81,13 +91,24 @@ def _rows(files: Iterable[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
             raise ReportError(f"{file} cannot be read as a CSV file in UTF-8 ({error}).") from None
 
 
+def is_analysis_file(file: Path) -> bool:
+    """Whether a CSV file is of figures of analyses, by its header."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            header = next(csv.reader(lines), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False  # whoever reads it says what is wrong
+    return "setting" in header
+
+
 def _columns(row: Mapping[str, str], where: str) -> dict[str, str]:
     """The columns of the two kinds of attention that a row is about, the reference first."""
     if LONG[0] not in row:
         return {attention: attention for attention in TWINS}
     attention, reference = row["attention"], row.get("reference_attention") or TWINS[0]
     if attention in ("", reference):
-        raise ReportError(f"{where}: attention is {attention!r}; it must be a kind other than {reference}.")
+        said = "" if row.get("reference_attention") else ", the reference unless a column reference_attention names one"
+        raise ReportError(f"{where}: attention is {attention!r}; it must be a kind other than {reference}{said}.")
     return {reference: "reference", attention: "value"}
 
 
@@ -99,7 +120,8 @@ def _cell(row: Mapping[str, str], attention: str, label: str, where: str) -> Cel
     return CellRef(family=row["family"], attention=attention, checkpoint="", method=method, bits=int(bits), label=label)
 
 
-def _number(row: Mapping[str, str], column: str, where: str) -> float | None:
+def number(row: Mapping[str, str], column: str, where: str) -> float | None:
+    """A number of a row; None if it is empty."""
     text = row.get(column, "")
     if not text:
         return None
@@ -113,7 +135,7 @@ def _number(row: Mapping[str, str], column: str, where: str) -> float | None:
 
 
 def _documents(row: Mapping[str, str], where: str) -> int | None:
-    count = _number(row, "documents", where)
+    count = number(row, "documents", where)
     return None if count is None else int(count)
 
 

@@ -110,6 +110,7 @@ class ResultSet:
     published: Mapping[tuple[str, str, str, str, str], float] = field(default_factory=dict)
     records: Results | None = None
     said_reference: str | None = None  # the kind that the others are compared with, if the results say it
+    analysis_files: tuple[Path, ...] = ()  # of published figures
 
     @cached_property
     def parts(self) -> tuple[CellResult, ...]:

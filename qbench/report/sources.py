@@ -1,14 +1,17 @@
 """Results from wherever they are: a folder of records, or CSV files of published numbers."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from qbench.records.audit import UNQUANTIZED
 from qbench.records.metrics import is_share
 from qbench.records.schema import MetricValue, PlannedCell, Record
-from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_results
+from qbench.records.store import ANALYSES, RECORD, RUN, Results, StoredRecord, read_analyses, read_results
+from qbench.report.attentions import learn_titles
 from qbench.report.draws import with_draws_joined
 from qbench.report.metrics import in_order, measure
-from qbench.report.published import read_published
+from qbench.report.published import is_analysis_file, read_published
 from qbench.report.results import (
     NOT_OFFERED,
     CellResult,
@@ -28,19 +31,31 @@ def read_result_set(source: Path | str) -> ResultSet:
     if not source.exists():
         raise ReportError(f"{source} does not exist; it must be a folder of records, or CSV files of published ones.")
     if source.is_file():
-        return read_published([source], source)
+        return _from_files([source], source)
+    if (source / ANALYSES).exists() and not (source / RUN).exists():
+        plan = read_analyses(source).plan
+        return ResultSet(source, (), (), said_reference=plan.resolved_recipe.get("reference") if plan else None)
     if (source / RUN).exists() or any(source.glob(f"*/{RECORD}")):
         return from_records(read_results(source))
     if files := sorted(source.glob("*.csv")):
-        return read_published(files, source)
+        return _from_files(files, source)
     raise ReportError(
         f"{source} holds neither records ({RECORD} in a folder for each cell; `qbench run` makes them) nor CSV files "
         "of published numbers."
     )
 
 
+def _from_files(files: Sequence[Path], source: Path) -> ResultSet:
+    """Published scores, and the files among them that are of analyses."""
+    analyses = tuple(file for file in files if is_analysis_file(file))
+    scores = [file for file in files if file not in analyses]
+    found = read_published(scores, source) if scores else ResultSet(source, (), ())
+    return replace(found, analysis_files=analyses)
+
+
 def from_records(records: Results) -> ResultSet:
     """The results of records that were read, in the order of the plan if there is one."""
+    learn_titles(stored.record for stored in records.current)
     cells = [_of_record(stored) for stored in records.current]
     cells += [CellResult(planned.cell, gap=_missing(planned)) for planned in records.missing]
     cells += [CellResult(planned.cell, gap=_not_offered(planned)) for planned in records.not_offered]

@@ -1,26 +1,27 @@
-"""The worker: load ▸ quantize ▸ audit ▸ evaluate. It knows one cell, and nothing about the matrix."""
+"""The worker: load ▸ quantize ▸ audit ▸ evaluate | analyze. It knows one cell, and nothing about the matrix."""
 
 import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qbench.attention.kinds import attentions
 from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
-from qbench.identity import Identity, TaskIdentity, cache_folder, code_hash
+from qbench.identity import Identity, TaskIdentity, cache_folder
 from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
 from qbench.records.schema import Cost, Failure, FailureKind, MetricValue, Provenance, QuantizerFacts, Record
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from qbench.records.store import Samples
 
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
 
@@ -56,6 +57,7 @@ class Job:
             key=self.identity.key,
             identity=self.identity,
             quantizer=QuantizerFacts(title=wanted.quantizer.title, calibrated=wanted.is_calibrated),
+            attention_title=attentions()[self.cell.ref.attention].title,
             provenance=Provenance(
                 recipe=recipe.file.name,
                 resolved_recipe=recipe.content(),
@@ -102,7 +104,7 @@ class Phases:
         self.on_progress(self.current, done / total if total else 0.0)
 
 
-def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, pd.DataFrame | None]":
+def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, Samples]":
     """Run a cell: a finished record with its samples, or a failed one with the reason; does not raise."""
     started, phases = now(), Phases(on_progress)
     try:
@@ -141,7 +143,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]":
+def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
     import torch
 
     from qbench.evaluate.precision import set_precision
@@ -153,25 +155,38 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, pd.DataFrame]
         job = replace(job, precision=set_precision())
     with phases.phase("load"):
         model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
-    with phases.phase("quantize"):
-        model, audit = quantized_for_cell(cell, model, tokenizer)
+    audit = None
+    if cell.ref.measured != "sensitivity":  # which quantizes one layer at a time
+        with phases.phase("quantize"):
+            model, audit = quantized_for_cell(cell, model, tokenizer)
     check_unchanged(cell, job.identity)  # now that all of it is read: the record must describe what was read
-    with phases.phase("evaluate"):
-        evaluation, budgets = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
-    metrics = [asdict(metric) for metric in evaluation.metrics]
-    for metric in metrics:
-        metric["metric"] = metric.pop("name")
+    budgets = None
+    if cell.ref.measured:
+        from qbench.runner.analyzing import measure
+
+        with phases.phase(cell.ref.measured):
+            found, samples = measure(cell, model, tokenizer)
+        result: dict[str, Any] = {cell.ref.measured: found}
+    else:
+        with phases.phase("evaluate"):
+            evaluation, budgets = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
+        samples, result = evaluation.samples, {"metrics": _values(evaluation.metrics)}
     cost = Cost(
         seconds=phases.seconds,
-        tokens=phases.tokens,
-        tokens_per_second=phases.tokens / phases.seconds["evaluate"],
+        tokens=phases.tokens or None,
+        tokens_per_second=phases.tokens / phases.seconds["evaluate"] if phases.tokens else None,
         peak_host_bytes=_peak_host_bytes(),
         peak_device_bytes=torch.cuda.max_memory_allocated() if recipe.resolved_device == "cuda" else None,
-        weight_bytes=weight_bytes(model, audit),
+        weight_bytes=weight_bytes(model, audit) if audit else None,
         batch_tokens=budgets,
     )
-    values = tuple(MetricValue(**metric) for metric in metrics)
-    return job.record(started, state="done", metrics=values, audit=audit, cost=cost), evaluation.samples
+    return job.record(started, state="done", audit=audit, cost=cost, **result), samples
+
+
+def _values(metrics: Sequence[Any]) -> tuple[MetricValue, ...]:
+    """The metrics of an evaluation as records have them."""
+    found = [asdict(metric) for metric in metrics]
+    return tuple(MetricValue(metric=own.pop("name"), **own) for own in found)
 
 
 def check_unchanged(cell: Cell, planned: Identity) -> None:
@@ -184,7 +199,9 @@ def check_unchanged(cell: Cell, planned: Identity) -> None:
         "calibration": source.content_hash(cell.ref.draw) if source else None,
     }
     changed = [f"The {part}" for part, value in found.items() if value != getattr(what, part)]
-    if code_hash() != planned.code:
+    if what.analysis is not None and what.analysis != {"measured": cell.ref.measured, **cell.analysis_settings()}:
+        changed.append("The text of the analysis")
+    if cell.code() != planned.code:
         changed.append("qbench's own code")
     if cell.packages() != planned.packages:
         changed.append("A package's version")
@@ -216,7 +233,8 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
     from qbench.quantizers.quantize import quantize
 
     recipe, wanted = cell.recipe, cell.quantization
-    assert isinstance(wanted, Quantization)
+    assert isinstance(wanted, Quantization)  # what is not offered has no job
+    wanted.quantizer.check_kernels(recipe.resolved_device)
     calibration = None
     if source := cell.calibration:
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)

@@ -19,13 +19,14 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Protocol
 
-from qbench.machine import has_cuda
 from qbench.quantizers.options import quantizer
 
 PR_SET_PDEATHSIG = 1
 PRELOAD = "QBENCH_PRELOAD"  # the modules that the fork server imports, separated by commas
 PRELOAD_METHODS = "QBENCH_PRELOAD_METHODS"  # the quantizers whose libraries it imports
 PARENT = "QBENCH_PARENT"  # the process that this one must not outlive
+# What a cell needs was fetched when the run was planned: it must not ask the Hub whether that is still the newest.
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 HEAVY = (
     "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
@@ -37,6 +38,7 @@ HEAVY = (
     "qbench.evaluate.tasks",
     "qbench.evaluate.tokens",
     "qbench.runner.preflight",
+    "qbench.runner.analyzing",
 )
 
 
@@ -47,10 +49,11 @@ class Work(Protocol):
         """Do it; send messages to the driver on the way."""
 
 
-def fork_server(methods: set[str]) -> ForkServerContext:
-    """A context whose processes have the packages of these methods imported already."""
-    # The quantizers' libraries choose their kernels by the GPU when they are imported, and bitsandbytes starts CUDA.
-    os.environ[PRELOAD_METHODS] = "" if has_cuda() else ",".join(sorted(methods))
+def fork_server(methods: set[str], device: str) -> ForkServerContext:
+    """A context whose processes have the packages of these methods imported already, and do not ask the Hub."""
+    # The quantizers' libraries choose their kernels by the GPU when they are imported, and bitsandbytes starts CUDA:
+    # cells on CUDA import them themselves.
+    os.environ[PRELOAD_METHODS] = "" if device == "cuda" else ",".join(sorted(methods))
     os.environ[PRELOAD] = ",".join(HEAVY)
     os.environ[PARENT] = str(os.getpid())
     # Else torch.cuda.is_available(), which many packages ask when they are imported, starts the driver.
@@ -60,7 +63,7 @@ def fork_server(methods: set[str]) -> ForkServerContext:
     # Ctrl-C reaches every process of a terminal, and only the driver shall act on it. The resource tracker comes
     # first: starting it lifts the block. Without the working folder on their path: a folder called softpick or torch
     # there would hide the package.
-    with _environment(PYTHONSAFEPATH="1"):
+    with _environment(PYTHONSAFEPATH="1", **dict.fromkeys(OFFLINE, "1")):
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

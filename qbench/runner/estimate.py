@@ -1,47 +1,189 @@
-"""What a cell will take, before anything is loaded: from config.json and the size of the tasks."""
+"""What a cell will take, before anything is loaded: from config.json, the tasks and the machine's speed.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+The constants are measured on one core, or stated as guesses; benchmarks/plan.py shows estimates beside what cells take.
+"""
 
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qbench.attention.kinds import Sizes
 from qbench.checkpoint import layout
-from qbench.checkpoint.fingerprint import config_file
+from qbench.checkpoint.fingerprint import local_file
 from qbench.checkpoint.layout import CheckpointError
 from qbench.evaluate.facts import TaskSummary
+from qbench.quantizers.options import quantizer
 from qbench.recipe.cells import Cell
 from qbench.records.audit import UNQUANTIZED
+from qbench.runner.speed import Speed
 
-CHARACTERS_PER_TOKEN = 4  # about what a vocabulary of 32k gives for English
+CHARACTERS_PER_TOKEN = 4  # about what a vocabulary of 32k gives for English, if the tokenizer is not here
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-OVERHEAD = 2**30  # interpreter, packages, one batch
+OVERHEAD = 2**30  # bytes: interpreter, packages, one batch; on a GPU CUDA's own
+PROBE_TOKENS = 128  # of the audit, forwarded by the source, the packed and the dense model
+# GPTQ forwards the calibration text through a part of each layer for each stage of linears, and then through all of it:
+# of Llama's shapes that is 2.4 layers.
+CALIBRATION_PASSES = 2.4
+LINEARS = 7  # of a layer: each is a pass of a sensitivity
+SAME_INPUT = ("k_proj.weight", "v_proj.weight", "up_proj.weight")  # as q_proj and gate_proj have
+
+# Seconds that do not depend on the model's size.
+START = {"cpu": 0.1, "cuda": 10.0}  # of a cell; on CUDA a guess: starting it, and importing the method's library
+DISK = 1e9  # bytes per second of a checkpoint that is read, checked and copied
+REQUEST = 2.5e-4  # prompts by lm-eval's templates, metrics and standard errors, for each request
+LAYER_CALL = 4e-4  # Python and transformers, for each layer and batch
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Parameters, memory at the peak and floating-point operations of a cell."""
+    """Parameters, memory at the peak, floating-point operations and seconds of a cell."""
 
     parameters: int
     memory: int  # bytes
     work: float  # operations
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase; empty if the machine's speed is not known
+
+    @property
+    def total(self) -> float:
+        """The seconds of all phases."""
+        return sum(self.seconds.values())
 
 
-def estimate(cell: Cell, tasks: Mapping[str, TaskSummary]) -> Estimate | None:
-    """A rough estimate; None if the checkpoint is not on this machine."""
-    parameters = parameter_count(cell)
-    if parameters is None:
+@dataclass(frozen=True)
+class _Network:
+    """What counts of a checkpoint's shapes."""
+
+    sizes: Sizes
+    parameters: int
+    linear: int  # weights of the layers' linears, each multiplied with every token
+    columns: int  # inputs of those linears that have an input of their own: GPTQ solves them one by one
+    squares: int  # the sum of the squares of their numbers: a Hessian each
+
+    def forward(self, read: float, scored: float, attended: float) -> float:
+        """Operations for so many tokens: linears, attention over those before, and the head where it is asked for."""
+        sizes = self.sizes
+        attention = 4 * sizes.num_hidden_layers * sizes.num_attention_heads * sizes.head_dim
+        return 2 * self.linear * read + attention * attended + 2 * sizes.vocab_size * sizes.hidden_size * scored
+
+
+def estimate(cell: Cell, tasks: Mapping[str, TaskSummary], speed: Speed | None = None) -> Estimate | None:
+    """A rough estimate; None if the checkpoint is not on this machine. speed: of the place that the cell runs on."""
+    network = _network(cell)
+    if network is None:
         return None
-    tokens = sum(facts.characters for facts in tasks.values()) / CHARACTERS_PER_TOKEN
-    memory = parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
-    if cell.ref.label != UNQUANTIZED:
-        memory += memory  # the source weights, which the audit compares with, beside the quantized ones
+    evaluated, batches = _evaluation(cell, network, tasks)
+    quantized = _quantization(cell, network)
+    work = evaluated + quantized
+    found = Estimate(network.parameters, _memory(cell, network), work)
+    if speed is None:
+        return found
+    weights = network.parameters * ITEM_BYTES[cell.recipe.resolved_dtype]
+    calls = LAYER_CALL * network.sizes.num_hidden_layers
+    requests = sum(facts.requests for facts in tasks.values())
+    method, share = quantizer(cell.ref.method), float(cell.ref.label != UNQUANTIZED)
+    traffic = share * method.passes * 4 * network.linear  # in float32
+    seconds = {
+        "load": START[speed.device] + weights / DISK,
+        "quantize": speed.seconds(quantized, traffic) + share * method.column_seconds * network.columns,
+        "evaluate": speed.seconds(evaluated, batches * weights) + batches * calls + REQUEST * requests,
+    }
+    return Estimate(found.parameters, found.memory, work, seconds)
+
+
+def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary]) -> tuple[float, float]:
+    """Operations, and batches."""
+    if cell.ref.measured:
+        return _analysis(cell, network)
+    length = characters_per_token(cell, tasks.values())
+    longest = min(cell.recipe.max_length or math.inf, network.sizes.max_position_embeddings)
+    work = tokens = 0.0
+    for facts in tasks.values():
+        read = facts.read / length
+        attended = min(facts.attended / length**2, read * longest / 2)  # longer texts are cut into windows
+        work += network.forward(read, facts.scored / length, attended)
+        tokens += read
+    return work, tokens / cell.batch_tokens
+
+
+def _analysis(cell: Cell, network: _Network) -> tuple[float, float]:
+    """The same of an analysis, which reads whole texts and asks for no probabilities, except for sensitivities."""
+    settings, sensitive = cell.recipe.analysis, cell.ref.measured == "sensitivity"
+    texts = 1 if cell.ref.measured == "maps" else settings.samples
+    passes = LINEARS * network.sizes.num_hidden_layers if sensitive else 1
+    read = float(passes * texts * settings.length)
+    return network.forward(read, read * sensitive, read * settings.length / 2), float(passes * texts)
+
+
+def _quantization(cell: Cell, network: _Network) -> float:
+    """Operations of the audit's probe, and of the calibration with its Hessians."""
+    if cell.ref.label == UNQUANTIZED:
+        return network.forward(PROBE_TOKENS, PROBE_TOKENS, 0)
+    work = 3 * network.forward(PROBE_TOKENS, PROBE_TOKENS, 0)
     if calibration := cell.calibration:
-        tokens += 5 * calibration.samples * calibration.length  # four stages of each layer, and its output
-    return Estimate(parameters, memory + OVERHEAD, 2.0 * parameters * tokens)
+        tokens = calibration.samples * calibration.length
+        attended = tokens * calibration.length / 2
+        work += CALIBRATION_PASSES * network.forward(tokens, 0, attended) + 2 * tokens * network.squares
+    return work
 
 
-def parameter_count(cell: Cell) -> int | None:
-    """The parameters of a Llama with the checkpoint's config, in either layout; None if it is not here."""
-    file = config_file(cell.location, cell.source.revision)
+def _memory(cell: Cell, network: _Network) -> int:
+    """Weights, beside them the source that the audit compares with, and on a GPU the longest sequence."""
+    item = ITEM_BYTES[cell.recipe.resolved_dtype]
+    memory = network.parameters * item * (1 if cell.ref.label == UNQUANTIZED else 2)
+    if cell.recipe.resolved_device == "cpu":
+        return memory + OVERHEAD
+    sizes = network.sizes
+    longest = min(cell.recipe.max_length or math.inf, sizes.max_position_embeddings)
+    width = sizes.num_key_value_heads * sizes.head_dim
+    # Keys and values of all layers; of one layer residuals, norms, q, k, v and their rotations, and the MLP's.
+    per_token = 2 * sizes.num_hidden_layers * width + 12 * sizes.hidden_size + 4 * sizes.intermediate_size
+    return int(memory + OVERHEAD + longest * per_token * item)
+
+
+def characters_per_token(cell: Cell, tasks: Iterable[TaskSummary]) -> float:
+    """By the cell's tokenizer on some of the tasks' text; a usual figure if it is not on this machine."""
+    file = local_file(cell.tokenizer, "tokenizer.json", cell.tokenizer_revision)
+    sample = "\n".join(facts.sample for facts in tasks)
+    return _measured_length(file, sample) if file and sample else CHARACTERS_PER_TOKEN
+
+
+@functools.lru_cache(maxsize=32)
+def _measured_length(file: Path, sample: str) -> float:
+    from tokenizers import Tokenizer
+
     try:
-        return layout.parameter_count(file) if file else None
-    except CheckpointError:
-        return None  # the worker says what is wrong with it
+        return len(sample) / max(1, len(Tokenizer.from_file(str(file)).encode(sample).ids))
+    except Exception:  # it raises nothing else; the worker says what is wrong with the file
+        return CHARACTERS_PER_TOKEN
+
+
+def checkpoint_note(cell: Cell) -> str:
+    """What is wrong with the checkpoint's config, or doubtful; empty if nothing is, or it is not here."""
+    file = local_file(cell.location, layout.CONFIG, cell.source.revision)
+    return layout.config_note(file, cell.ref.attention) if file else ""
+
+
+def _network(cell: Cell) -> _Network | None:
+    file = local_file(cell.location, layout.CONFIG, cell.source.revision)
+    try:
+        return _read_network(file, cell.ref.attention, file.stat().st_mtime_ns) if file else None
+    except (CheckpointError, OSError):
+        return None  # `checkpoint_note` says what is wrong with it
+
+
+@functools.lru_cache(maxsize=32)
+def _read_network(config: Path, attention: str, changed: int) -> _Network:
+    fields = layout.read_json(config)
+    sizes = layout.config_sizes(fields, config)
+    shapes = layout.tensor_shapes(sizes, layout.config_attention(fields, config, attention))
+    linears = {name: shape for name, shape in shapes.items() if ".layers." in name and name.endswith("_proj.weight")}
+    read = [shape[1] for name, shape in linears.items() if not name.endswith(SAME_INPUT)]
+    return _Network(
+        sizes=sizes,
+        parameters=layout.parameter_count(config, attention),
+        linear=sum(map(math.prod, linears.values())),
+        columns=sum(read),
+        squares=sum(n * n for n in read),
+    )

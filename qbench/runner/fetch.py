@@ -12,22 +12,29 @@ from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_files, tok
 from qbench.errors import one_line
 from qbench.numbers import byte_size, count
 from qbench.quantizers.calibration import Calibration
-from qbench.recipe.cells import Recipe, cells
+from qbench.recipe.cells import Recipe, analysis_cells, cells
 
 NOT_DOWNLOADED = "not a local folder, and could not be downloaded from the Hub"
 
 
-def fetch(recipe: Recipe) -> Iterator[tuple[bool, str]]:
-    """Fetch one source after another; a line for each: whether it is there now, and what it is or why it is missing."""
-    for location, revision in {(cell.location, cell.source.revision): None for cell in cells(recipe)}:
+def fetch(recipe: Recipe, *, to_analyze: bool = False) -> Iterator[tuple[bool, str]]:
+    """Fetch one source after another; a line for each: whether it is there now, and what it is or why it is missing.
+
+    to_analyze: only what an analysis needs; it leaves tasks alone.
+    """
+    wanted = analysis_cells(recipe) if to_analyze else cells(recipe)
+    for location, revision in {(cell.location, cell.source.revision): None for cell in wanted}:
         yield _fetch_checkpoint(location, revision)
-    for tokenizer, revision in {(cell.tokenizer, cell.tokenizer_revision): None for cell in cells(recipe)}:
+    for tokenizer, revision in {(cell.tokenizer, cell.tokenizer_revision): None for cell in wanted}:
         yield _fetch_tokenizer(tokenizer, revision)
+    if to_analyze:
+        yield _fetch_text(recipe.analysis_source(), "analysis")
+        return
     data = recipe.task_data()
     for name in recipe.task_names():
         yield _fetch_task(name, {name: data[name]} if name in data else {}, recipe)
     if source := recipe.calibration_source():
-        yield _fetch_calibration(source)
+        yield _fetch_text(source, "calibration")
 
 
 def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
@@ -86,14 +93,14 @@ def _fetch_task(name: str, data: dict[str, Any], recipe: Recipe) -> tuple[bool, 
     return True, f"task {name}: {count(sum(len(task.eval_docs) for task in tasks.values()))} documents"
 
 
-def _fetch_calibration(source: Calibration) -> tuple[bool, str]:
+def _fetch_text(source: Calibration, use: str) -> tuple[bool, str]:
     from datasets import load_dataset
 
     if source.is_file:
-        return Path(source.source).is_file(), f"calibration {source.source}: a local file"
-    print(f"calibration {source.source}: its dataset", flush=True)
+        return Path(source.source).is_file(), f"{use} {source.source}: a local file"
+    print(f"{use} {source.source}: its dataset", flush=True)
     try:
         load_dataset(**source.dataset(), split=source.split)
     except Exception as error:  # offline, not cached, no such dataset: datasets and the Hub raise a dozen kinds
-        return False, f"calibration {source.source}: not in the cache, and could not be downloaded ({one_line(error)})"
-    return True, f"calibration {source.source}: in the cache"
+        return False, f"{use} {source.source}: not in the cache, and could not be downloaded ({one_line(error)})"
+    return True, f"{use} {source.source}: in the cache"

@@ -15,6 +15,7 @@ from qbench.records.schema import Failure, FailureKind, Record
 from qbench.records.store import LOG, RECORD, StoreError, cell_folder, read_record, write_record
 from qbench.runner.cell import Job, now, run_cell, with_log_tail
 from qbench.runner.child import Child, fork_server, how_it_died
+from qbench.runner.cuda import cuda_environment
 from qbench.runner.lock import RunError
 
 TICK = 0.25  # seconds between two looks at the clock
@@ -81,7 +82,7 @@ class _Running:
 
 def run_local(jobs: Sequence[Job], out: Path, slots: Sequence[Slot], watcher: Watcher, timeout: float) -> None:
     """Run all jobs; each leaves a record, finished or failed. timeout: seconds a cell may take."""
-    server = fork_server({job.cell.ref.method for job in jobs})
+    server = server_for(jobs)
     waiting, free = deque(jobs), list(slots)
     active: list[_Running] = []
     try:
@@ -101,6 +102,15 @@ def run_local(jobs: Sequence[Job], out: Path, slots: Sequence[Slot], watcher: Wa
     finally:
         for running in active:
             running.child.end()
+
+
+def server_for(jobs: Sequence[Job]) -> ForkServerContext:
+    """What processes for these jobs are forked from."""
+    methods = {job.cell.ref.method for job in jobs}
+    device = jobs[0].cell.recipe.resolved_device if jobs else "cpu"
+    if device == "cuda":
+        os.environ.update(cuda_environment(tuple(sorted(methods))))  # for all that is started from here on
+    return fork_server(methods, device)
 
 
 def _prepare(server: ForkServerContext, job: Job, slot: Slot, out: Path) -> _Running:

@@ -1,28 +1,26 @@
 """A whole run: plan, fetch, preflight, execute what is missing, and print how it went."""
 
 import contextlib
-import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from qbench.machine import git_commit, machine, visible_gpus
+from qbench.errors import some
+from qbench.machine import git_commit, machine
 from qbench.numbers import duration
 from qbench.recipe.cells import Recipe, cells, load_recipe
 from qbench.recipe.check import did_you_mean_folder
-from qbench.records.store import Results, read_results, remove_unfinished, write_plan
+from qbench.records.store import ANALYSES, RUN, Results, read_results, remove_unfinished, write_plan
 from qbench.runner.cell import Job
-from qbench.runner.estimate import estimate
-from qbench.runner.local import Slot, run_local
+from qbench.runner.local import run_local
 from qbench.runner.lock import RunError, holding
-from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_plan
+from qbench.runner.places import make_slots, usable_gpus
+from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_analysis_plan, make_plan
 from qbench.runner.preflight import PREFLIGHT, is_short, preflight
 from qbench.runner.view import PlainView, view_for
 
@@ -55,23 +53,50 @@ def run(
 
 def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
     """Run every cell that has no finished record; whether all chosen cells have one now."""
+    _check_gpus(recipe, options)
     with _terminable(), holding(out):
         remove_unfinished(out)
-        plan = make_plan(recipe, out, reuse_stale=options.reuse_stale)
-        if any(entry.state == "not fetched" for entry in plan.entries):
-            plan = _fetched(recipe, out, options)
-        write_plan(out, plan.to_run_plan())
-        chosen = choose(plan.entries, options.only)
-        jobs = make_jobs(chosen)
-        before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
-        view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
-        view.say(_opening(plan, chosen, jobs))
-        try:
-            if jobs:
-                _execute(plan, jobs, options, view)
-        finally:
-            remove_unfinished(out)
-        _close(view, out, jobs)
+        return _run_plan(_fetched_plan(recipe, out, options, make_plan), options, RUN)
+
+
+def analyze_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
+    """Analyze every model that has no finished analysis; whether all chosen ones have one now.
+
+    Once the models are measured, the heads are known in which they differ most: then these are drawn.
+    """
+    _check_gpus(recipe, options)
+    with _terminable(), holding(out):
+        remove_unfinished(out)
+        plan = _fetched_plan(recipe, out, options, make_analysis_plan)
+        done = _run_plan(plan, options, ANALYSES)
+        with_maps = make_analysis_plan(recipe, out, reuse_stale=options.reuse_stale)
+        known = [entry.cell.ref for entry in plan.entries]
+        if any(entry.cell.ref not in known for entry in choose(with_maps.entries, options.only)):
+            done = _run_plan(with_maps, options, ANALYSES) and done
+        return done
+
+
+def _check_gpus(recipe: Recipe, options: RunOptions) -> None:
+    """Before gigabytes are fetched for nothing: planning downloads datasets that are not here."""
+    if options.executor == "local" and recipe.resolved_device == "cuda":
+        usable_gpus(recipe)
+
+
+def _run_plan(plan: Plan, options: RunOptions, file: str) -> bool:
+    write_plan(plan.out, plan.to_run_plan(), file)
+    chosen = choose(plan.entries, options.only)
+    jobs = make_jobs(chosen)
+    before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
+    view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
+    view.say(_opening(plan, chosen, jobs))
+    for note in dict.fromkeys(entry.checkpoint_note for entry in chosen if entry.checkpoint_note):
+        view.say(f"note: {note}")
+    try:
+        if jobs:
+            _execute(plan, jobs, options, view)
+    finally:
+        remove_unfinished(plan.out)
+    _close(view, plan, jobs)
     return not view.failed
 
 
@@ -80,34 +105,6 @@ def make_jobs(entries: Sequence[PlanEntry]) -> list[Job]:
     commit, here = git_commit(), machine()
     todo = [e for e in entries if e.state in ("to do", "failed") or (e.state == "stale" and e.record is None)]
     return [Job(entry.cell, entry.identity, commit, here) for entry in todo if entry.identity]
-
-
-def make_slots(plan: Plan) -> list[Slot]:
-    """Places for cells: the GPUs, or shares of the cores, no more than fit into memory.
-
-    They follow from the recipe and the machine, not from what is left to do: sums depend on the number of threads.
-    """
-    recipe = plan.recipe
-    if recipe.resolved_device == "cuda":
-        count = _count_gpus()
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = [part.strip() for part in named.split(",")] if named else [str(index) for index in range(count)]
-        return [Slot(gpu=gpu) for gpu in gpus[: recipe.workers or count]]
-    cores = machine()["cores"]
-    cells = [entry.cell for entry in plan.entries if entry.identity]
-    largest = max((found.memory for cell in cells if (found := estimate(cell, plan.tasks))), default=1)
-    fitting = psutil.virtual_memory().total // largest
-    workers = recipe.workers or max(1, min(len(cells), cores // (recipe.threads or 1), fitting))
-    return [Slot(threads=recipe.threads or max(1, cores // workers))] * workers
-
-
-def _count_gpus() -> int:
-    if count := visible_gpus():
-        return count
-    raise RunError(
-        "device is cuda, and there is no GPU here; `qbench doctor` shows what there is, and --device cpu runs the "
-        "recipe on the CPU, slowly."
-    )
 
 
 def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
@@ -126,18 +123,23 @@ def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) 
         run_local(jobs, plan.out, slots, view, timeout)
 
 
-def _fetched(recipe: Recipe, out: Path, options: RunOptions) -> Plan:
+MakePlan = Callable[..., Plan]  # make_plan or make_analysis_plan
+
+
+def _fetched_plan(recipe: Recipe, out: Path, options: RunOptions, make: MakePlan) -> Plan:
+    """The plan, after what it needs is fetched."""
     from qbench.runner.fetch import fetch
 
-    if options.executor == "local" and recipe.resolved_device == "cuda":
-        _count_gpus()  # before gigabytes are fetched for nothing
+    plan = make(recipe, out, reuse_stale=options.reuse_stale)
+    if not any(entry.state == "not fetched" for entry in plan.entries):
+        return plan
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the run's own lines and events
-        missing = [line for here, line in fetch(recipe) if not here]
+        missing = [line for here, line in fetch(recipe, to_analyze=plan.analyzes) if not here]
     if missing:
         paths = dict.fromkeys(cell.source.path for cell in cells(recipe))
         missing += [f"{path}:{near}" for path in paths if (near := did_you_mean_folder(path, recipe))]
         raise RunError("Some of what the recipe needs is not on this machine:\n- " + "\n- ".join(missing))
-    plan = make_plan(recipe, out, reuse_stale=options.reuse_stale)
+    plan = make(recipe, out, reuse_stale=options.reuse_stale)
     if missing := [entry.note for entry in plan.entries if entry.state == "not fetched"]:
         raise RunError(f"Some of what the recipe needs is not on this machine: {missing[0]}")
     return plan
@@ -166,15 +168,18 @@ def _opening(plan: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> st
     return "; ".join(filter(None, [opening, ignored(plan)]))
 
 
-def _close(view: PlainView, out: Path, jobs: Sequence[Job]) -> None:
+def _close(view: PlainView, plan: Plan, jobs: Sequence[Job]) -> None:
     if not jobs:
         view.say("nothing to do")
         return
+    out = plan.out
+    for note, names in view.notes.items():
+        view.say(f"note on {some(names)}: {note}")
     took = duration(time.monotonic() - view.begun)
     done = len(jobs) - view.failed
     view.say(
         f"{done} of {len(jobs)} cells done in {took}"
         + (f", {view.failed} FAILED; run again to retry them" if view.failed else "")
     )
-    view.say(f"tables: qbench table {out} --kind summary")
+    view.say(f"tables: qbench table {out} --kind {'analysis' if plan.analyzes else 'summary'}")
     view.say(f"as a page: qbench table {out} --format html --out {out / 'report.html'}")

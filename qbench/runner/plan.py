@@ -4,23 +4,23 @@ import contextlib
 import fnmatch
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from qbench.checkpoint.fingerprint import NotCachedError, NotFetchedError
 from qbench.evaluate.facts import TaskSummary
 from qbench.identity import Identity, TaskIdentity
-from qbench.numbers import count
 from qbench.quantizers.options import NotOffered
-from qbench.recipe.cells import Cell, cells, recipe_tasks
+from qbench.recipe.cells import Cell, analysis_cells, cells, map_cells, recipe_tasks
 from qbench.recipe.check import did_you_mean_folder
 from qbench.recipe.schema import Recipe
 from qbench.recipe.yaml import RecipeError
 from qbench.records.integrity import altered
 from qbench.records.schema import PlannedCell, Record, RunPlan
-from qbench.records.store import RECORD, StoredRecord, StoreError, read_record
-from qbench.runner.estimate import estimate
+from qbench.records.store import RECORD, StoredRecord, StoreError, cell_folder, read_record
+from qbench.runner.estimate import checkpoint_note
+from qbench.runner.heads import heads_to_draw
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,13 @@ class PlanEntry:
     identity: Identity | None  # None if the method lacks the width, or something is not fetched
     record: Record | None
     state: Literal["done", "stale", "failed", "to do", "not fetched", "not offered"]
-    note: str = ""
+    note: str = ""  # why it has this state
+    checkpoint_note: str = ""  # why the checkpoint will not load, or what its scores may not show
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of it, a sentence each."""
+        return [note for note in (self.note, self.checkpoint_note) if note]
 
     @property
     def key(self) -> str | None:
@@ -51,6 +57,11 @@ class Plan:
     superseded: tuple[StoredRecord, ...]
     tasks: dict[str, TaskSummary]  # empty if one is not fetched
 
+    @property
+    def analyzes(self) -> bool:
+        """Whether it is that of `qbench analyze`."""
+        return any(entry.cell.ref.measured for entry in self.entries)
+
     def to_run_plan(self) -> RunPlan:
         """What run.json says."""
         cells = [
@@ -66,13 +77,29 @@ class Plan:
 
 def make_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
     """The state of every cell in the folder; reuse_stale: records of older code or packages count as done."""
-    out = out or recipe.out()
-    stored = stored_records(out)
     try:
         tasks = recipe_tasks(recipe)
     except NotFetchedError:
         tasks = {}
-    entries = tuple(_entry(cell, stored, reuse_stale) for cell in cells(recipe))
+    return _plan(recipe, out or recipe.out(), cells(recipe), tasks, reuse_stale)
+
+
+def make_analysis_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
+    """The same of `qbench analyze`. Maps are in it once their heads are known, which may need both twins' analyses."""
+    plan = _plan(recipe, out or recipe.out(), analysis_cells(recipe), {}, reuse_stale)
+    records = [entry.record for entry in plan.entries if entry.record and entry.record.analysis]
+    analyses = [StoredRecord(record, cell_folder(plan.out, record.cell, record.key)) for record in records]
+    maps = map_cells(recipe, heads_to_draw(recipe, analyses))
+    return _plan(recipe, plan.out, [*(entry.cell for entry in plan.entries), *maps], {}, reuse_stale) if maps else plan
+
+
+def _plan(recipe: Recipe, out: Path, wanted: Sequence[Cell], tasks: dict[str, TaskSummary], reuse_stale: bool) -> Plan:
+    """Of cells that are all scored, or all analyzed: records of the other are left alone."""
+    analyzes = any(cell.ref.measured for cell in wanted)
+    stored = [found for found in stored_records(out) if bool(found.record.cell.measured) == analyzes]
+    entries = tuple(
+        replace(_entry(cell, stored, reuse_stale), checkpoint_note=checkpoint_note(cell)) for cell in wanted
+    )
     current = {(entry.cell.ref.name, entry.key) for entry in entries}
     superseded = tuple(found for found in stored if (found.record.cell.name, found.record.key) not in current)
     return Plan(recipe, out, entries, superseded, tasks)
@@ -166,27 +193,3 @@ def _what_changed(old: Identity, new: Identity) -> str:
         if old.packages.get(name) != new.packages.get(name)
     ]
     return "computed with " + ", ".join((["other code of qbench"] if old.code != new.code else []) + moved)
-
-
-def render_plan(plan: Plan) -> str:
-    """The plan as a table, each note on its cells once, and the total."""
-    from tabulate import tabulate
-
-    notes = list(dict.fromkeys(entry.note for entry in plan.entries if entry.note))
-    rows, work = [], 0.0
-    for entry in plan.entries:
-        found = estimate(entry.cell, plan.tasks) if entry.identity else None
-        todo = entry.state in ("to do", "failed", "stale")
-        work += found.work if found and todo else 0.0
-        memory = f"{found.memory / 2**30:.1f} GiB" if found else ""
-        operations = f"{found.work / 1e12:,.2f} TFLOP" if found else ""
-        state = f"{entry.state} [{notes.index(entry.note) + 1}]" if entry.note else entry.state
-        rows.append([entry.cell.ref.name, state, memory, operations])
-    table = tabulate(rows, headers=["cell", "state", "memory", "work"], colalign=("left", "left", "right", "right"))
-    documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
-    states = [entry.state for entry in plan.entries]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
-    lines += [f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do", f"documents: {documents}"]
-    lines += [f"records: {plan.out}", *filter(None, [ignored(plan)])]
-    return "\n".join(lines)

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -11,17 +12,16 @@ from pathlib import Path
 from qbench.files import file_name
 from qbench.records.audit import UNQUANTIZED
 from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantized_for_cell
-from qbench.runner.child import Child, fork_server, how_it_died
+from qbench.runner.child import Child, how_it_died
 from qbench.runner.estimate import estimate
-from qbench.runner.local import Slot
+from qbench.runner.local import Slot, server_for
 from qbench.runner.lock import RunError
 from qbench.runner.plan import Plan
+from qbench.runner.speed import speed_of
 
 PREFLIGHT = "preflight: each checkpoint on a few documents, and one layer by each method"
 DOCUMENTS = 8  # of each task
-# Floating-point operations per second, for the one decision that needs a time: whether a run is short.
-CPU_RATE, GPU_RATE = 3e10, 5e13
-SHORT_RUN = 10 * 60
+SHORT_RUN = 10 * 60  # seconds
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,11 @@ def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> Non
 
 def is_short(plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
     """Whether all of it takes a few minutes, so that a preflight is not worth it; unknown checkpoints make it long."""
-    work = [found.work if (found := estimate(job.cell, plan.tasks)) else float("inf") for job in jobs]
-    rate = GPU_RATE if slots[0].gpu is not None else CPU_RATE * (slots[0].threads or 1)
-    return sum(work) / (rate * len(slots)) < SHORT_RUN
+    speed = speed_of(plan.recipe, slots[0].threads or 1)
+    if speed is None:
+        return False
+    seconds = [found.total if (found := estimate(job.cell, plan.tasks, speed)) else math.inf for job in jobs]
+    return sum(seconds) / len(slots) < SHORT_RUN
 
 
 def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
@@ -78,8 +80,7 @@ def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
 
 def try_checkpoint(jobs: Sequence[Job], log: Path, slot: Slot, timeout: float) -> list[str]:
     """What will not work of one checkpoint's jobs, tried in its own process."""
-    server = fork_server({job.cell.ref.method for job in jobs})
-    child = Child(server, PreflightWork(jobs), log=log, threads=slot.threads, gpu=slot.gpu)
+    child = Child(server_for(jobs), PreflightWork(jobs), log=log, threads=slot.threads, gpu=slot.gpu)
     name = jobs[0].cell.ref.checkpoint
     try:
         child.start()

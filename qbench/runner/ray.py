@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qbench.machine import machine
 from qbench.records.schema import Failure, Record
-from qbench.records.store import LOG, RECORD, StoredRecord, cell_folder, read_record, write_record
+from qbench.records.store import LOG, RECORD, Samples, StoredRecord, cell_folder, read_record, write_record
 from qbench.runner.cell import Job, failure_of, now
 from qbench.runner.estimate import estimate
 from qbench.runner.local import Slot, run_local
@@ -25,11 +25,7 @@ from qbench.runner.plan import Plan
 from qbench.runner.preflight import PREFLIGHT, by_checkpoint, failed_preflight, is_short, try_checkpoint
 from qbench.runner.view import PlainView
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    Result = tuple[Record, pd.DataFrame | None, bytes]
-
+Result = tuple[Record, Samples, bytes]
 RETRIES = 2  # of a cell whose node died
 
 
@@ -60,7 +56,7 @@ def run_ray(jobs: Sequence[Job], plan: Plan, view: PlainView, timeout: float, wa
                 view.finished(job.name, _keep(ray, ready[0], job, submitted, plan.out))
 
 
-def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> "Result":
+def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> Result:
     """On a node: run a cell in its own process, as on a single machine; its record, its samples and its log."""
     os.chdir(folder)  # relative paths are the driver's
     with tempfile.TemporaryDirectory() as temporary:
@@ -68,8 +64,14 @@ def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> 
         run_local([replace(job, machine=machine())], out, [_slot(threads)], Unwatched(), timeout)
         place = cell_folder(out, job.cell.ref, job.identity.key)
         stored = StoredRecord(read_record(place / RECORD), place)
-        samples = stored.samples() if stored.has_samples else None
-        return stored.record, samples, (place / LOG).read_bytes()
+        return stored.record, _samples(stored), (place / LOG).read_bytes()
+
+
+def _samples(stored: StoredRecord) -> Samples:
+    """The Parquet file as write_record takes it."""
+    if not stored.has_samples:
+        return None
+    return stored.samples_content() if stored.record.cell.measured else stored.samples()
 
 
 def try_remotely(jobs: Sequence[Job], folder: str, threads: int | None, timeout: float) -> list[str]:

@@ -22,6 +22,7 @@ class PlainView:
         self.before = before  # cells that were done when the run began
         self.slots = 1  # cells at once
         self.seconds = 0.0  # of all cells that have ended, one after another
+        self.notes: dict[str, list[str]] = {}  # the cells by what their analysis has to say
         self.begun = time.monotonic()
 
     def __enter__(self) -> "PlainView":
@@ -51,6 +52,8 @@ class PlainView:
         self.done += 1
         self.failed += record.state == "failed"
         self.seconds += own_seconds(record)
+        for note in record.analysis.notes if record.analysis else ():
+            self.notes.setdefault(note, []).append(record.cell.name)
 
     def place(self) -> str:
         """How many of the recipe's cells are done, of how many."""

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qbench.attention.kinds import ATTENTIONS
+from qbench.report.plots import looks
 
 WINDOW = 50  # steps that a point of a curve is the mean of
+MARKED = 6  # points from one marker to the next
 MEASURED = {"loss": "training loss", "gradient_norm": "gradient norm before clipping"}
-# Okabe and Ito's colours, which stay apart for colour-blind readers; dashes tell those apart that have the same.
-COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DASHES = ("-", "--")
 
 
 def plot_training(logs: Mapping[str, Path], out: Path) -> None:
@@ -22,8 +21,8 @@ def plot_training(logs: Mapping[str, Path], out: Path) -> None:
 
     with matplotlib.rc_context({"svg.hashsalt": "mini", "svg.fonttype": "none"}):
         figure, panels = pyplot.subplots(1, len(MEASURED), figsize=(10, 4), layout="constrained")
-        for number, (kind, log) in enumerate(logs.items()):
-            with log.open(newline="") as file:
+        for kind, look in looks(list(logs)).items():
+            with logs[kind].open(newline="") as file:
                 rows = list(csv.DictReader(file))
             for axes, column in zip(panels, MEASURED, strict=True):
                 means = [sum(part) / len(part) for part in _parts([float(row[column]) for row in rows])]
@@ -31,9 +30,9 @@ def plot_training(logs: Mapping[str, Path], out: Path) -> None:
                     [WINDOW * (i + 0.5) for i in range(len(means))],
                     means,
                     label=ATTENTIONS[kind].title,
-                    color=COLOURS[number % len(COLOURS)],
-                    linestyle=DASHES[number // len(COLOURS)],
                     linewidth=1.2,
+                    markevery=MARKED,
+                    **look.line,
                 )
         for axes, title in zip(panels, MEASURED.values(), strict=True):
             axes.set(xlabel="step", ylabel=f"{title}, mean of {WINDOW} steps", yscale="log")

@@ -5,12 +5,12 @@ checkpoint when the same command is given again.
 """
 
 import argparse
+import contextlib
 import csv
 import json
 import multiprocessing
 import multiprocessing.connection
 import os
-import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ def train_models(kinds: Sequence[str], settings: Settings, states: Path, out: Pa
     """Train models side by side, one per core; raises TrainingError if one of them stopped."""
     spawn = multiprocessing.get_context("spawn")  # a forked torch may hang
     waiting = {
-        kind: spawn.Process(target=_run, args=(kind, settings, states / f"{kind}.pt", out / kind, keep, line))
+        kind: spawn.Process(target=_run, args=(kind, settings, _state(states, kind), out / kind, keep, line))
         for line, kind in enumerate(kinds)
     }
     running: dict[int, Any] = {}
@@ -140,6 +140,24 @@ def train_models(kinds: Sequence[str], settings: Settings, states: Path, out: Pa
         )
 
 
+def forget_states(states: Path, kinds: Sequence[str]) -> None:
+    """Delete what finished kinds would resume from, so that the next time begins from nothing; others' states stay."""
+    for kind in kinds:
+        _state(states, kind).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+        states.rmdir()
+
+
+def _state(states: Path, kind: str) -> Path:
+    return states / f"{kind}.pt"
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; give 1 or more.")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="+", help=f"{', '.join(GROUPS)}, or kinds: {', '.join((*TWINS, *SIBLINGS))}")
@@ -147,7 +165,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("build/training"), help="checkpoints to resume from")
     parser.add_argument("--steps", type=int, default=Settings.steps, help="another number makes other models")
     parser.add_argument("--seed", type=int, default=Settings.seed, help="of the first weights and the order of text")
-    parser.add_argument("--keep", type=int, metavar="N", help=f"keep a checkpoint every N steps, in {KEPT}")
+    parser.add_argument("--keep", type=_positive, metavar="N", help=f"keep a checkpoint every N steps, in {KEPT}")
     args = parser.parse_args()
     kinds = list(dict.fromkeys(kind for name in args.kinds for kind in GROUPS.get(name, (name,))))
     if unknown := [kind for kind in kinds if kind not in (*TWINS, *SIBLINGS)]:
@@ -162,7 +180,7 @@ def main() -> None:
     trained = [kind for kind in (*TWINS, *SIBLINGS) if (args.out / kind / LOG).exists()]
     plot_training({kind: args.out / kind / LOG for kind in trained}, curves)
     write_sums(args.out, [curves, *(file for kind in kinds for file in (args.out / kind).iterdir())])
-    shutil.rmtree(args.state)  # the next time begins from nothing
+    forget_states(args.state, kinds)
     print(f"{', '.join(kinds)}: in {args.out}, after {(time.perf_counter() - begin) / 60:.0f} minutes.")
 
 

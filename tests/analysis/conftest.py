@@ -6,19 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from qbench.attention.kinds import attentions
 from qbench.attention.register import build_model, set_attention
+from qbench.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 61
 
 
-def tiny(kind: str, dtype: torch.dtype = torch.float64, **overrides: int) -> LlamaForCausalLM:
-    """A model of random weights with grouped heads, uneven attention, a dead and a faint pair of heads, and a token
-    whose embedding is massive."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+def tiny(kind: str, dtype: torch.dtype = torch.float64, odd: bool = True, **overrides: int) -> LlamaForCausalLM:
+    """A model of random weights with grouped heads and uneven attention.
+
+    odd: with a dead and a faint pair of heads, and a token whose embedding is massive.
+    """
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 512} | overrides
     config = LlamaConfig(**sizes, initializer_range=0.3)
     set_attention(config, attentions()[kind])
@@ -27,6 +30,8 @@ def tiny(kind: str, dtype: torch.dtype = torch.float64, **overrides: int) -> Lla
     for layer in model.model.layers:
         for name in attentions()[kind].extra_tensors:
             getattr(layer.self_attn, name).uniform_(0.4, 1.2)
+    if not odd:
+        return model
     dim = config.head_dim
     model.model.layers[1].self_attn.v_proj.weight[:dim] = 0
     model.model.layers[2].self_attn.v_proj.weight[dim:] *= 1e-5
@@ -44,6 +49,6 @@ def texts() -> list[Tensor]:
 @pytest.fixture(scope="session")
 def pages() -> list[Tensor]:
     """The pages of mini_wikitext as the mini models read them."""
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes/mini/softmax")
+    tokenizer = load_tokenizer(ROOT / "recipes/mini/softmax")
     lines = (ROOT / "recipes/mini/tasks/mini_wikitext.jsonl").read_text().splitlines()[:100]
     return [torch.tensor(tokenizer(json.loads(line)["page"])["input_ids"]) for line in lines]

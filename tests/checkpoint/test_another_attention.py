@@ -1,6 +1,7 @@
 """A kind of attention is one entry in ATTENTIONS and a function: everything else follows."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from qbench import load_checkpoint, quantize, save_checkpoint
 from qbench.attention.kinds import ATTENTIONS, Attention
 from qbench.attention.register import attention_kind
 from qbench.checkpoint.layout import config_attention, config_sizes, parameter_count, tensor_shapes
-from qbench.doctor.checks import attention_cases
+from qbench.doctor.checks import _sizes, attention_cases
 from qbench.recipe.cells import cells, load_recipe
 from qbench.recipe.yaml import RecipeError
 
@@ -153,6 +154,13 @@ def test_the_doctor_tries_it() -> None:
     assert cases.keys() >= {"leaky function float32", "leaky model float32"}
     assert "gradients too; it has no kernel" in cases["leaky function float32"]()
     assert "logits within" in cases["leaky model float32"]()
+
+
+def test_the_doctor_knows_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape may name any of them; here one that the kernels' own kinds do not use."""
+    shape = {"extra_tensors": {"leak": ("num_attention_heads", 1), "unused": ("num_key_value_heads", "hidden_size")}}
+    monkeypatch.setitem(ATTENTIONS, LEAKY.name, replace(LEAKY, **shape))
+    assert ATTENTIONS["leaky"].extra_shapes(_sizes(4, 2, 16, 8))["unused"] == (2, 64)
 
 
 def test_the_shapes_of_extra_tensors_follow_from_the_sizes() -> None:

@@ -326,14 +326,68 @@ def test_another_logn_than_that_of_the_formula_is_an_error(tmp_path: Path) -> No
     [
         ({"elementwise_gate": None}, ["elementwise_gate is None", "gated", "gate per head"]),
         ({"elementwise_gate": None, "headwise_gate": True}, ["elementwise_gate is None", "gate per head"]),
-        ({"headwise_gate": True}, ["headwise_gate is True"]),
-        ({"elementwise_gate": False}, ["elementwise_gate False", "model_type 'gated_attention_transformer'"]),
-        ({"elementwise_gate": "per head"}, ["elementwise_gate 'per head'", "contradict"]),
+        ({"headwise_gate": True}, ["elementwise_gate is True", "headwise_gate is True", "must have true and false"]),
+        (
+            {"elementwise_gate": False},
+            [
+                "elementwise_gate is False",
+                "headwise_gate is None",
+                "model_type 'gated_attention_transformer'",
+                "must have true and false",
+            ],
+        ),
+        ({"elementwise_gate": "per head"}, ["elementwise_gate is 'per head'", "it must be true for gated"]),
+        ({"elementwise_gate": "true"}, ["elementwise_gate is 'true'", "it must be true for gated"]),
+        ({"elementwise_gate": 1}, ["elementwise_gate is 1", "it must be true for gated"]),
     ],
 )
 def test_a_gate_must_be_one_per_element(tmp_path: Path, fields: dict[str, object], facts: list[str]) -> None:
     message = error(fla(tmp_path, "gated", **fields))
+    assert all(fact in message for fact in ["config.json", *facts])
+    assert "contradict" not in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "facts"),
+    [
+        ({"headwise_gate": True}, ["headwise_gate is True", "gate per head is not supported"]),
+        ({"elementwise_gate": 1}, ["elementwise_gate is 1", "false or left out"]),
+        ({"gpt_oss_sink": "yes"}, ["gpt_oss_sink is 'yes'", "false or left out"]),
+    ],
+)
+def test_a_flag_that_is_not_one_never_loads_as_softmax(
+    tmp_path: Path, fields: dict[str, object], facts: list[str]
+) -> None:
+    message = error(fla(tmp_path, **fields))
     assert all(fact in message for fact in facts)
+
+
+def test_the_fla_layouts_own_architecture_counts(tmp_path: Path) -> None:
+    gated = ["GatedAttentionTransformerForCausalLM"]
+    message = error(fla(tmp_path / "a", "softmax", attn_impl="naive_attn", architectures=gated))
+    assert "contradict each other" in message
+    for meaning in (f"architectures {gated} means gated", "attn_impl 'naive_attn' means softmax"):
+        assert meaning in message
+    assert "contradict each other" in error(fla(tmp_path / "b", "gated", architectures=["TransformerForCausalLM"]))
+    assert attention_kind(load_checkpoint(fla(tmp_path / "c", "gated", architectures=gated))) == "gated"
+
+
+def test_a_contradiction_says_what_each_field_means(tmp_path: Path) -> None:
+    message = error(fla(tmp_path, "softpick", elementwise_gate=True))
+    assert "attn_impl 'parallel_softpick_attn' means softpick" in message
+    assert "elementwise_gate True means gated" in message
+    assert (
+        "model_type 'transformer' means any but relu_softmax and softmax_plus_one and gpt_oss_sink and gated" in message
+    )
+
+
+def test_a_misspelt_attn_impl_is_answered_with_the_right_one(tmp_path: Path) -> None:
+    assert error(fla(tmp_path, attn_impl="parallel_softpik_attn")).endswith("Did you mean parallel_softpick_attn?")
+
+
+def test_one_tensor_too_many_is_one(tmp_path: Path) -> None:
+    message = error(write(tmp_path, {**FLA, **SAYS["softmax"]}, fla_tensors() | {"model.layers.1.attn.x": SINKS}))
+    assert "1 tensor has no place" in message
 
 
 @pytest.mark.parametrize("flag", ["elementwise_gate", "gpt_oss_sink"])

@@ -17,9 +17,13 @@ from qbench.doctor import report as doctor
 from qbench.doctor.report import CheckResult, Package, run_checks
 from qbench.quantizers import declaration
 from qbench.quantizers.options import quantizer, quantizers
+from qbench.recipe.cells import load_recipe
 from qbench.records.audit import AuditError
 
+from ..fake_gpus import Driver, a100s, driver
+
 ROOT = Path(__file__).parents[2]
+__all__ = ["driver"]
 
 
 @pytest.fixture
@@ -96,28 +100,27 @@ class TestReport:
         monkeypatch.setattr(doctor, "_run_group", lambda group, device: [CheckResult(group, True, "")])
         assert [check.name for check in run_checks("cpu")] == ["attention", "gptq", "hqq"]
 
-    def test_a_gpu_that_cannot_be_used_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor, "gpus", lambda: [{"name": "a GPU"}])
-        monkeypatch.setattr(doctor, "torch_build", lambda: "2.13.0+cpu")
-        assert "is the CPU build" in doctor.notes()[0]
-        monkeypatch.setattr(doctor, "torch_build", lambda: "2.13.0")
-        assert "CUDA_VISIBLE_DEVICES hides it" in doctor.notes()[0]
+    def test_a_gpu_that_cannot_be_used_is_reported(self, driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "no NVIDIA driver" in doctor.notes()[0]
+        driver.has(a100s(1))
+        assert "CPU build" in doctor.notes()[0]  # if it is not, this machine has a GPU, and that is tested elsewhere
+        assert "GPU       NVIDIA A100-SXM4-80GB, 80.0 GiB, driver 580.65.06" in doctor.render_report(doctor.examine())
 
     def test_a_failed_check_is_1(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         checks = [CheckResult("a kernel", False, "off by 0.5"), CheckResult("a quantizer", True, "fine")]
-        monkeypatch.setattr(doctor, "run_checks", lambda device: iter(checks))
+        monkeypatch.setattr(doctor, "run_checks", lambda device, groups=None: iter(checks))
         assert [c["ok"] for c in report(capsys, "--checks", code=1)["checks"]] == [False, True]
         assert main(["doctor", "--checks"]) == 1
         out = capsys.readouterr().out
         assert "FAILED  a kernel" in out
         assert out.splitlines()[-1].startswith("1 of 2 checks FAILED: a kernel.")
-        monkeypatch.setattr(doctor, "run_checks", lambda device: iter(checks[1:]))
+        monkeypatch.setattr(doctor, "run_checks", lambda device, groups=None: iter(checks[1:]))
         assert main(["doctor", "--checks"]) == 0
 
 
 def test_on_cuda_the_checks_run_unasked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "has_cuda", lambda: True)
-    monkeypatch.setattr(doctor, "run_checks", lambda device: iter([CheckResult(f"on {device}", True, "")]))
+    monkeypatch.setattr(doctor, "run_checks", lambda device, groups=None: iter([CheckResult(f"on {device}", True, "")]))
     assert [c["name"] for c in report(capsys)["checks"]] == ["on cuda"]
     assert report(capsys, "--no-checks")["checks"] is None
 
@@ -192,3 +195,77 @@ def test_a_group_that_hangs_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(doctor, "CHECK_TIMEOUT", 0.01)
     (check,) = run_checks("cpu", groups=("attention",))
     assert (check.ok, check.detail) == (False, "it took longer than 0.01 s")
+
+
+class TestOfARecipe:
+    """What `make bench` asks before it fetches anything."""
+
+    def test_only_what_it_uses_is_checked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        recipe = load_recipe(ROOT / "recipes" / "paper-340m.yaml")
+        assert doctor.groups_of(recipe) == ("attention:softpick", "bnb:4,8", "gptq:2,3,4,8", "hqq:2,3,4,8")
+        asked: list[object] = []
+        monkeypatch.setattr(doctor, "run_checks", lambda device, groups: asked.append((device, groups)) or iter(()))
+        monkeypatch.setattr(doctor, "why_not_cuda", lambda: "")
+        assert doctor.doctor(recipe=recipe)
+        assert asked == [("cuda", doctor.groups_of(recipe))]
+
+    def test_a_part_of_a_group(self) -> None:
+        assert [name for name, _ in self_check.cases("hqq:3,4", "cpu")] == ["hqq 3 bits", "hqq 4 bits"]
+        kinds = {name.split()[0] for name, _ in self_check.cases("attention:rectified", "cpu")}
+        assert kinds == {"rectified"}
+
+    def test_a_failed_check_of_it_is_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        recipe = load_recipe(ROOT / "recipes" / "mini.yaml")
+        checks = [CheckResult("softpick triton", False, "off")]
+        monkeypatch.setattr(doctor, "run_checks", lambda device, groups: iter(checks))
+        assert doctor.doctor(recipe=recipe)  # on the CPU nothing is tried unless it is asked for
+        assert not doctor.doctor(True, recipe)
+
+    @pytest.mark.parametrize("gpus", [0, 1])
+    def test_one_for_cuda_that_cannot_run_here_is_1_and_a_sentence(
+        self, gpus: int, driver: Driver, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if gpus:
+            driver.has(a100s(gpus))
+            monkeypatch.setattr("qbench.gpus.torch_build", lambda: "2.13.0+cpu")
+        assert main(["doctor", str(ROOT / "recipes" / "paper-340m.yaml")]) == 1
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert all(part in last for part in ("paper-340m.yaml", "CPU build" if gpus else "no NVIDIA driver"))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_the_file_for_others_has_the_tracebacks_and_nothing_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1234")
+    found = {
+        ("attention:softpick",): [CheckResult("a kernel", False, "off by 0.5", traceback="Traceback: line 7")],
+        ("timings",): [CheckResult("matmul", True, "1.5 TFLOP/s")],
+    }
+    monkeypatch.setattr(doctor, "groups_of", lambda recipe: ("attention:softpick",))
+    monkeypatch.setattr(doctor, "run_checks", lambda device, groups: iter(found[groups]))
+    assert main(["doctor", "--report", str(ROOT / "recipes" / "mini.yaml")]) == 1
+    text = (tmp_path / "qbench-doctor.md").read_text()
+    parts = ["GPU-1234", "torch", "transformers", "FAILED  a kernel", "Traceback: line 7", "1.5 TFLOP/s", "\ncc: "]
+    assert [part for part in parts if part not in text] == []
+    assert "hf_secret" not in text
+    assert "qbench-doctor.md" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("no_gpu")
+def test_the_report_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real failure with its traceback, and real timings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "methods", lambda: [])  # the quantizers take their time
+    broken = shutil.copytree(ROOT / "kernels" / "softpick", tmp_path / "broken" / "softpick")
+    (broken / "cpu.py").write_text((broken / "cpu.py").read_text() + SABOTAGE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}:{ROOT}")
+    recipe = load_recipe(ROOT / "recipes" / "mini.yaml")
+    assert not doctor.doctor(recipe=recipe, report_wanted=True)
+    text = (tmp_path / "qbench-doctor.md").read_text()
+    parts = ["FAILED  softpick cpu float32", "Traceback (most recent call last)", "TFLOP/s", "with backward"]
+    assert [part for part in parts if part not in text] == []

@@ -119,6 +119,15 @@ def test_hqqs_solver_finds_the_same_on_both_devices(ready: None, bits: int) -> N
         assert torch.equal(tensor, there[name]), name
 
 
+def test_heads_are_masked_on_the_device(cuda: PretendedCuda, folders: Callable[[str, int], Path]) -> None:
+    model = load_checkpoint(folders("softpick", 1), device="cuda", dtype=torch.bfloat16)
+    samples = calibration(model.config.vocab_size)
+    model, audit = quantize(model, "hqq", 4, calibration=samples, group_size=32, mask_heads={"epsilon": 100.0})
+    (part,) = audit.parts
+    assert "4 of 4 heads are dead" in part.details[0]
+    assert model(torch.arange(1, 20, device="cuda")[None]).logits.device == CUDA
+
+
 def test_a_calibrated_model_of_two_layers_and_its_head(
     cuda: PretendedCuda, folders: Callable[[str, int], Path]
 ) -> None:

@@ -146,6 +146,28 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_last_state(tmp_path: Path) -> 
     assert state.read_bytes() == before
 
 
+def test_what_others_would_resume_from_stays(tmp_path: Path) -> None:
+    states = tmp_path / "states"
+    states.mkdir()
+    for kind in ("gated", "rectified"):
+        (states / f"{kind}.pt").touch()
+    train.forget_states(states, ["gated"])
+    assert [file.name for file in states.iterdir()] == ["rectified.pt"]
+    train.forget_states(states, ["rectified", "softmax"])
+    assert not states.exists()
+
+
+@pytest.mark.parametrize("keep", ["0", "-5", "many"])
+def test_a_number_of_steps_to_keep_is_one_or_more(
+    keep: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train", "twins", f"--keep={keep}"])
+    with pytest.raises(SystemExit) as stopped:
+        train.main()
+    assert stopped.value.code == 2
+    assert f"--keep: '{keep}'" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_command_stopped_by_ctrl_c_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mini.train", "twins", "--steps", "101"]

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from qbench.quantizers.bnb import Bnb4Options, Bnb8Options
+from qbench.quantizers.bnb import KERNELS, QUANTIZER, Bnb4Options, Bnb8Options
 from qbench.quantizers.bnb.layers import Bnb4Linear, Bnb8Linear
+from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.quantize import quantize
 
 FOUR_BITS = [(kind, double) for kind in ("nf4", "fp4") for double in (False, True)]
@@ -140,3 +141,22 @@ def test_layers_move_between_devices(linear, x, kind, double):
     here = layer(x)
     torch.testing.assert_close(layer.cuda()(x.cuda()).cpu(), here, rtol=1e-3, atol=1e-3)
     assert torch.equal(layer.cpu()(x), here)
+
+
+def test_a_cell_on_cuda_needs_the_librarys_cuda_kernels() -> None:
+    """Imported without a GPU it has none, and would run its fallbacks."""
+    QUANTIZER.check_kernels("cpu")
+    if torch.cuda.is_available():
+        QUANTIZER.check_kernels("cuda")
+        return
+    with pytest.raises(QuantizeError) as refused:
+        QUANTIZER.check_kernels("cuda")
+    assert all(name in str(refused.value) for name in KERNELS)
+    with torch.library._scoped_library("bitsandbytes", "IMPL") as library:
+        for name in KERNELS[:-1]:
+            library.impl(name.split("::")[1], lambda *_: None, "CUDA")
+        with pytest.raises(QuantizeError, match=KERNELS[-1]) as refused:
+            QUANTIZER.check_kernels("cuda")
+        assert KERNELS[0] not in str(refused.value)
+        library.impl(KERNELS[-1].split("::")[1], lambda *_: None, "CUDA")
+        QUANTIZER.check_kernels("cuda")

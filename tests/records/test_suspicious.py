@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qbench.records.audit import Audit
+from qbench.records.audit import Audit, Measured, PartAudit
 from qbench.records.store import RECORD, SAMPLES, StoredRecord, read_record, read_results, write_record
 from qbench.records.suspicious import (
     Evidence,
@@ -355,3 +355,31 @@ def test_neither_torch_nor_pandas_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("weights", ["none-16", "hqq-4-g64"])
+@pytest.mark.parametrize("may_change_nothing", [True, False])
+def test_a_cell_with_masked_heads_may_be_equal_to_the_one_without(
+    weights: str, may_change_nothing: bool, tmp_path: Path
+) -> None:
+    plain, label = find(weights), f"{weights}-mask1e-06"
+    assert plain.record.audit is not None
+    measured = Measured(what="the number of heads", value=0, at_most=0)
+    part = PartAudit(label="mask1e-06", measured=(measured,), may_change_nothing=may_change_nothing)
+    identity = plain.record.identity
+    masked = forged(
+        tmp_path,
+        plain,
+        cell=plain.record.cell.model_copy(update={"label": label}),
+        audit=plain.record.audit.model_copy(update={"label": label, "parts": (part,)}),
+        identity=identity.model_copy(
+            update={"what": identity.what.model_copy(update={"parts": {"mask1e-06": {"epsilon": 1e-6}}})}
+        ),
+    )
+    for found in (suspicious_records([*HONEST, masked]), suspicious_records([masked], references=HONEST)):
+        assert bool(found) is not may_change_nothing
+        assert all("last bit" in suspicion.message for suspicion in found)
+    # An audit that does not prove the mask proves nothing.
+    audit = plain.record.audit.model_copy(update={"label": label})
+    unproved = forged(tmp_path, masked, audit=audit)
+    assert any("mask1e-06" in suspicion.message for suspicion in suspicious_records([unproved]))

@@ -1,12 +1,15 @@
 """More than two kinds of attention, other kinds than softmax and softpick, and another reference than softmax."""
 
 import json
+import random
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from qbench.attention.kinds import ATTENTIONS
 from qbench.errors import InputError
@@ -138,7 +141,8 @@ def test_a_long_csv_is_read_as_it_was_written(which: str, request: pytest.Fixtur
     ]
     rows = comparison_rows(compare(report, published))
     assert rows
-    assert all(row["difference"] == 0 and row["within"] for row in rows)
+    assert all(row["difference"] == 0 for row in rows)
+    assert all(row["agrees"] for row in rows if row["metric"] != "bits_per_byte")  # whose repeat noise is not known
 
 
 def test_another_reference_is_not_written_as_softpick_minus_softmax(turned: ReportData) -> None:
@@ -168,6 +172,13 @@ HEADER = "family,method,bits,task,metric,attention,value,reference,delta,referen
 def test_a_bad_long_csv_is_a_sentence_with_its_line(rows: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text(HEADER + rows)
     with pytest.raises(InputError, match=message):
+        read_report(tmp_path)
+
+
+def test_a_long_csv_without_a_reference_names_the_column_for_it(tmp_path: Path) -> None:
+    header = HEADER.replace(",reference_attention", "")
+    (tmp_path / "n.csv").write_text(header + "S,hqq,2,t,acc,softmax,1,2,-1\n")
+    with pytest.raises(InputError, match=r"line 2: attention is 'softmax'.*reference_attention"):
         read_report(tmp_path)
 
 
@@ -265,16 +276,49 @@ def test_kinds_are_called_by_their_titles(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
+def test_a_kind_of_another_package_is_called_as_its_records_call_it(tmp_path: Path) -> None:
+    for attention, title in (("softmax", None), ("mine", "My Own Attention")):
+        for label in ("none-16", "hqq-3-g64"):
+            ref, samples = cell(attention, label), samples_of("softmax", label)
+            write_cell(tmp_path, ref, samples, attention_title=title)
+    report = read_report(tmp_path)
+    assert "My Own Attention" in render(report, "md", "delta")
+    assert "my own attention" in [text.get_text() for text in next(figures(report))[1].legends[0].get_texts()]
+
+
 def test_nine_kinds_have_looks_of_their_own() -> None:
     nine = looks([*TWINS, *"abcdefg"])
-    others = len(set(ATTENTIONS) - set(TWINS))
     assert len(LOOKS) == 9
     assert len({look.colour for look in LOOKS}) == len({look.marker for look in LOOKS}) == 9
     assert (nine["softmax"].colour, nine["softpick"].colour) == ("#1f4e9c", "#e08214")
-    assert nine["a"].colour == LOOKS[(2 + others) % 9].colour
+    assert nine["a"].colour == LOOKS[2].colour  # the first that no kind of this plot has
     assert len({look.offset for look in nine.values()}) == 9
     assert max(look.offset for look in nine.values()) <= 0.25
     assert looks(["softpick", "softmax"])["softpick"].colour == nine["softpick"].colour
+
+
+def test_any_nine_kinds_look_different() -> None:
+    """Of our table and others, in any order."""
+    for seed in range(200):
+        kinds = random.Random(seed).sample([*ATTENTIONS, *"abcdefghi"], 9)
+        for count in (2, 5, 9):
+            found = looks(kinds[:count]).values()
+            assert len({(look.colour, look.marker, look.dashes) for look in found}) == count
+    assert len(looks([*ATTENTIONS, *"abc"])) == len(ATTENTIONS) + 3
+
+
+def test_measured_bits_are_drawn_where_they_are(three: ReportData) -> None:
+    figure = dict(figures(three))["mini-bits-per-weight"]
+    for axes in figure.axes:
+        markers = [line for line in axes.lines if line.get_linestyle() == "None"]
+        assert {float(x) for line in markers for x in np.asarray(line.get_xdata())} == {2.5, 3.5}
+
+
+def test_the_title_of_a_narrow_figure_is_inside_it(three: ReportData) -> None:
+    for _, figure in figures(three):  # one method
+        canvas = FigureCanvasAgg(figure)
+        assert figure._suptitle
+        assert figure._suptitle.get_window_extent(canvas.get_renderer()).x1 < figure.bbox.x1
 
 
 def test_the_legend_has_each_kind_once_and_the_lines_their_colours(three: ReportData) -> None:

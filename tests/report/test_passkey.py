@@ -82,7 +82,7 @@ def test_the_figure_has_one_panel_per_quantization_and_one_line_per_kind(report:
     drawn = dict(figures(report))
     assert list(drawn) == ["340M-passkey"]  # not among the plots against bits
     panels = [axes for axes in drawn["340M-passkey"].axes if axes.get_visible()]
-    assert [axes.get_title() for axes in panels] == ["unquantized", "HQQ 2-bit g64"]
+    assert [axes.get_title() for axes in panels] == ["unquantized", "hqq-2-g64"]
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in panels[0].lines}
     assert lines["softmax"] == (list(LENGTHS), list(PUBLISHED["softmax"]))
     assert len(lines) == 3

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from qbench.runner import cuda
 from qbench.runner.child import HEAVY, PARENT, PRELOAD, PRELOAD_METHODS, how_it_died
 
 from .driver import events_of, results, run
@@ -39,6 +40,72 @@ def test_preloading_leaves_a_gpu_alone_and_visible() -> None:
     done = in_a_process(PRETEND + end, **preloaded | {"CUDA_VISIBLE_DEVICES": "3"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3", "1"]
+
+
+SERVER = """
+import os, sys
+from pathlib import Path
+from multiprocessing.connection import wait
+from qbench.runner import child
+
+class Look:
+    def __call__(self, send):
+        offline = [os.environ.get(name) for name in child.OFFLINE]
+        send((offline, os.environ[child.PRELOAD_METHODS], "bitsandbytes" in sys.modules))
+
+if __name__ == "__main__":
+    child.HEAVY = ()  # they take seconds
+    worker = child.Child(child.fork_server({"bnb"}, sys.argv[1]), Look(), log=Path(sys.argv[2]))
+    worker.start()
+    wait([worker.process.sentinel])
+    print(worker.messages()[0], [name for name in child.OFFLINE if name in os.environ])
+    worker.end()
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "seen"),
+    [
+        ("cpu", "(['1', '1', '1'], 'bnb', True) []"),
+        ("cuda", "(['1', '1', '1'], '', False) []"),  # imported here, it would have no CUDA kernels
+    ],
+)
+def test_cells_are_offline_and_on_cuda_import_their_libraries_themselves(
+    device: str, seen: str, tmp_path: Path
+) -> None:
+    (tmp_path / "look.py").write_text(SERVER)
+    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, tmp_path / "look.py", device, tmp_path / "log.txt"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == seen, done.stderr + (tmp_path / "log.txt").read_text()
+
+
+def test_what_all_cells_on_cuda_would_find_out_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another process; if that fails, cells find out for themselves."""
+    asked = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command[-2:])
+        return subprocess.CompletedProcess(command, 0, 'a banner\n{"GPTQMODEL_DISABLE_GPTQ_CUDA": "1"}\n')
+
+    cuda.cuda_environment.cache_clear()
+    monkeypatch.setattr(cuda.subprocess, "run", run)
+    for _ in range(3):
+        assert cuda.cuda_environment(("gptq", "hqq")) == {"GPTQMODEL_DISABLE_GPTQ_CUDA": "1"}
+    assert asked == [["gptq", "hqq"]]
+    cuda.cuda_environment.cache_clear()
+    monkeypatch.setattr(cuda.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, ""))
+    assert cuda.cuda_environment(("gptq",)) == {}
+    cuda.cuda_environment.cache_clear()
+
+
+@pytest.mark.slow
+def test_gptqmodels_extension_is_tried_in_a_process_of_its_own() -> None:
+    """Here there is no CUDA to compile it for."""
+    cuda.cuda_environment.cache_clear()
+    assert cuda.cuda_environment(("gptq", "hqq")) == {"GPTQMODEL_DISABLE_GPTQ_CUDA": "1"}
+    cuda.cuda_environment.cache_clear()
 
 
 def test_a_preloaded_module_that_starts_cuda_is_an_error() -> None:

@@ -13,7 +13,7 @@ from qbench.cli import main
 from qbench.identity import Identity
 from qbench.recipe.cells import Cell, Recipe, RecipeError, cells, load_recipe
 from qbench.records.store import SAMPLES, cell_folder, read_results, write_plan, write_record
-from qbench.runner.matrix import _opening
+from qbench.runner.matrix import RunOptions, _opening, run_matrix
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_plan
 
 from ..example_records import PROVENANCE, make_record, make_samples
@@ -293,6 +293,41 @@ def test_the_command_shows_states_estimates_and_the_total(
     assert any(line.startswith("10 cells: 1 done, 1 stale, 2 not offered, 6 to do; ") for line in lines)
     assert "documents: piqa 4, mine 4" in lines
     assert lines[-1] == "ignored records: 1 with other code or packages"
+
+
+def test_a_checkpoint_of_another_kind_is_noted_before_anything_is_loaded(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in ("softmax", "softpick"):
+        config = {"model_type": "llama", "attn_implementation": "rectified" if kind == "softpick" else None}
+        (recipe.file.parent / kind / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(recipe.file), "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("tiny-")}
+    mark = rows["tiny-softpick-none-16"].split()[-1]  # no sizes: they would be another model's
+    (note,) = [line for line in out.splitlines() if line.startswith(mark)]
+    for fact in ("attention='softpick'", "config.json", "'rectified'", "ask for 'rectified'"):
+        assert fact in note
+    assert mark in rows["tiny-softpick-hqq-3-g64"]
+    assert mark not in rows["tiny-softmax-none-16"]
+
+
+def test_a_checkpoint_that_may_have_been_trained_otherwise_is_noted_in_plan_and_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"model_type": "gpt_oss_sink_transformer", "attn_impl": "gpt_oss_naive_sink", "gpt_oss_sink": True}
+    twins = {"softmax": "softmax", "gpt_oss_sink": "softpick"}
+    file = write_recipe(tmp_path, checkpoints={"tiny": twins}, quantizations=[{"method": "none"}])
+    (tmp_path / "softpick" / "config.json").write_text(json.dumps(config))
+    recipe = load_recipe(file)
+    for planned in cells(recipe):
+        finish(planned, tmp_path / "out")
+    assert main(["plan", str(file), "--out", str(tmp_path / "out")]) == 0
+    assert "gpt_oss_naive_sink" in capsys.readouterr().out
+    assert run_matrix(recipe, tmp_path / "out", RunOptions())
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("gpt_oss_naive_sink" in line and "o_proj" in line for line in lines) == 1
+    assert "nothing to do" in lines
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5"])

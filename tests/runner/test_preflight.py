@@ -75,5 +75,5 @@ def test_short_runs_go_without(small: Path, undisturbed: tuple[Path, list[dict[s
     planned = make_plan(load_recipe(small), tmp_path)
     jobs = make_jobs(planned.entries)
     assert is_short(planned, jobs, [Slot(threads=1)])
-    hours = {name: replace(facts, characters=10**9) for name, facts in planned.tasks.items()}
+    hours = {name: replace(facts, read=10**9) for name, facts in planned.tasks.items()}
     assert not is_short(replace(planned, tasks=hours), jobs, [Slot(threads=1)])

@@ -5,10 +5,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from qbench.quantizers.declaration import LinearOptions, Quantizer, is_head_included, skipped_modules
+from qbench.quantizers.declaration import LinearOptions, QuantizeError, Quantizer, is_head_included, skipped_modules
 
 if TYPE_CHECKING:
     from qbench.quantizers.packed import PackedLinear
+
+# What its layers call on CUDA, by the names under which torch knows them.
+KERNELS = tuple(
+    f"bitsandbytes::{name}"
+    for name in ("quantize_4bit", "dequantize_4bit", "int8_vectorwise_quant", "int8_linear_matmul")
+)
 
 
 class Bnb4Options(LinearOptions):
@@ -44,6 +50,20 @@ class Bnb(Quantizer):
         from qbench.quantizers.bnb.layers import Bnb4Linear, Bnb8Linear
 
         return {4: Bnb4Linear, 8: Bnb8Linear}[bits]
+
+    def check_kernels(self, device: str) -> None:
+        """Imported while no GPU was visible, the library runs its fallbacks in plain torch on CUDA too."""
+        if device != "cuda":
+            return
+        import torch
+
+        self.preload()
+        missing = [op for op in KERNELS if not torch._C._dispatch_has_kernel_for_dispatch_key(op, "CUDA")]
+        if missing:
+            raise QuantizeError(
+                f"bitsandbytes has no CUDA kernel here ({', '.join(missing)}) and would run other code in its "
+                "place: its library for this build of torch is missing, or it was imported while no GPU was visible."
+            )
 
     def write_config(self, bits: int, options: Bnb4Options | Bnb8Options, dtype: str) -> dict[str, Any]:
         """In the words of transformers' BitsAndBytesConfig."""

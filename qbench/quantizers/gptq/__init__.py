@@ -31,6 +31,7 @@ class Gptq(Quantizer):
     widths: ClassVar = dict.fromkeys((2, 3, 4, 8), GptqOptions)
     library = "gptqmodel"
     calibrated = True
+    column_seconds = 3e-4  # of Python around the solver's loop: 1,920 columns of the mini twins took 0.6 s
     config_file = "quantize_config.json"  # auto-gptq's, which older readers want beside config.json
 
     def layer_class(self, bits: int) -> "type[PackedLinear]":
@@ -73,6 +74,15 @@ class Gptq(Quantizer):
             "damp": settings.get("damp_percent", GptqOptions().damp),
             "include_lm_head": settings.get("lm_head", False),
         }
+
+    def cuda_environment(self) -> dict[str, str]:
+        """Whether gptqmodel can compile its CUDA kernel: a failed attempt takes half a minute in every process."""
+        from qbench.quantizers.gptq.layer import solver
+
+        solver()
+        from gptqmodel.quantization.gptq_cuda import block_update_available
+
+        return {} if block_update_available() else {"GPTQMODEL_DISABLE_GPTQ_CUDA": "1"}
 
     def preload(self) -> None:
         """The solver, which takes seconds to import."""

@@ -1,0 +1,258 @@
+"""Pictures of analyses, as wide as a column of a paper: largest |x| and hidden states by layer, sinks by length and by
+head, dead heads by layer and over training, attention maps."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qbench.numbers import count
+from qbench.records.analysis import DEAD_EPSILONS, SINK_EPSILONS
+from qbench.report.analyses import AnalyzedModel
+from qbench.report.attentions import kind_name
+from qbench.report.delta import ReportData
+from qbench.report.plots import COLUMN, PAGE, STYLE, Looks, load_matplotlib, looks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SMALL = {
+    **STYLE,
+    "axes.titlesize": 8,
+    "figure.titlesize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+}
+MAX_BOXES = 8  # layers of which box plots are drawn: evenly spaced ones of more
+MAX_TICKS = 8
+LEGEND_LETTERS, MARKER_LETTERS = 52, 6  # of a legend's line in a column, and what a marker takes
+LEGEND_LINE = 0.16  # inches
+
+
+def analysis_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+    """Every picture with its name, family by family."""
+    from qbench.report.heat_maps import map_figures, sink_heat_map
+
+    analyses = report.analyses
+    kinds = list(dict.fromkeys((*report.results.all_kinds, *(model.cell.attention for model in analyses.models))))
+    styles = looks(kinds)
+    for family in analyses.families:
+        models = [model for model in analyses.of(family) if model.analysis]
+        steps = [model for model in analyses.steps if model.cell.family == family]
+        with load_matplotlib().rc_context(SMALL):
+            drawn: list[tuple[str, Figure | None]] = [
+                ("largest", _largest(models, styles) if models else None),
+                ("boxes", _boxes(models, styles) if models else None),
+                ("sinks-by-length", _by_length(analyses.of(family), styles)),
+                ("sinks-by-head", sink_heat_map(models) if models else None),
+                ("dead-heads", _dead_heads(models, styles) if models else None),
+                ("steps", _over_steps(steps, styles) if steps else None),
+                *map_figures([maps for maps in analyses.maps if maps.cell.family == family], report.results.reference),
+            ]
+        yield from ((f"{family}-{name}", figure) for name, figure in drawn if figure)
+
+
+def new_figure(width: float, height: float, title: str) -> "Figure":
+    """An empty figure with a title that says what it shows."""
+    figure = load_matplotlib().figure.Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left")
+    return figure
+
+
+def add_legend(figure: "Figure") -> None:
+    """One legend for all panels, below them, which keep their size."""
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if len(handles) < 2:
+        return
+    width, height = figure.get_size_inches()
+    fitting = int(width / COLUMN * LEGEND_LETTERS) // (MARKER_LETTERS + max(map(len, handles)))
+    columns = max(1, min(len(handles), fitting))
+    rows = -(-len(handles) // columns)
+    figure.set_size_inches(width, height + LEGEND_LINE * (rows - 1))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, columnspacing=1.2)
+
+
+def plain_log_ticks(axis: Any) -> None:
+    """Numbers as people write them, and more than one of them if an axis is short of a decade."""
+    ticker = load_matplotlib().ticker
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=8))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def _states(model: AnalyzedModel) -> list[int]:
+    """The states in the order in which a text passes them: the raw output of the last layer before the final norm."""
+    assert model.analysis
+    layers = model.analysis.facts.layers
+    return [*range(layers), layers + 1, layers]
+
+
+def _state_ticks(axes: "Axes", model: AnalyzedModel) -> None:
+    assert model.analysis
+    layers = model.analysis.facts.layers
+    names = ["E", *map(str, range(1, layers + 1)), "N"]
+    step = -(-len(names) // MAX_TICKS)
+    shown = sorted({0, *range(step, layers + 1, step), layers + 1})
+    axes.set_xticks(shown, [names[place] for place in shown])
+    axes.set_xlabel("after layer (E: embedding, N: final norm)")
+
+
+def _largest(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
+    figure = new_figure(COLUMN, 2.4, f"{models[0].cell.family}: largest |x| by layer")
+    axes = figure.subplots()
+    for model in models:
+        assert model.analysis
+        values = np.abs(model.analysis.sums.largest[:, :, 0]).max(0)[_states(model)]
+        axes.plot(values, linewidth=1.2, label=kind_name(model.cell.attention), **styles[model.cell.attention].line)
+    axes.set_yscale("log")
+    plain_log_ticks(axes.yaxis)
+    axes.set_ylabel("largest |x|")
+    _state_ticks(axes, max(models, key=lambda model: len(_states(model))))
+    add_legend(figure)
+    return figure
+
+
+def _boxes(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
+    """Quartiles, median, and whiskers from the least value to the greatest; one panel per model."""
+    columns = min(len(models), 2 if len(models) <= 4 else 3)
+    rows = -(-len(models) // columns)
+    width = COLUMN if columns <= 2 else PAGE
+    figure = new_figure(width, 0.5 + 1.75 * rows, f"{models[0].cell.family}: hidden states by layer")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, model in zip(grid.flat, models, strict=False):
+        _box_panel(axes, model, styles)
+    for axes in grid.flat[len(models) :]:
+        axes.remove()
+    for line in grid:
+        line[0].set_ylabel("hidden state")
+    figure.supxlabel("after layer (E: embedding, N: final norm)", fontsize=8)
+    return figure
+
+
+def _box_panel(axes: "Axes", model: AnalyzedModel, styles: Looks) -> None:
+    assert model.analysis
+    layers, look = model.analysis.facts.layers, styles[model.cell.attention]
+    frame = model.analysis.layers_frame().query("part == 'all'").set_index("state")
+    order = _states(model)
+    shown = sorted({round(n) for n in np.linspace(0, len(order) - 1, min(MAX_BOXES, len(order)))})
+    names = ["E", *map(str, range(1, layers + 1)), "N"]
+    boxes = []
+    for place in shown:
+        row = frame.loc[order[place]]
+        ends = {"whislo": row["min"], "whishi": row["max"], "q1": row["q1"], "med": row["median"], "q3": row["q3"]}
+        boxes.append({**ends, "label": names[place]})
+    line = {"color": look.colour, "linewidth": 0.9}
+    axes.bxp(
+        boxes,
+        showfliers=False,
+        widths=0.6,
+        patch_artist=True,
+        boxprops={"edgecolor": look.colour, "facecolor": f"{look.colour}55", "linewidth": 0.9},
+        whiskerprops=line,
+        capprops=line,
+        medianprops={"color": look.colour, "linewidth": 1.4},
+    )
+    axes.set_yscale("symlog", linthresh=1)
+    largest = max(max(abs(box["whislo"]), abs(box["whishi"])) for box in boxes)
+    powers = [10.0**n for n in range(int(np.log10(max(largest, 1))) + 1)]
+    axes.set_yticks([*(-p for p in reversed(powers)), 0, *powers])
+    axes.yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.minorticks_off()
+    axes.set_title(kind_name(model.cell.attention))
+
+
+def _by_length(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure | None":
+    """Raw and normalized weights, one panel each; solid at the larger ε, dotted at the smaller."""
+    panels = {
+        metric: title
+        for metric, title in (
+            ("sink_rate", "weights as they are"),
+            ("sink_rate_normalized", "rows divided by their sums"),
+        )
+        if any(len(_sweep(model, metric, SINK_EPSILONS[-1])) > 1 for model in models)
+    }
+    if not panels:
+        return None
+    title = (
+        f"{models[0].cell.family}: sink rate by length (solid: ε={SINK_EPSILONS[-1]:g}, dotted: {SINK_EPSILONS[0]:g})"
+    )
+    figure = new_figure(COLUMN, 0.8 + 1.5 * len(panels), title)
+    grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+    lengths: set[int] = set()
+    for axes, (metric, name) in zip(grid, panels.items(), strict=True):
+        for model in models:
+            look = styles[model.cell.attention]
+            for epsilon, style in zip(SINK_EPSILONS, (":", "-"), strict=True):
+                points = _sweep(model, metric, epsilon)
+                lengths |= {length for length, *_ in points}
+                label = kind_name(model.cell.attention) if style == "-" else None
+                x, y = [p[0] for p in points], [p[1] for p in points]
+                axes.plot(x, y, linestyle=style, linewidth=1.1, label=label, **look.line)
+                axes.vlines(x, [p[2] for p in points], [p[3] for p in points], look.colour, linewidth=0.8)
+        axes.set_ylabel("sink rate (%)")
+        axes.set_title(name)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    grid[-1].set_xscale("log", base=2)
+    step = -(-len(lengths) // MAX_TICKS)
+    shown = sorted(lengths, reverse=True)[::step]
+    grid[-1].set_xticks(shown, [count(length) for length in shown])
+    grid[-1].minorticks_off()
+    grid[-1].set_xlabel("length of the texts (tokens)")
+    add_legend(figure)
+    return figure
+
+
+def _sweep(model: AnalyzedModel, metric: str, epsilon: float) -> list[tuple[int, float, float, float]]:
+    """(length, value, low, high) in ascending order."""
+    own = [
+        f for f in model.figures if f.metric == metric and f.setting == f"{epsilon:g}" and f.part == "all" and f.length
+    ]
+    return sorted((f.length, f.value, *(f.interval or (f.value, f.value))) for f in own)
+
+
+def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
+    """One panel per ε."""
+    figure = new_figure(COLUMN, 3.2, f"{models[0].cell.family}: dead heads by layer")
+    grid = figure.subplots(len(DEAD_EPSILONS), 1, sharex=True, sharey=True)
+    for axes, epsilon in zip(grid, DEAD_EPSILONS, strict=True):
+        for model in models:
+            assert model.analysis
+            dead = model.analysis.heads_frame().groupby("layer")[f"dead_{epsilon:g}"].mean() * 100
+            line = styles[model.cell.attention].line
+            axes.plot(dead.index, dead, linewidth=1.2, label=kind_name(model.cell.attention), **line)
+        axes.set_title(f"output below ε={epsilon:g}")
+        axes.set_ylabel("dead heads (%)")
+    top = max(10.0, *(axes.get_ylim()[1] for axes in grid))
+    grid[0].set_ylim(-0.05 * top, top)
+    grid[-1].set_xlabel("layer (from 0)")
+    grid[-1].xaxis.set_major_locator(load_matplotlib().ticker.MaxNLocator(MAX_TICKS, integer=True))
+    add_legend(figure)
+    return figure
+
+
+def _over_steps(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
+    """What a model does on its way through training."""
+    shown: list[tuple[str, str, str, Callable[[Axes], None]]] = [
+        ("dead_heads", f"{DEAD_EPSILONS[0]:g}", "dead heads (%)", lambda axes: None),
+        ("sink_rate", f"{SINK_EPSILONS[-1]:g}", "sink rate (%)", lambda axes: None),
+        ("kurtosis", "", "kurtosis", lambda axes: axes.set_yscale("log")),
+    ]
+    title = f"{models[0].cell.family}: over training (ε={DEAD_EPSILONS[0]:g} and {SINK_EPSILONS[-1]:g})"
+    figure = new_figure(COLUMN, 4.2, title)
+    grid = figure.subplots(len(shown), 1, sharex=True)
+    for axes, (metric, setting, label, scale) in zip(grid, shown, strict=True):
+        for attention in dict.fromkeys(model.cell.attention for model in models):
+            own = [model for model in models if model.cell.attention == attention]
+            points = sorted((m.cell.step, f.value) for m in own if (f := m.find(metric, setting)))
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, linewidth=1.2, label=kind_name(attention), **styles[attention].line)
+        axes.set_ylabel(label)
+        scale(axes)
+    plain_log_ticks(grid[-1].yaxis)
+    grid[-1].set_xlabel("training step")
+    add_legend(figure)
+    return figure

@@ -1,0 +1,89 @@
+"""`qbench plan` as text: each cell with its state, what it is estimated to take, and what its record says it took."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qbench.numbers import count, duration
+from qbench.runner.estimate import Estimate, estimate
+from qbench.runner.local import Slot
+from qbench.runner.lock import RunError
+from qbench.runner.places import make_slots
+from qbench.runner.plan import Plan, PlanEntry, ignored
+from qbench.runner.speed import Speed, speed_of
+
+TO_DO = ("to do", "failed", "stale")
+
+
+@dataclass(frozen=True)
+class _Row:
+    entry: PlanEntry
+    estimate: Estimate | None
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Seconds by phase, as the record says; empty if it has none that is done."""
+        record = self.entry.record
+        return record.cost.seconds if record and record.cost else {}
+
+
+def render_plan(plan: Plan) -> str:
+    """The plan as a table, each note on its cells once, the total, and the time by phase."""
+    from tabulate import tabulate
+
+    slots, problem = _places(plan)
+    speed = speed_of(plan.recipe, slots[0].threads or 1 if slots else 1)
+    rows = [_Row(e, estimate(e.cell, plan.tasks, speed) if e.identity else None) for e in plan.entries]
+    notes = list(dict.fromkeys(note for entry in plan.entries for note in entry.notes))
+    headers = ["cell", "state", "memory", "work", "time", "took"]
+    cells = [_cells(row, notes) for row in rows]
+    table = tabulate(cells, headers=headers, colalign=("left", "left", *["right"] * 4), disable_numparse=True)
+    lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
+    states = [entry.state for entry in plan.entries]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    work = sum(row.estimate.work for row in rows if row.estimate and row.entry.state in TO_DO)
+    lines.append(f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do")
+    lines += _time(rows, speed, slots) + ([f"not here: {problem}"] if problem else [])
+    documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
+    lines += [] if plan.analyzes else [f"documents: {documents}"]
+    lines += [f"records: {plan.out}", *filter(None, [ignored(plan)])]
+    return "\n".join(lines)
+
+
+def _places(plan: Plan) -> tuple[Sequence[Slot], str]:
+    """The places for cells on this machine; none and the reason if it cannot run them."""
+    try:
+        return make_slots(plan), ""
+    except RunError as error:
+        return [], str(error)
+
+
+def _cells(row: _Row, notes: list[str]) -> list[str]:
+    entry, found = row.entry, row.estimate
+    state = " ".join([entry.state, *(f"[{notes.index(note) + 1}]" for note in entry.notes)])
+    taken = duration(sum(row.measured.values())) if row.measured else ""
+    if found is None:
+        return [entry.cell.ref.name, state, "", "", "", taken]
+    memory, work = f"{found.memory / 2**30:.1f} GiB", f"{found.work / 1e12:,.2f} TFLOP"
+    return [entry.cell.ref.name, state, memory, work, duration(found.total) if found.seconds else "", taken]
+
+
+def _time(rows: Sequence[_Row], speed: Speed | None, slots: Sequence[Slot]) -> list[str]:
+    """What is left to do, and what was done beside what was estimated for it."""
+    todo = [row.estimate for row in rows if row.estimate and row.entry.state in TO_DO]
+    lines = []
+    if speed and slots and todo and todo[0].seconds:
+        total = sum(found.total for found in todo)
+        at_once = f", {len(slots)} at once" if len(slots) > 1 else ""
+        lines.append(f"time: about {duration(total / len(slots))}{at_once} ({_by_phase(todo)}); {speed}")
+    done = [row for row in rows if row.estimate and row.estimate.seconds and row.measured]
+    if done:
+        taken = {phase: sum(row.measured.get(phase, 0.0) for row in done) for phase in done[0].measured}
+        took = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in taken.items())
+        estimated = _by_phase([row.estimate for row in done if row.estimate])
+        lines.append(f"took: {took} for {count(len(done))} cells; estimated: {estimated}")
+    return lines
+
+
+def _by_phase(found: Sequence[Estimate]) -> str:
+    phases = found[0].seconds
+    return ", ".join(f"{phase} {duration(sum(each.seconds[phase] for each in found))}" for phase in phases)
