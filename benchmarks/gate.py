@@ -163,7 +163,7 @@ def _drawn(h: Hypothesis, counts: Floats, signs: Floats) -> Hypothesis:
     return replace(
         h,
         losses=counts * signs * own.losses,
-        weights=weights,
+        weights=h.draws * weights,
         before=h.aggregation.value(counts * before, weights),
         after=h.aggregation.value(counts * after, weights),
     )

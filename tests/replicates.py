@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from qbench.records.audit import Audit
 from qbench.records.schema import CellRef, PlannedCell, RunPlan
 from qbench.records.store import cell_folder, write_plan, write_record
 
@@ -24,23 +26,28 @@ def unquantized(attention: str) -> CellRef:
 
 
 def write_cells(
-    folder: Path, cells: Mapping[CellRef, pd.DataFrame | None], windows: Mapping[CellRef, str] | None = None
+    folder: Path,
+    cells: Mapping[CellRef, pd.DataFrame | None],
+    windows: Mapping[CellRef, str] | str = "windows",
+    audits: Mapping[CellRef, Audit] | None = None,
+    gate: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A run of these cells; windows: what each was calibrated on, by default its draw's own."""
+    """A run of these cells; windows: what calibrated ones were calibrated on, by cell or in one word for all draws."""
     entries = []
     for cell, samples in cells.items():
         identity = identity_of(cell)
         if cell.method == "gptq":
-            calibration = (windows or {}).get(cell, f"windows of draw {cell.draw}")
-            identity = identity.model_copy(
-                update={"what": identity.what.model_copy(update={"calibration": calibration})}
-            )
-        record = make_record(cell, samples, identity=identity)
+            text = windows if isinstance(windows, str) else windows.get(cell, "windows")
+            what = identity.what.model_copy(update={"calibration": text if " " in text else f"{text} {cell.draw}"})
+            identity = identity.model_copy(update={"what": what})
+        changes = {"audit": audits[cell]} if audits and cell in audits else {}
+        record = make_record(cell, samples, identity=identity, **changes)
         write_record(
             cell_folder(folder, cell, record.key), record, None if samples is None else of_model(samples, cell)
         )
         entries.append(PlannedCell(cell=cell, key=record.key))
-    write_plan(folder, RunPlan(recipe="test.yaml", resolved_recipe={}, cells=tuple(entries)))
+    recipe = {"gate": dict(gate or {})}
+    write_plan(folder, RunPlan(recipe="test.yaml", resolved_recipe=recipe, cells=tuple(entries)))
     return folder
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from qbench.analysis.rows import indicator, up_to
 from qbench.records.analysis import LISTED, PARTS, Quartiles
 
-CHUNK = 2**18  # values in float64 at a time: they stay in a CPU's cache
+CHUNK = 2**16  # values in float64 at a time: they stay in a CPU's cache
 BINS = 2**16  # of a histogram: the upper half of a float32's bits, which is what bfloat16 cuts it to
 
 
@@ -54,7 +54,7 @@ def massive(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
 
     The median is the lower one of the two in the middle.
     """
-    size = x.abs().masked_fill(~real[..., None], torch.nan).flatten(1)
+    size = x.abs().masked_fill_(~real[..., None], torch.nan).flatten(1)
     median = size.nanmedian(1).values
     limits = torch.stack([100 * median, 1000 * median, (1000 * median).clamp_min(100)])
     counts = [indicator(torch.gt, size, limit[:, None]).sum(1, dtype=torch.float64) for limit in limits]

@@ -17,13 +17,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from qbench.errors import InputError, is_out_of_memory
-from qbench.evaluate.batches import BATCH_TOKENS, Group, Request, device_kind, group_requests, truncate
+from qbench.evaluate.batches import BATCH_TOKENS, GENERATED, Group, Request, device_kind, group_requests, truncate
 from qbench.evaluate.forward import run
 from qbench.progress import Bar
-
-# On a CPU so many times the token budget generate together: a new token reads all weights, however many rows it is for.
-# 340M, prompts of 512 tokens: one row at a time takes 1.14 times as long as four.
-CPU_GENERATION = 4
 
 Score = tuple[float, bool]  # a continuation's log-probability, and whether greedy decoding gives it
 Work = TypeVar("Work")
@@ -74,7 +70,6 @@ class Scorer(HFLM):
             super().__init__(pretrained=model, tokenizer=tokenizer, max_length=max_length, softmax_dtype=torch.float32)
         # The token budget, and what it became each time that memory ran out.
         self.budgets = [batch_tokens or BATCH_TOKENS[device_kind(model.device.type)]]
-        self._generation = CPU_GENERATION if batch_tokens is None and model.device.type == "cpu" else 1
         self.token_cache = token_cache
         self._scored: dict[tuple[str, ...], int] = {}
 
@@ -251,12 +246,13 @@ class Scorer(HFLM):
         lengths: tokens of each request's context.
         """
         settings = {index: repr(request.args[1]) for index, request in requests.items()}
+        budget = GENERATED[device_kind(self.device.type)] * batch_tokens
         batches: list[dict[int, Instance]] = []
         last, rows = "", 0
         for index in sorted(requests, key=lambda index: (settings[index], -lengths[index])):
             if not batches or settings[index] != last or len(batches[-1]) == rows:
                 new = normalize_gen_kwargs(requests[index].args[1], self.max_gen_toks)["max_gen_toks"]
-                last, rows = settings[index], max(1, self._generation * batch_tokens // (lengths[index] + new))
+                last, rows = settings[index], max(1, budget // (lengths[index] + new))
                 batches.append({})
             batches[-1][index] = requests[index]
         return batches

@@ -72,10 +72,10 @@ class Documents:
     """The values that the losses are made from, for who asks which documents changed."""
 
     ids: Ints
-    before: Floats
+    before: Floats  # the mean over draws of calibration, as the next
     after: Floats
-    losses: Floats
-    weights: Floats
+    losses: Floats  # the sum over them
+    weights: Floats  # of one draw
 
     def most_changed(self, count: int = 10) -> list[tuple[int, float, float]]:
         """Id, value before and value after of the documents that lost most."""
@@ -164,7 +164,7 @@ def _hypothesis(
     sign = -1 if lower_is_better and kind != "perplexity" else 1
     calibration = _over_draws(before / weights.sum(), after / weights.sum(), paired.same_calibration)
     draws, losses = len(after), sign * (before - after).sum(axis=0)  # a sum: whole if the draws' losses are
-    before, after, weights = before.mean(axis=0), after.mean(axis=0), draws * weights
+    before, after = before.mean(axis=0), after.mean(axis=0)
     group = paired.group if both.all() else np.unique(paired.group[both], return_inverse=True)[1]
     return Hypothesis(
         cell=cell,
@@ -177,7 +177,7 @@ def _hypothesis(
         before=aggregation.value(before, weights),
         after=aggregation.value(after, weights),
         losses=np.bincount(group, losses).astype(np.float64),
-        weights=np.bincount(group, weights).astype(np.float64),
+        weights=draws * np.bincount(group, weights).astype(np.float64),
         documents=Documents(paired.ids[both], before, after, losses, weights),
         draws=draws,
         calibration=calibration,

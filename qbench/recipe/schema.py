@@ -147,7 +147,7 @@ class AnalysisSettings(_RecipePart):
 
     def texts(self, calibration: Calibration | None = None) -> Calibration | None:
         """Where the texts come from; None if neither this nor the calibration says it."""
-        own = {"samples": self.samples, "length": self.length}
+        own: dict[str, Any] = {"samples": self.samples, "length": self.length}
         if self.source:
             place = self.model_dump(include={"source", "field", "split", "subset", "revision"})
             return Calibration(**place, **own)

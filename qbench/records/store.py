@@ -14,11 +14,11 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from pydantic import ValidationError
 
@@ -187,11 +187,18 @@ def write_record(folder: Path, record: Record, samples: Samples = None) -> None:
         record = record.model_copy(update={"samples_sha256": digest})
         content = record.model_dump(mode="json")
         Record.model_validate(content)  # model_copy checks nothing
-        write_atomically(folder / RECORD, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_atomically(folder / RECORD, _as_json(content))
         if samples is None:
             (folder / parquet_name(record)).unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"{folder}: the record cannot be written ({error.strerror or error}).") from error
+
+
+def _as_json(content: Mapping[str, Any]) -> str:
+    """One line per field: indented, a record of many layers takes twice the room, and references are committed."""
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    lines = [f"{encode(name)}: {encode(value)}" for name, value in content.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def write_plan(folder: Path, plan: RunPlan, name: str = RUN) -> None:

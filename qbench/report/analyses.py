@@ -175,5 +175,5 @@ def _cell(row: Mapping[str, str], where: str) -> CellRef:
     bits = rest.partition("-")[0]
     if not bits.isdecimal():
         raise ReportError(f"{where}: label is {label!r}; it must begin with a method and its bits, such as hqq-3.")
-    about = {"family": row["family"], "attention": row["attention"], "label": label}
-    return CellRef(checkpoint="", method=method, bits=int(bits), **about)
+    family, attention = row["family"], row["attention"]
+    return CellRef(family=family, attention=attention, checkpoint="", method=method, bits=int(bits), label=label)

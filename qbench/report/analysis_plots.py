@@ -11,13 +11,12 @@ from qbench.records.analysis import DEAD_EPSILONS, SINK_EPSILONS
 from qbench.report.analyses import AnalyzedModel
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.plots import STYLE, Looks, load_matplotlib, looks
+from qbench.report.plots import COLUMN, PAGE, STYLE, Looks, load_matplotlib, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMN, PAGE = 3.3, 6.8  # inches: the width of a column of a paper, and of its text
 SMALL = {
     **STYLE,
     "axes.titlesize": 8,
@@ -28,7 +27,8 @@ SMALL = {
 }
 MAX_BOXES = 8  # layers of which box plots are drawn: evenly spaced ones of more
 MAX_TICKS = 8
-NAME_LETTERS = 52  # of a legend's line in a column
+LEGEND_LETTERS, MARKER_LETTERS = 52, 6  # of a legend's line in a column, and what a marker takes
+LEGEND_LINE = 0.16  # inches
 
 
 def analysis_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
@@ -61,19 +61,27 @@ def new_figure(width: float, height: float, title: str) -> "Figure":
     return figure
 
 
-def add_legend(figure: "Figure", names: Sequence[str]) -> None:
-    """One legend for all panels, below them; names: what its lines may hold."""
+def add_legend(figure: "Figure") -> None:
+    """One legend for all panels, below them, which keep their size."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if len(handles) > 1:
-        longest = max(len(name) for name in names) + 6
-        columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / COLUMN * NAME_LETTERS) // longest))
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, columnspacing=1.2)
+    if len(handles) < 2:
+        return
+    width, height = figure.get_size_inches()
+    fitting = int(width / COLUMN * LEGEND_LETTERS) // (MARKER_LETTERS + max(map(len, handles)))
+    columns = max(1, min(len(handles), fitting))
+    rows = -(-len(handles) // columns)
+    figure.set_size_inches(width, height + LEGEND_LINE * (rows - 1))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, columnspacing=1.2)
 
 
-def _names(models: Sequence[AnalyzedModel]) -> list[str]:
-    return [kind_name(model.cell.attention) for model in models]
+def plain_log_ticks(axis: Any) -> None:
+    """Numbers as people write them, and more than one of them if an axis is short of a decade."""
+    ticker = load_matplotlib().ticker
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=8))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(ticker.NullLocator())
 
 
 def _states(model: AnalyzedModel) -> list[int]:
@@ -94,26 +102,18 @@ def _state_ticks(axes: "Axes", model: AnalyzedModel) -> None:
 
 
 def _largest(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
-    figure = new_figure(COLUMN, 2.3, f"{models[0].cell.family}: largest |x| by layer")
+    figure = new_figure(COLUMN, 2.4, f"{models[0].cell.family}: largest |x| by layer")
     axes = figure.subplots()
     for model in models:
         assert model.analysis
         values = np.abs(model.analysis.sums.largest[:, :, 0]).max(0)[_states(model)]
         axes.plot(values, linewidth=1.2, label=kind_name(model.cell.attention), **styles[model.cell.attention].line)
     axes.set_yscale("log")
-    _plain_log_ticks(axes.yaxis)
-    axes.set_ylabel("largest |x| of a hidden state")
+    plain_log_ticks(axes.yaxis)
+    axes.set_ylabel("largest |x|")
     _state_ticks(axes, max(models, key=lambda model: len(_states(model))))
-    add_legend(figure, _names(models))
+    add_legend(figure)
     return figure
-
-
-def _plain_log_ticks(axis: Any) -> None:
-    """Numbers as people write them, and more than one of them if an axis is short of a decade."""
-    ticker = load_matplotlib().ticker
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=8))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-    axis.set_minor_locator(ticker.NullLocator())
 
 
 def _boxes(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
@@ -202,7 +202,7 @@ def _by_length(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure | None
     grid[-1].set_xticks(shown, [count(length) for length in shown])
     grid[-1].minorticks_off()
     grid[-1].set_xlabel("length of the texts (tokens)")
-    add_legend(figure, _names(models))
+    add_legend(figure)
     return figure
 
 
@@ -230,7 +230,7 @@ def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
     grid[0].set_ylim(-0.05 * top, top)
     grid[-1].set_xlabel("layer (from 0)")
     grid[-1].xaxis.set_major_locator(load_matplotlib().ticker.MaxNLocator(MAX_TICKS, integer=True))
-    add_legend(figure, _names(models))
+    add_legend(figure)
     return figure
 
 
@@ -252,7 +252,7 @@ def _over_steps(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
             axes.plot(x, y, linewidth=1.2, label=kind_name(attention), **styles[attention].line)
         axes.set_ylabel(label)
         scale(axes)
-    _plain_log_ticks(grid[-1].yaxis)
+    plain_log_ticks(grid[-1].yaxis)
     grid[-1].set_xlabel("training step")
-    add_legend(figure, _names(models))
+    add_legend(figure)
     return figure

@@ -9,7 +9,7 @@ from qbench.numbers import count, fixed, score, signed, signed_interval, signifi
 from qbench.records.analysis import DEAD_EPSILONS, MASSIVE, NEAR_ZERO, PARTS, SINK_EPSILONS
 from qbench.records.analysis_metrics import Figure, difference, same_texts
 from qbench.records.audit import UNQUANTIZED
-from qbench.report.analyses import NOT_SAID, AnalyzedModel
+from qbench.report.analyses import AnalyzedModel
 from qbench.report.attentions import kind_name, kind_title
 from qbench.report.delta import ReportData
 from qbench.report.results import NOTHING
@@ -82,7 +82,8 @@ def analysis_tables(report: ReportData) -> list[Table]:
             "analysis-activations",
             "Activations and sparsity",
             ACTIVATIONS,
-            f"{READ_ACTIVATIONS} {READ_SPARSITY}",
+            READ_ACTIVATIONS,
+            READ_SPARSITY,
         ),
         *(_difference_table(group) for group in _groups(models)),
         _part_table(models),
@@ -130,7 +131,7 @@ def _row(model: AnalyzedModel, figure: Figure, with_steps: bool) -> DataRow:
         "high": high,
         "length": figure.length or None,
         "tokens": figure.tokens or None,
-        "dtype": model.dtype,
+        "dtype": model.dtype if model.analysis or figure.length else None,
         "part": figure.part,
         **({"step": model.cell.step} if with_steps else {}),
     }
@@ -149,7 +150,7 @@ def _heads(models: Sequence[AnalyzedModel]) -> tuple[list[Column], Callable[[Ana
 
 
 def _figure_table(
-    models: Sequence[AnalyzedModel], name: str, title: str, columns: Sequence[FigureColumn], reading: str
+    models: Sequence[AnalyzedModel], name: str, title: str, columns: Sequence[FigureColumn], *reading: str
 ) -> Table | None:
     """One line per model; columns of figures that no model has are left out."""
     there = [c for c in columns if any(model.find(c.metric, c.setting) for model in models)]
@@ -160,7 +161,7 @@ def _figure_table(
         name=name,
         title=title,
         caption=f"{title} of {', '.join(dict.fromkeys(model.cell.family for model in models))}.",
-        reading=[reading, READ_RATES],
+        reading=[*reading, READ_RATES],
         columns=[*heads, *(Column(c.title, group=c.group) for c in there)],
         heads=len(heads) - 1,
     )
@@ -247,11 +248,7 @@ def _part_table(models: Sequence[AnalyzedModel]) -> Table | None:
         reading=[READ_ACTIVATIONS],
         columns=[
             *heads,
-            *(
-                Column(c.title, group=f"{part.capitalize()} token{'s' * (part != 'first')}")
-                for part in PARTS
-                for c in shown
-            ),
+            *(Column(c.title, group=group) for group in ("First token", "Other tokens") for c in shown),
         ],
         heads=len(heads) - 1,
     )
@@ -341,8 +338,3 @@ def _score_table(report: ReportData) -> Table | None:
         texts = (own.source, own.cell.family, kind_title(own.cell.attention), label, own.task, own.metric)
         table.rows.append([*map(Field, texts), Field(score(own.value), own.value)])
     return table if table.rows else None
-
-
-def length_name(length: int) -> str:
-    """A length as tables have it; nothing if it was not published."""
-    return NOTHING if length == NOT_SAID else count(length)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from qbench.report.analysis_plots import COLUMN, SMALL, add_legend, new_figure
+from qbench.report.analysis_plots import SMALL, add_legend, new_figure, plain_log_ticks
 from qbench.report.attentions import kind_name
 from qbench.report.causes import CAUSES, WIDTHS, model_causes
 from qbench.report.delta import ReportData
-from qbench.report.plots import FAINT, load_matplotlib, looks
+from qbench.report.plots import COLUMN, FAINT, load_matplotlib, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,14 +40,12 @@ def cause_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
                 )
             axes.axhline(0, color=FAINT, linewidth=0.8)
             axes.set_yscale("symlog", linthresh=LINEAR)
+            axes.yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))
             axes.set_ylabel("nats lost per decision")
             axes.set_xlabel(f"{cause.title.removesuffix(' %')}{' (%)' if cause.title.endswith('%') else ''}")
         for axes, cause in zip(figure.axes, CAUSES, strict=True):
             if cause.name != "sink_rate":
                 axes.set_xscale("log")
-                ticker = load_matplotlib().ticker
-                axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=8))
-                axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
-                axes.xaxis.set_minor_locator(ticker.NullLocator())
-        add_legend(figure, [f"{m.family} {m.attention}" if several else m.attention for m in models])
+                plain_log_ticks(axes.xaxis)
+        add_legend(figure)
     yield "causes", figure

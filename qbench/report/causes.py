@@ -57,13 +57,13 @@ def model_causes(report: ReportData) -> list[ModelCauses]:
 def causes_of(model: AnalyzedModel) -> dict[str, float]:
     """The causes, as far as they were measured."""
     kurtosis, sinks = model.find("kurtosis"), model.find("sink_rate", "0.3")
-    ends = [found.value for name in ("min", "max") if (found := model.find(name))]
-    found = {
-        "kurtosis": kurtosis and kurtosis.value,
+    ends = [end.value for name in ("min", "max") if (end := model.find(name))]
+    causes = {
+        "kurtosis": kurtosis.value if kurtosis else None,
         "largest": max(map(abs, ends)) if ends else None,
-        "sink_rate": sinks and sinks.value,
+        "sink_rate": sinks.value if sinks else None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in causes.items() if value is not None}
 
 
 def nats_lost(report: ReportData, family: str, attention: str, bits: int) -> float | None:
@@ -86,7 +86,7 @@ def _losses(report: ReportData, quantization: FamilyQuantization, attention: str
         lost = []
         for draw in common_draws(quantized, before):
             own = [documents.get(result.of_draw(draw).cell, {}).get(task) for result in (quantized, before)]
-            after, first = (task_documents and task_documents.decisions for task_documents in own)
+            after, first = (seen.decisions if seen else None for seen in own)
             if after is None or first is None or len({seen.fingerprint for seen in own if seen}) > 1:
                 continue
             lost.append(float((first.values.sum() - after.values.sum()) / first.weights.sum()))

@@ -10,10 +10,10 @@ import numpy as np
 
 from qbench.records.analysis import SINK_EPSILONS
 from qbench.report.analyses import AnalyzedModel, DrawnMaps
-from qbench.report.analysis_plots import COLUMN, PAGE, SMALL, new_figure
+from qbench.report.analysis_plots import SMALL, new_figure
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.plots import load_matplotlib
+from qbench.report.plots import COLUMN, PAGE, load_matplotlib
 from qbench.report.sensitivity import MILLI, by_quantization
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COLOURS = "cividis_r"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MAX_TICKS = 6
+WIDE = 5.0  # inches: of the maps of more than two models
 MIN_RATIO = 1e-3  # of a logarithmic scale of colours: what is below its largest value by more is drawn as this
 
 
@@ -38,40 +39,57 @@ def sink_heat_map(models: Sequence[AnalyzedModel]) -> "Figure":
     for axes, model in zip(grid.flat, models, strict=False):
         assert model.analysis
         frame = model.analysis.heads_frame().pivot(index="layer", columns="head", values=f"sink_rate_{epsilon}")
-        image = _coloured(axes, frame.to_numpy(), vmin=0, vmax=100)
+        image = _coloured(axes, _without_zeros(frame.to_numpy()), vmin=0, vmax=100)
+        axes.spines[["top", "right"]].set_visible(True)
         axes.set_title(kind_name(model.cell.attention))
     for axes in grid.flat[len(models) :]:
         axes.remove()
     for line in grid:
         line[0].set_ylabel("layer")
-    figure.supxlabel("head", fontsize=8)
+    figure.supxlabel("head (white: 0%)", fontsize=8)
     figure.colorbar(image, ax=list(grid.flat[: len(models)]), label="texts (%)", aspect=12 * rows)
     return figure
 
 
 def map_figures(drawn: Sequence[DrawnMaps], reference: str) -> Iterator[tuple[str, "Figure | None"]]:
-    """One figure: a line per head, a column per model."""
+    """One figure: two models side by side, one line per head; of more models one line each, one column per head."""
     if not drawn:
         return
     models = sorted(drawn, key=lambda own: own.cell.attention != reference)
-    heads = [(own.layer, own.head) for own in models[0].maps]
-    width = COLUMN if len(models) <= 2 else PAGE
-    cell = (width - 0.9) / len(models)
-    figure = new_figure(width, 0.7 + (cell + 0.12) * len(heads), f"{models[0].cell.family}: attention maps")
-    grid = figure.subplots(len(heads), len(models), squeeze=False, sharex=True, sharey=True)
-    colours = load_matplotlib().colors
-    for row, (layer, head) in zip(grid, heads, strict=True):
-        maps = [own.weights for model in models for own in model.maps if (own.layer, own.head) == (layer, head)]
-        norm = colours.PowerNorm(0.5, 0, max(float(weights.max()) for weights in maps) or 1.0)
-        for axes, weights in zip(row, maps, strict=True):
-            image = _coloured(axes, np.where(weights == 0, np.nan, weights), norm=norm)
-            axes.invert_yaxis()
-        row[0].set_ylabel(f"layer {layer}, head {head}\nquery")
-        figure.colorbar(image, ax=list(row), label="weight" if row is grid[0] else "", aspect=14, pad=0.02)
-    for axes, model in zip(grid[0], models, strict=True):
-        axes.set_title(kind_name(model.cell.attention), fontsize=8 if len(models) <= 4 else 6)
-    figure.supxlabel("key (token); white: exactly 0", fontsize=8)
+    names = [kind_name(model.cell.attention) for model in models]
+    heads = [f"layer {own.layer}, head {own.head}" for own in models[0].maps]
+    grid = [[own.weights for own in model.maps] for model in models]  # by model and head
+    if len(models) <= 2:
+        figure = _map_grid([list(own) for own in zip(*grid, strict=True)], heads, names, COLUMN)
+    else:
+        figure = _map_grid(grid, names, heads, WIDE)
+    figure.suptitle(f"{models[0].cell.family}: attention maps (white: exactly 0)", x=0.01, ha="left")
     yield "maps", figure
+
+
+def _map_grid(
+    maps: Sequence[Sequence[np.ndarray]], rows: Sequence[str], columns: Sequence[str], width: float
+) -> "Figure":
+    """Maps with the names of rows and columns, on one scale of colours."""
+    side = (width - 1.1) / len(columns)
+    figure = new_figure(width, 0.75 + (side + 0.1) * len(rows), "")
+    grid = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=True)
+    largest = max(float(weights.max()) for line in maps for weights in line) or 1.0
+    norm = load_matplotlib().colors.PowerNorm(0.5, 0, largest)
+    image: Any = None
+    for line, own in zip(grid, maps, strict=True):
+        for axes, weights in zip(line, own, strict=True):
+            image = _coloured(axes, _without_zeros(weights), norm=norm)
+            axes.tick_params(labelsize=6)
+    grid[0, 0].invert_yaxis()
+    for axes, name in zip(grid[:, 0], rows, strict=True):
+        axes.set_ylabel(name, fontsize=7)
+    for axes, name in zip(grid[0], columns, strict=True):
+        axes.set_title(name, fontsize=7)
+    figure.supxlabel("key (token)", fontsize=8)
+    figure.supylabel("query (token)", fontsize=8)
+    figure.colorbar(image, ax=list(grid.flat), label="attention weight", aspect=14 * len(rows), pad=0.02)
+    return figure
 
 
 def sensitivity_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
@@ -105,8 +123,15 @@ def _sensitivity(models: Sequence[Any]) -> "Figure":
     for axes in grid.flat[len(models) :]:
         axes.remove()
     figure.supxlabel("layer", fontsize=8)
-    figure.colorbar(image, ax=list(grid.flat[: len(models)]), label="KL (millinats per token)", aspect=12 * rows)
+    bar = figure.colorbar(image, ax=list(grid.flat[: len(models)]), label="KL (millinats per token)", aspect=12 * rows)
+    bar.ax.yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.ax.minorticks_off()
     return figure
+
+
+def _without_zeros(values: np.ndarray) -> np.ndarray:
+    """NaN in place of 0, which is drawn white."""
+    return np.where(values == 0, np.nan, values)
 
 
 def _coloured(axes: "Axes", values: np.ndarray, **scale: Any) -> Any:

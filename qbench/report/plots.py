@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT_FORMATS = ("png", "svg", "pdf")
+COLUMN, PAGE = 3.3, 6.8  # inches: the width of a column of a paper, and of its text
 INK, FAINT = "#1b1f24", "#8a929c"
 OFFSET, MAX_SPREAD = 0.1, 0.5  # in bits, between neighbours and in all, so that no kind hides another
 LEGEND_COLUMN, METHOD_NAME, LEGEND_LINE = 1.7, 0.5, 0.18  # inches
@@ -212,6 +213,8 @@ def inline_svg(figure: "Figure") -> str:
         patch.set_alpha(0)
     svg = _rendered(figure, "svg").decode()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    if figure.get_size_inches()[0] <= COLUMN:
+        svg = svg.replace("<svg", '<svg class="column"', 1)
     for attention, look in looks(TWINS).items():
         svg = svg.replace(look.colour, f"var(--{attention})")
     return svg

@@ -1,6 +1,7 @@
 """Results as text: tables in every format, comparisons and audits. What notebooks and the command line call."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qbench.errors import did_you_mean
 from qbench.report.compare import compare, comparison_remarks, comparison_rows, comparison_tables
@@ -11,6 +12,10 @@ from qbench.report.markdown import markdown
 from qbench.report.remarks import remarks
 from qbench.report.results import ReportError
 from qbench.report.tidy import to_csv, to_json
+
+if TYPE_CHECKING:
+    from qbench.report.analysis_compare import AnalysisComparison
+    from qbench.report.tidy import DataRow
 
 __all__ = ["COMPARISON_FORMATS", "DEFAULT_KIND", "FORMATS", "KINDS", "audit", "comparison", "render", "table"]
 
@@ -53,10 +58,38 @@ def comparison(source: Path | str, published: Path | str, format: str = "md") ->
     """Our numbers beside published ones."""
     _check_format(format, COMPARISON_FORMATS)
     ours, theirs = read_report(source), read_report(published)
-    found = compare(ours, theirs)
+    analyses = _compared_analyses(ours, theirs)
+    try:
+        found = compare(ours, theirs)
+    except ReportError:
+        if not analyses:
+            raise
+        found = []  # no scores in common, but analyses
     if format in FOR_PROGRAMS:
-        return FOR_PROGRAMS[format](comparison_rows(found))
-    return FOR_PEOPLE[format](comparison_tables(found), comparison_remarks(found, theirs))
+        return FOR_PROGRAMS[format](_joined(comparison_rows(found), analyses))
+    from qbench.report.analysis_compare import analysis_comparison_tables
+
+    tables = [*comparison_tables(found), *analysis_comparison_tables(analyses)]
+    return FOR_PEOPLE[format](tables, comparison_remarks(found, theirs) if found else [])
+
+
+def _compared_analyses(ours: ReportData, theirs: ReportData) -> "list[AnalysisComparison]":
+    if not theirs.results.analysis_files:
+        return []
+    from qbench.report.analysis_compare import compare_analyses
+
+    return compare_analyses(ours, theirs)
+
+
+def _joined(scores: "list[DataRow]", analyses: "list[AnalysisComparison]") -> "list[DataRow]":
+    """Rows of both, with the columns of either where there are both."""
+    if not analyses:
+        return scores
+    from qbench.report.analysis_compare import analysis_comparison_rows
+
+    rows = [*scores, *analysis_comparison_rows(analyses)]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def audit(source: Path | str) -> tuple[str, bool]:

@@ -70,7 +70,8 @@ def analyze_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
         plan = _fetched_plan(recipe, out, options, make_analysis_plan)
         done = _run_plan(plan, options, ANALYSES)
         with_maps = make_analysis_plan(recipe, out, reuse_stale=options.reuse_stale)
-        if {entry.cell.ref for entry in with_maps.entries} > {entry.cell.ref for entry in plan.entries}:
+        known = [entry.cell.ref for entry in plan.entries]
+        if any(entry.cell.ref not in known for entry in choose(with_maps.entries, options.only)):
             done = _run_plan(with_maps, options, ANALYSES) and done
         return done
 

@@ -13,7 +13,8 @@ from qbench.evaluate.passkey import PAPER_LENGTHS, PasskeySettings
 from qbench.recipe.cells import Recipe, RecipeError, cells, load_recipe, recipe_tasks
 from qbench.runner.fetch import fetch
 from qbench.runner.hub import needs_hub
-from qbench.runner.plan import make_plan, render_plan
+from qbench.runner.plan import make_plan
+from qbench.runner.plan_table import render_plan
 
 from ..small_recipe import write_recipe
 

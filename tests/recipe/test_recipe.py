@@ -455,7 +455,7 @@ def test_a_package_or_our_code_changes_the_key_and_not_what_is_computed(
         patch.setattr("qbench.recipe.cells.package_versions", lambda: before.packages | {"torch": "0.0.1"})
         newer = cell.identity()
     with monkeypatch.context() as patch:
-        patch.setattr("qbench.recipe.cells.code_hash", lambda: "other")
+        patch.setattr("qbench.recipe.cells.code_hash", lambda analyzes=False: "other")
         changed = cell.identity()
     assert len({before.key, newer.key, changed.key}) == 3
     assert before.what_key == newer.what_key == changed.what_key

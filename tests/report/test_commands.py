@@ -63,7 +63,8 @@ def test_plots_are_written_beside_the_table(two_rows: Path, tmp_path: Path, caps
 
 def test_compare_and_audit(mini: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("compare", PAPER, "--with", PAPER, "--format", "json") == 0
-    assert len(json.loads(capsys.readouterr().out)) == 3 * 162
+    rows = json.loads(capsys.readouterr().out)
+    assert sum(row["method"] is not None for row in rows) == 3 * 162 < len(rows)  # the others are of analyses
     assert run("audit", PAPER) == 1
     out = capsys.readouterr().out
     assert "1.8B-softmax-hqq-2 and 1.8B-softmax-hqq-3: the same scores in all 9 metrics" in out

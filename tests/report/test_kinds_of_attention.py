@@ -141,7 +141,8 @@ def test_a_long_csv_is_read_as_it_was_written(which: str, request: pytest.Fixtur
     ]
     rows = comparison_rows(compare(report, published))
     assert rows
-    assert all(row["difference"] == 0 and row["within"] for row in rows)
+    assert all(row["difference"] == 0 for row in rows)
+    assert all(row["agrees"] for row in rows if row["metric"] != "bits_per_byte")  # whose repeat noise is not known
 
 
 def test_another_reference_is_not_written_as_softpick_minus_softmax(turned: ReportData) -> None:

@@ -80,7 +80,7 @@ def test_the_answer_and_the_plots_stand_before_the_rows(mini_page: str, paper: R
         "recipe",
     ]
     # Families side by side are a table of their own; a single one has it at the top of Δ.
-    assert section_names(page(paper)) == ["suspicious", "summary", "plots", "damage", "delta", "baseline"]
+    assert section_names(page(paper)) == ["suspicious", "summary", "plots", "headline", "damage", "delta", "baseline", "analysis"]
 
 
 def test_no_heading_is_said_twice(mini_page: str) -> None:
