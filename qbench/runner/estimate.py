@@ -45,8 +45,9 @@ def _analysis_tokens(cell: Cell) -> float:
     settings = cell.recipe.analysis
     if cell.ref.measured == "maps":
         return settings.length
-    passes = LINEARS if cell.ref.measured == "sensitivity" else 1
-    return passes * settings.samples * settings.length
+    if cell.ref.measured == "sensitivity":
+        return LINEARS * cell.sensitivity_source().samples * settings.length
+    return settings.samples * settings.length
 
 
 def parameter_count(cell: Cell) -> int | None:

@@ -69,9 +69,15 @@ def test_a_kind_may_stay_off_the_page_and_have_no_rows(monkeypatch: pytest.Monke
         render(paper, "csv", "aside")
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not isinstance(kind.rows, NoRows)])
+# Published numbers have no documents and no layers to measure.
+PUBLISHED = [
+    name for name, kind in KINDS.items() if not isinstance(kind.rows, NoRows) and name not in ("causes", "sensitivity")
+]
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
 def test_no_two_kinds_have_the_same_rows(kind: str, paper: ReportData) -> None:
-    others = [name for name, other in KINDS.items() if name != kind and not isinstance(other.rows, NoRows)]
+    others = [name for name in PUBLISHED if name != kind]
     rows = json.loads(render(paper, "json", kind))
     assert rows
     assert all(json.loads(render(paper, "json", other)) != rows for other in others)
