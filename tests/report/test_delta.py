@@ -42,8 +42,8 @@ def gap(score: Score | Gap) -> str:
 
 def test_the_papers_delta_is_the_papers_for_all_rows(paper: ReportData) -> None:
     published = {}
-    for file in PAPER.glob("*.csv"):
-        for line in csv.DictReader(file.open()):
+    for name in ("baseline.csv", "quantization.csv"):
+        for line in csv.DictReader((PAPER / name).open()):
             key = (line["size"], f"{line['method']}-{line['bits']}", line["task"], line["metric"])
             published[key] = float(line["delta"])
     assert len(published) == len(paper.deltas) == 162
