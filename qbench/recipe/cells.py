@@ -24,6 +24,8 @@ from qbench.recipe.schema import CheckpointSource, QuantizationEntry, Recipe, fi
 from qbench.recipe.yaml import RecipeError, RecipeFile, read_recipe_file
 from qbench.records.schema import CellRef
 
+SENSITIVITY_TEXTS = 16  # a sensitivity passes over its texts once for every linear layer
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -123,8 +125,15 @@ class Cell:
         if self.ref.measured == "maps":
             text = {"text": settings.text} if settings.text else {"texts": self._texts_hash(samples=1)}
             return {"heads": [list(place) for place in self.heads], **text}
+        if self.ref.measured == "sensitivity":
+            return {"texts": self.sensitivity_source().content_hash()}
         lengths = sorted(set(settings.lengths)) if settings.lengths is not None else None
-        return {"texts": self._texts_hash(), **({"lengths": lengths} if self.ref.measured == "analysis" else {})}
+        return {"texts": self._texts_hash(), "lengths": lengths}
+
+    def sensitivity_source(self) -> Calibration:
+        """The texts of the analysis, no more than the first few."""
+        source = self.recipe.analysis_source()
+        return source.model_copy(update={"samples": min(source.samples, SENSITIVITY_TEXTS)})
 
     def _texts_hash(self, **changes: Any) -> str:
         return self.recipe.analysis_source().model_copy(update=changes).content_hash()

@@ -35,9 +35,8 @@ def cause_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
                 axes.vlines(x, min(damages), max(damages), look.colour, linewidth=0.8)
                 face = "white" if look.hollow else look.colour
                 sizes = [SIZES[b] for b in bits]
-                axes.scatter(
-                    [x] * len(bits), damages, sizes, face, look.marker, edgecolors=look.colour, label=name, zorder=3
-                )
+                drawn = {"s": sizes, "c": face, "marker": look.marker, "edgecolors": look.colour, "zorder": 3}
+                axes.scatter([x] * len(bits), damages, label=name, **drawn)
             axes.axhline(0, color=FAINT, linewidth=0.8)
             axes.set_yscale("symlog", linthresh=LINEAR)
             axes.yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))

@@ -49,7 +49,7 @@ def _maps(cell: Cell, model: Any, tokenizer: Any) -> Measurement:
 def _sensitivity(cell: Cell, model: Any, tokenizer: Any) -> Measurement:
     wanted, recipe = cell.quantization, cell.recipe
     assert isinstance(wanted, Quantization)
-    texts, _ = read_texts(recipe.analysis_source(), tokenizer)
+    texts, _ = read_texts(cell.sensitivity_source(), tokenizer)
     calibration = None
     if source := cell.calibration:
         longest = min(model.config.max_position_embeddings, recipe.max_length or sys.maxsize)

@@ -110,7 +110,8 @@ def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary])
 def _analysis(cell: Cell, network: _Network) -> tuple[float, float]:
     """The same of an analysis, which reads whole texts and asks for no probabilities, except for sensitivities."""
     settings, sensitive = cell.recipe.analysis, cell.ref.measured == "sensitivity"
-    texts = 1 if cell.ref.measured == "maps" else settings.samples
+    samples = cell.sensitivity_source().samples if sensitive else settings.samples
+    texts = 1 if cell.ref.measured == "maps" else samples
     passes = LINEARS * network.sizes.num_hidden_layers if sensitive else 1
     read = float(passes * texts * settings.length)
     return network.forward(read, read * sensitive, read * settings.length / 2), float(passes * texts)

@@ -23,19 +23,25 @@ QBENCH = str(Path(sysconfig.get_path("scripts"), "qbench"))  # the command that 
 
 
 class Driver:
-    """A running `qbench run --json`, in a session of its own; memory: bytes that each of its processes may have."""
+    """A running `qbench run --json`, or analyze, in a session of its own; memory: bytes that each of its processes may have."""
 
     def __init__(
-        self, recipe: Path, out: Path, *options: str, memory: int = resource.RLIM_INFINITY, cwd: Path | None = None
+        self,
+        recipe: Path,
+        out: Path,
+        *options: str,
+        command: str = "run",
+        memory: int = resource.RLIM_INFINITY,
+        cwd: Path | None = None,
     ) -> None:
-        command = [sys.executable, QBENCH, "run", str(recipe), "--out", str(out), "--json", *options]
+        called = [sys.executable, QBENCH, command, str(recipe), "--out", str(out), "--json", *options]
 
         def limits() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the tests run in the background
 
         self.process = subprocess.Popen(
-            command,
+            called,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -138,8 +144,8 @@ def finished(out: Path) -> dict[str, tuple[int, int]]:
 
 def left_behind(out: Path) -> list[str]:
     """What should not be in a folder of records."""
-    whole = {"record.json", "samples.parquet", "log.txt"}
-    strange = [path for path in out.iterdir() if not path.is_dir() and path.name != "run.json"]
+    whole = {"record.json", "samples.parquet", "analysis.parquet", "maps.parquet", "log.txt"}
+    strange = [path for path in out.iterdir() if not path.is_dir() and path.name not in ("run.json", "analysis.json")]
     for cell in (path for path in out.iterdir() if path.is_dir()):
         names = {path.name for path in cell.iterdir()}
         strange += [cell / name for name in names - whole] + ([cell] if "record.json" not in names else [])
