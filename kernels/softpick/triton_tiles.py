@@ -8,10 +8,10 @@ may have twice the vector registers that 8 may have.
 from softpick import tiles as shared
 from softpick.tiles import FAMILIES, INTERPRETER, TileConfig
 
-# Keys as in tiles.py; "any" has the tiles of the families that are not named.
+# Keys as in tiles.py; an architecture's own tiles go before its family's, and "any" has those of all not named.
 REPLACED: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
     ("forward", 2, 64): {
-        "blackwell": [TileConfig(128, 64, 8, 2), TileConfig(128, 128, 8, 2)],
+        "blackwell": [TileConfig(128, 64, 8, 2)],
         "cdna": [TileConfig(128, 32, 4, 1)],
     },
     ("forward", 2, 127): {"cdna": [TileConfig(128, 32, 4, 1)]},
@@ -29,7 +29,7 @@ REPLACED: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
         "hopper": [TileConfig(128, 32, 8, 2)],
         "cdna": [TileConfig(128, 16, 4, 1)],
     },
-    ("query", 2, 128): {"cdna": [TileConfig(128, 16, 4, 1)]},
+    ("query", 2, 128): {"sm_120": [TileConfig(64, 64, 8, 2)], "cdna": [TileConfig(128, 16, 4, 1)]},
     ("query", 2, 256): {"cdna": [TileConfig(64, 16, 4, 1)]},
     ("key_value", 4, 64): {"cdna": [TileConfig(32, 32, 4, 1)]},
     ("key_value", 4, 256): {"cdna": [TileConfig(16, 16, 4, 1)]},
@@ -44,4 +44,4 @@ def tiles(kernel: str, arch: str, head_dim: int, itemsize: int) -> list[TileConf
         return shared.tiles(kernel, arch, head_dim, itemsize)
     widest = min(dim for name, size, dim in TILES if (name, size) == (kernel, itemsize) and head_dim <= dim)
     by_family = TILES[kernel, itemsize, widest]
-    return by_family.get(FAMILIES.get(arch, "ampere")) or by_family["any"]
+    return next(by_family[name] for name in (arch, FAMILIES.get(arch, "ampere"), "any") if name in by_family)
