@@ -40,7 +40,6 @@ size,method,bits,label,task,metric,better,softmax,softpick,delta
 """
 
 
-OF_SCORES = [name for name in KINDS if name not in ("analysis", "causes", "sensitivity")]  # test_analysis.py has these
 
 
 def tables(report: ReportData, kind: str) -> list[Table]:

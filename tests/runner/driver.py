@@ -23,7 +23,7 @@ QBENCH = str(Path(sysconfig.get_path("scripts"), "qbench"))  # the command that 
 
 
 class Driver:
-    """A running `qbench run --json`, or analyze, in a session of its own; memory: bytes that each of its processes may have."""
+    """A running `qbench run --json`, or analyze, in its own session; memory: bytes that each process may have."""
 
     def __init__(
         self,
