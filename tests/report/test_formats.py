@@ -40,8 +40,6 @@ size,method,bits,label,task,metric,better,softmax,softpick,delta
 """
 
 
-
-
 def tables(report: ReportData, kind: str) -> list[Table]:
     """The tables of a kind, for people."""
     return KINDS[kind].tables(report)
