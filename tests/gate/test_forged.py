@@ -202,7 +202,7 @@ def measured(folder: Path, name: str, under: str) -> None:
 
 @pytest.mark.parametrize(
     ("measured_cell", "label"),
-    [("none-16", "gptq-2-g128"), ("none-16", "hqq-8-g64"), ("hqq-8-g64", "hqq-2-g64"), ("none-16", "bnb-4-nf4")],
+    [("none-16", "gptq-2-g128-draw-1"), ("none-16", "hqq-8-g64"), ("hqq-8-g64", "hqq-2-g64"), ("none-16", "bnb-4-nf4")],
 )
 def test_scores_of_another_model_fail(
     measured_cell: str, label: str, run: Path, capsys: pytest.CaptureFixture[str]
@@ -216,7 +216,7 @@ def test_scores_of_another_model_fail(
 
 def test_the_unquantized_model_of_the_baseline_fails_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run of a part of the cells, the unquantized not among them."""
-    measured(run, "mini-softmax-none-16", "mini-softmax-gptq-2-g128")
+    measured(run, "mini-softmax-none-16", "mini-softmax-gptq-2-g128-draw-1")
     plan = json.loads((run / "run.json").read_text())
     plan["resolved_recipe"]["gate"] = {"baseline_may_hold_more": True}
     plan["cells"] = [planned for planned in plan["cells"] if planned["cell"]["label"] == "gptq-2-g128"]
