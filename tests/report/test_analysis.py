@@ -138,7 +138,7 @@ def test_an_altered_analysis_is_not_shown(tmp_path: Path) -> None:
     write_analyses(tmp_path)
     (changed,) = tmp_path.glob("mini-softpick-none-16-analysis-*")
     text = (changed / "record.json").read_text()
-    (changed / "record.json").write_text(text.replace('"tokens": 192', '"tokens": 193'))
+    (changed / "record.json").write_text(text.replace('"tokens":192', '"tokens":193'))
     rows = rows_of(table(tmp_path, "csv", "analysis"))
     assert {row["attention"] for row in rows} == {"softmax"}
     assert "is not what was measured" in table(tmp_path, kind="analysis")

@@ -29,7 +29,8 @@ from qbench.runner.plan import make_analysis_plan, make_plan
 from ..evaluate.conftest import SENTENCES
 from .driver import Driver, finished, left_behind, run_here
 
-SETTINGS = {"source": "texts.jsonl", "samples": 6, "length": 24, "lengths": [4, 8], "sensitivity": ["hqq-3"]}
+HQQ = {"method": "hqq", "bits": 3, "options": {"group_size": 32}}  # the rows of the small models are of 96
+SETTINGS = {"source": "texts.jsonl", "samples": 6, "length": 24, "lengths": [4, 8], "sensitivity": [HQQ]}
 MOMENTS = 6
 QUICK = (3,)
 
@@ -99,7 +100,7 @@ def changed(analyzed_recipe: Path, tmp_path: Path) -> Callable[..., Path]:
 def test_what_is_measured(analyzed: tuple[Path, list[dict[str, Any]]]) -> None:
     out, events = analyzed
     names = [f"tiny-{kind}-{rest}" for kind in ("softmax", "softpick") for rest in ("none-16-analysis", "none-16-maps")]
-    names += [f"tiny-{kind}-hqq-3-g64-sensitivity" for kind in ("softmax", "softpick")]
+    names += [f"tiny-{kind}-hqq-3-g32-sensitivity" for kind in ("softmax", "softpick")]
     assert ended(events) == dict.fromkeys(names, "done")
     assert set(found(out)) == set(names)
     assert not left_behind(out)
