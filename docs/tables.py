@@ -10,12 +10,13 @@ python docs/tables.py analysis FOLDER TWINS
 
 import io
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from PIL import Image
 
 from qbench.cli import main as qbench
 from qbench.report.delta import read_report
@@ -108,12 +109,13 @@ def with_table(page: str, table: str) -> str:
     return text
 
 
-def draw(folder: Path, results: Path = RESULTS, plots: Mapping[str, str] = PLOTS) -> None:
+def draw(folder: Path, results: Path = RESULTS, plots: Mapping[str, str] = PLOTS, kind: str = IN_README) -> None:
     """The plots, as PNG; the rest that the command draws is left out."""
     with TemporaryDirectory() as drawn:
-        printed("table", str(results), "--plots", drawn)
+        printed("table", str(results), "--kind", kind, "--plots", drawn)
         for name, plot in plots.items():
-            shutil.copyfile(Path(drawn, f"{plot}.png"), folder / f"{name}.png")
+            picture = Image.open(Path(drawn, f"{plot}.png")).convert("RGB").quantize(128)  # a third of the bytes
+            picture.save(folder / f"{name}.png", optimize=True)
 
 
 def variants_page(results: Path) -> str:
@@ -133,8 +135,8 @@ def write_analysis(results: Path, twins: Path) -> None:
     """The tables of docs/analysis.md, and its plots."""
     page = ROOT / "docs" / "analysis.md"
     page.write_text(with_table(page.read_text(encoding="utf-8"), analysis_tables(results)), encoding="utf-8")
-    draw(page.parent, results, ANALYSIS_PLOTS)
-    draw(page.parent, twins, TWINS_PLOTS)
+    draw(page.parent, results, ANALYSIS_PLOTS, "analysis")
+    draw(page.parent, twins, TWINS_PLOTS, "analysis")
 
 
 def main() -> None:

@@ -211,12 +211,17 @@ def _difference_table(models: Sequence[AnalyzedModel]) -> Table:
         heads=1,
     )
     for column in IN_DIFFERENCES:
-        differ = len({own.value for m in models if (own := m.find(column.metric, column.setting))}) > 1
-        for other in others:
-            first, second = (model.find(column.metric, column.setting) for model in (reference, other))
-            if first and second and differ:
-                table.rows.append(_difference_fields(column, other, first, second))
+        first = reference.find(column.metric, column.setting)
+        found = [(other, own) for other in others if (own := other.find(column.metric, column.setting))]
+        if first and any(_differ(first, own) for _, own in found):
+            table.rows += [_difference_fields(column, other, first, own) for other, own in found]
     return table
+
+
+def _differ(first: Figure, second: Figure) -> bool:
+    """Whether two figures differ, or could with other texts."""
+    value, interval = difference(second, first)
+    return value != 0 or any(interval or ())
 
 
 def _difference_fields(column: FigureColumn, other: AnalyzedModel, first: Figure, second: Figure) -> list[Field]:
