@@ -125,7 +125,9 @@ def _boxes(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
     columns = min(len(models), 2 if len(models) <= 4 else 3)
     rows = -(-len(models) // columns)
     width = COLUMN if columns <= 2 else PAGE
-    figure = new_figure(width, 0.5 + 1.75 * rows, f"{models[0].cell.family}: hidden states by layer")
+    figure = new_figure(
+        width, 0.5 + 1.75 * rows, f"{models[0].cell.family}: hidden states by layer (whiskers: min., max.)"
+    )
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, model in zip(grid.flat, models, strict=False):
         _box_panel(axes, model, styles)
