@@ -233,6 +233,12 @@ def _sweep(model: AnalyzedModel, metric: str, epsilon: float) -> list[tuple[int,
     return sorted((f.length, f.value, *(f.interval or (f.value, f.value))) for f in own)
 
 
+def _percent_axis(axes: "Axes") -> None:
+    """From 0 to 10% or more: rates that are all 0 would have an axis of their rounding."""
+    top = max(10.0, axes.get_ylim()[1])
+    axes.set_ylim(-0.05 * top, top)
+
+
 def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
     """One panel per ε."""
     figure = new_figure(COLUMN, 3.2, f"{models[0].cell.family}: dead heads by layer")
@@ -245,8 +251,7 @@ def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
             axes.plot(dead.index, dead, linewidth=1.2, label=kind_name(model.cell.attention), **line)
         axes.set_title(f"output below ε={epsilon:g}")
         axes.set_ylabel("dead heads (%)")
-    top = max(10.0, *(axes.get_ylim()[1] for axes in grid))
-    grid[0].set_ylim(-0.05 * top, top)
+    _percent_axis(grid[0])  # which all panels share
     grid[-1].set_xlabel("layer (from 0)")
     grid[-1].xaxis.set_major_locator(load_matplotlib().ticker.MaxNLocator(MAX_TICKS, integer=True))
     add_legend(figure)
@@ -256,8 +261,8 @@ def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
 def _over_steps(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
     """What a model does on its way through training."""
     shown: list[tuple[str, str, str, Callable[[Axes], None]]] = [
-        ("dead_heads", f"{DEAD_EPSILONS[0]:g}", "dead heads (%)", lambda axes: None),
-        ("sink_rate", f"{SINK_EPSILONS[-1]:g}", "sink rate (%)", lambda axes: None),
+        ("dead_heads", f"{DEAD_EPSILONS[0]:g}", "dead heads (%)", _percent_axis),
+        ("sink_rate", f"{SINK_EPSILONS[-1]:g}", "sink rate (%)", _percent_axis),
         ("kurtosis", "", "kurtosis", lambda axes: axes.set_yscale("log")),
     ]
     title = f"{models[0].cell.family}: over training (ε={DEAD_EPSILONS[0]:g} and {SINK_EPSILONS[-1]:g})"
