@@ -134,7 +134,7 @@ def test_a_folder_of_analyses_alone(tmp_path: Path) -> None:
     write_analyses(tmp_path)
     assert "Attention sinks" in table(tmp_path, kind="analysis")
     assert '<section id="analysis">' in table(tmp_path, "html")
-    with pytest.raises(ReportError, match="nothing for a table of kind delta.*analysis"):
+    with pytest.raises(ReportError, match=r"nothing for a table of kind delta.*analysis"):
         table(tmp_path)
 
 
