@@ -116,19 +116,18 @@ def doctor(
     report = examine(recipe)
     if not as_json:
         print(render_report(report, all_packages=all_packages), flush=True)
-    if report.unusable:
-        print(report.as_json() if as_json else report.unusable)
-        return False
-    if report_wanted or (report.device == "cuda" if checks_wanted is None else checks_wanted):
+    wanted = report_wanted or (report.device == "cuda" if checks_wanted is None else checks_wanted)
+    if wanted and not report.unusable:
         groups = groups_of(recipe) if recipe else None
         report = replace(report, checks=[_shown(c, as_json) for c in run_checks(report.device, groups)])
     print(report.as_json() if as_json else verdict(report))
     if report_wanted:
         from qbench.doctor.report_file import FILE, write_report
 
-        write_report(report, [_shown(c, as_json) for c in run_checks(report.device, ("timings",))])
+        timings = () if report.unusable else run_checks(report.device, ("timings",))
+        write_report(report, [_shown(check, as_json) for check in timings])
         print(f"report: {FILE}", file=sys.stderr)
-    return not report.missing and not report.failed
+    return not (report.unusable or report.missing or report.failed)
 
 
 def _shown(check: CheckResult, as_json: bool) -> CheckResult:
@@ -314,6 +313,8 @@ def render_check(check: CheckResult) -> str:
 
 def verdict(report: DoctorReport) -> str:
     """The last line: whether this machine can be trusted with a run."""
+    if report.unusable:
+        return report.unusable
     if report.missing:
         return f"qbench cannot run here: {', '.join(report.missing)} not installed."
     if report.checks is None:

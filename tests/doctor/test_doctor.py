@@ -6,6 +6,7 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
+import pynvml
 import pytest
 import softpick
 import torch
@@ -252,6 +253,17 @@ def test_the_file_for_others_has_the_tracebacks_and_nothing_secret(
     assert [part for part in parts if part not in text] == []
     assert "hf_secret" not in text
     assert "qbench-doctor.md" in capsys.readouterr().err
+
+
+def test_the_file_for_others_is_written_where_the_gpu_cannot_be_used(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.fails(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "run_checks", lambda *_: pytest.fail("there is nothing to try"))
+    assert main(["doctor", "--report", str(ROOT / "recipes" / "paper-340m.yaml")]) == 1
+    text = (tmp_path / "qbench-doctor.md").read_text()
+    assert all(part in text for part in ("paper-340m.yaml", "Driver Not Loaded", "nvidia-smi: "))
 
 
 @pytest.mark.slow

@@ -145,7 +145,15 @@ def test_the_plan_shows_the_time_of_a_gpu_that_is_here(
     recipe = load_recipe(large.file, device="cuda")
     text = render_plan(make_plan(recipe, tmp_path / "out"))
     (line,) = [line for line in text.splitlines() if line.startswith("time: ")]
+    assert " of " not in line.split("(")[0]
     assert all(part in line for part in ("8 at once", "load", "quantize", "evaluate", "A100", "40% of 312 TFLOP/s"))
+
+
+def test_a_time_that_is_not_of_all_cells_says_so(large: Recipe, tmp_path: Path) -> None:
+    (large.file.parent / "softpick" / "config.json").write_text("{}")
+    text = render_plan(make_plan(large, tmp_path / "out"))
+    (line,) = [line for line in text.splitlines() if line.startswith("time: ")]
+    assert "for 11 of 22 cells" in line
 
 
 def test_without_the_gpu_the_plan_says_why_and_shows_the_rest(large: Recipe, driver: Driver, tmp_path: Path) -> None:
