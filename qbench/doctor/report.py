@@ -119,7 +119,8 @@ def doctor(
     wanted = report_wanted or (report.device == "cuda" if checks_wanted is None else checks_wanted)
     if wanted and not report.unusable:
         groups = groups_of(recipe) if recipe else None
-        report = replace(report, checks=[_shown(c, as_json) for c in run_checks(report.device, groups)])
+        dtype = recipe.resolved_dtype if recipe and report.device == "cuda" else ""  # kernels on a CPU are for float32
+        report = replace(report, checks=[_shown(c, as_json) for c in run_checks(report.device, groups, dtype)])
     print(report.as_json() if as_json else verdict(report))
     if report_wanted:
         from qbench.doctor.report_file import FILE, write_report
@@ -226,21 +227,21 @@ def backends() -> list[Support]:
     ]
 
 
-def run_checks(device: str, groups: tuple[str, ...] | None = None) -> Iterator[CheckResult]:
+def run_checks(device: str, groups: tuple[str, ...] | None = None, dtype: str = "") -> Iterator[CheckResult]:
     """The cases of each group, in one process per group: a crash does not end the report."""
     here = [method.name for method in methods() if method.runs and method.name != "none"]
     for group in ("attention", *here) if groups is None else groups:
-        yield from _run_group(group, device)
+        yield from _run_group(group, device, dtype)
 
 
-def _run_group(group: str, device: str) -> list[CheckResult]:
+def _run_group(group: str, device: str, dtype: str) -> list[CheckResult]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         results.touch()
-        command = [sys.executable, "-P", "-m", "qbench.doctor.checks", group, device, str(results)]
+        command = [sys.executable, "-P", "-m", "qbench.doctor.checks", group, device, str(results), dtype]
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CHECK_TIMEOUT, check=False)
             end = _how_it_ended(done)

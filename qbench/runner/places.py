@@ -49,7 +49,7 @@ def check_memory(plan: Plan, gpus: Sequence[Gpu]) -> None:
         return
     there = f"{smallest.name} ({smallest.id}) has {_gib(smallest.memory)}"
     if need.memory > smallest.memory:
-        do = "take a larger GPU, or give the recipe a smaller batch_tokens or fewer quantizations"
+        do = "take a larger GPU, or give the recipe a smaller max_length or smaller checkpoints"
     else:
         there += f", of which {_gib(smallest.free)} are free"
         users = f" ({smallest.processes} processes)" if smallest.processes > 1 else ""  # some drivers do not say
