@@ -22,7 +22,8 @@ from qbench.recipe.cells import load_recipe
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [README, *DOCS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")), *ROOT.glob("re*/*/README.md")]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+PAGES = [README, *DOCS, CONTRIBUTING, ROOT / "CHANGELOG.md", *ROOT.glob("re*/*/README.md")]
 
 # A fenced block, with the line before it where that ends with a file's name: the block is that file.
 BLOCK = re.compile(r"(?:^(?P<before>.*)`(?P<file>[\w./]+)`:\n\n)?^```(?P<kind>\w*)\n(?P<text>[\s\S]*?)^```$", re.M)
@@ -30,7 +31,12 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 ONLY_PARSED = {"On a GPU"}  # it needs a GPU and the Hub: all that can be known without is that these are commands
 NEEDS_OPTIMUM = "Who else reads the folders"
 # Sections of docs whose commands are run; of the other ones' it is known that they are commands.
-TUTORIALS = {("recipes.md", "A task of your own"), ("quantizers.md", "Adding one"), ("tables.md", "")}
+TUTORIALS = {
+    ("recipes.md", "A task of your own"),
+    ("quantizers.md", "Adding one"),
+    ("tables.md", ""),
+    ("CONTRIBUTING.md", "A kind of table"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ def sections(page: Path) -> dict[str, list[Block]]:
 def blocks(text: str) -> list[Block]:
     """The blocks in a text."""
     return [
-        Block(found["kind"], found["text"], found["file"], (found["before"] or "").startswith("Added to"))
+        Block(found["kind"], found["text"], found["file"], "dded to" in (found["before"] or ""))
         for found in BLOCK.finditer(text)
     ]
 
@@ -134,7 +140,7 @@ def is_make(command: str) -> bool:
 SLOW = {"Your own models", "A task of your own"}
 RUN = [
     pytest.param(page, title, marks=[pytest.mark.slow] * (title in SLOW), id=f"{page.stem}: {title}")
-    for page in (README, *DOCS)
+    for page in (README, CONTRIBUTING, *DOCS)
     for title in sections(page)
     if (page.name, title) in TUTORIALS or (page == README and title not in ONLY_PARSED)
 ]
@@ -160,7 +166,7 @@ def test_examples_run(page: Path, title: str, clone: Clone) -> None:
 
 
 def test_all_tutorials_are_there() -> None:
-    assert {(page.name, title) for page in DOCS for title in sections(page)} >= TUTORIALS
+    assert {(page.name, title) for page in (CONTRIBUTING, *DOCS) for title in sections(page)} >= TUTORIALS
 
 
 def test_the_recipes_of_the_examples_are_recipes(clone: Clone) -> None:
