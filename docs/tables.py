@@ -91,7 +91,7 @@ def page(results: Path = RESULTS) -> str:
             "Made from [results/mini](../results/mini) by `make docs`; edit nothing here. How the models and",
             "tasks were made, and why the difference between the two attentions is no evidence about softmax and",
             "softpick: [recipes/mini/README.md](../recipes/mini/README.md). How to read the tables:",
-            "[README](../README.md#reading-the-tables).\n",
+            "[tables.md](tables.md).\n",
             "What to see: 8 bits cost next to nothing. With GPTQ and HQQ perplexity rises with every step down from 8",
             "bits, and at 2 bits all tasks fall. Steps are not always downwards: 4 bits of BNB make softmax's",
             "perplexity a little better.\n",
@@ -101,9 +101,15 @@ def page(results: Path = RESULTS) -> str:
     )
 
 
-def with_table(page: str, table: str) -> str:
-    """README.md, or another page, with the table in its place."""
-    text, places = BETWEEN.subn(lambda _: f"\n{table}\n", page)
+def with_table(readme: str, table: str) -> str:
+    """README.md with the table in its place, without its notes: docs/tables.md has them."""
+    rows, _, _ = table.partition("\n\n")
+    return filled(readme, f"{rows}\n")
+
+
+def filled(page: str, content: str) -> str:
+    """A page with what is made in its place."""
+    text, places = BETWEEN.subn(lambda _: f"\n{content}\n", page)
     if places != 1:
         sys.exit("The page must have one place between <!-- made by docs/tables.py --> and <!-- end -->.")
     return text
@@ -134,7 +140,7 @@ def analysis_tables(results: Path) -> str:
 def write_analysis(results: Path, twins: Path) -> None:
     """The tables of docs/analysis.md, and its plots."""
     page = ROOT / "docs" / "analysis.md"
-    page.write_text(with_table(page.read_text(encoding="utf-8"), analysis_tables(results)), encoding="utf-8")
+    page.write_text(filled(page.read_text(encoding="utf-8"), analysis_tables(results)), encoding="utf-8")
     draw(page.parent, results, ANALYSIS_PLOTS, "analysis")
     draw(page.parent, twins, TWINS_PLOTS, "analysis")
 
