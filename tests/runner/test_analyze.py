@@ -226,15 +226,15 @@ def test_limit_and_steps(changed: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_fewer_texts_than_asked_and_shorter_ones_are_said(changed: Callable[..., Path], tmp_path: Path) -> None:
-    recipe = changed(samples=50, length=100, lengths=[4, 90], sensitivity=None, maps=[{"layer": 0, "head": 0}])
+    recipe = changed(samples=50, length=200, lengths=[4, 190], sensitivity=None, maps=[{"layer": 0, "head": 0}])
     texts = recipe.parent / "texts.jsonl"
     texts.write_text('{"text": ""}\n' + texts.read_text())  # maps are of the first text that has something to draw
     code, events = analyze_here(recipe, tmp_path / "out", "--only", "*softmax*")
     assert code == 0
     text = said(events)
     assert re.search(r"8 texts of the 50", text)
-    assert re.search(r"shorter than the length of 100", text)
-    assert re.search(r"No text has the length 90", text)
+    assert re.search(r"shorter than the length of 200", text)
+    assert re.search(r"No text has the length 190", text)
     assert re.search(r"1 text left out", text)
     records = [stored.record for stored in read_analyses(tmp_path / "out").current]
     (analysis,) = [record.analysis for record in records if record.analysis]
