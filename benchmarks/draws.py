@@ -1,11 +1,11 @@
-"""What draws of calibration do to intervals and to the gate.
+"""How calibration draws affect intervals and the gate.
 
-    python benchmarks/draws.py coverage                how often 95% intervals cover the truth, by simulation
-    python benchmarks/draws.py gate DIR [--draws 5]    sets of equally good draws of one run, held against each other
+    python benchmarks/draws.py coverage                simulate how often 95% intervals cover the truth
+    python benchmarks/draws.py gate DIR [--draws 5]    compare sets of equally good draws of one run
 
-Coverage is of the intervals that tables show (paired bootstrap over documents and the spread over draws), beside what
-they would be without the draws' spread and with Satterthwaite's degrees of freedom. DIR is a folder of records with at
-least twice as many draws as are held against each other.
+Coverage is measured for the intervals that tables show (paired bootstrap over documents, plus the spread over draws),
+for intervals without that spread, and for intervals with Satterthwaite's degrees of freedom. DIR is a folder of records
+with at least twice as many draws as --draws.
 """
 
 import argparse
@@ -30,13 +30,13 @@ from qbench.report.values import Values
 from qbench.uncertainty import Estimate
 
 DOCUMENTS = 400
-# Of the difference of damages in mini, nats per word: the documents' standard error, and the spread over draws.
+# Difference of damages in mini, in nats per word: the standard error over documents, and the spread over draws.
 MEASURED = {"4 bits": (0.001, 0.011), "3 bits": (0.004, 0.018), "2 bits": (0.018, 0.081)}
 OTHERS = {"equal parts": (0.01, 0.01 * math.sqrt(5)), "documents alone": (0.01, 0.0), "mostly documents": (0.01, 0.005)}
 
 
 def main() -> int:
-    """One of the measurements, as a table."""
+    """Print one of the measurements as a table."""
     options = _options()
     rows = coverage(options) if options.measure == "coverage" else gate(options)
     print(tabulate(list(rows), "keys", tablefmt="github", disable_numparse=True))
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def coverage(options: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Coverage of the truth, which is zero, by the spread of documents and of draws and by the number of draws."""
+    """How often intervals cover the truth (zero), by the spread of documents and of draws and the number of draws."""
     for name, (error, spread) in (MEASURED | OTHERS).items():
         for draws in (1, 3, 5):
             random = np.random.default_rng([options.seed, draws])
@@ -62,7 +62,7 @@ def coverage(options: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def simulated(error: float, spread: float, draws: int, random: np.random.Generator) -> tuple[bool, bool, bool]:
-    """Whether zero is covered: by the interval, by that of the documents alone, and by Satterthwaite's.
+    """Whether each interval covers zero: that of the tables, that of documents alone, and Satterthwaite's.
 
     error: standard error over documents of the mean over draws; spread: standard deviation between draws.
     """
@@ -80,14 +80,14 @@ def simulated(error: float, spread: float, draws: int, random: np.random.Generat
 
 
 def satterthwaite(estimate: Estimate) -> float:
-    """The half-width with one t, of pooled degrees of freedom."""
+    """The half-width with a single t with pooled degrees of freedom."""
     variance = sum(source.variance for source in estimate.sources)
     freedom = variance**2 / sum(source.variance**2 / source.freedom for source in estimate.sources)
     return float(stdtrit(freedom, 0.975)) * math.sqrt(variance)
 
 
 def gate(options: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """How many tables fail if equally good draws are the baseline and the run: by label, of all cells of it."""
+    """How many tables fail if baseline and run are equally good draws; one table has all cells of a label."""
     cells: dict[str, dict[str, dict[int, StoredRecord]]] = {}
     for stored in read_results(Path(options.folder)).current:
         cell = stored.record.cell
@@ -101,18 +101,18 @@ def gate(options: argparse.Namespace) -> Iterator[dict[str, str]]:
                 pairs = [[(own[b], own[a]) for b, a in zip(before, after, strict=True)] for own in by_kind.values()]
                 verdicts.append(fails(pairs, options.hypotheses))
             name = f"{label}, {size} draw{'s' * (size > 1)}"
-            yield {"held against each other": name, "tables": str(len(verdicts)), "fail": str(sum(verdicts))}
+            yield {"compared": name, "tables": str(len(verdicts)), "fail": str(sum(verdicts))}
 
 
 def disjoint(numbers: Sequence[int], size: int, most: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Sets of draws that have none in common, each pair of sets both ways."""
+    """Pairs of disjoint sets of draws, in both orders."""
     found = [(a, b) for a in combinations(numbers, size) for b in combinations(numbers, size) if not set(a) & set(b)]
     chosen = np.random.default_rng(0).permutation(len(found))[:most]
     return [found[i] for i in sorted(chosen)]
 
 
 def fails(cells: Sequence[Sequence[Pair]], hypotheses: int) -> bool:
-    """Whether the scores of these cells fail the gate, as a part of a table of so many hypotheses."""
+    """Whether the scores of these cells fail the gate, as part of a table with this many hypotheses."""
     table = [h for pairs in cells for h in hypotheses_of(pairs, GateSettings())]
     rest = hypotheses - len(table)
     judged = judge([*table, *[unchanged(table[0])] * max(0, rest)], GateSettings())
@@ -126,7 +126,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--simulations", type=int, default=2000)
     parser.add_argument("--tables", type=int, default=100)
-    parser.add_argument("--hypotheses", type=int, default=264, help="of the whole table: 22 cells of 12 (mini)")
+    parser.add_argument("--hypotheses", type=int, default=264, help="in the whole table; default: mini's 22 × 12")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

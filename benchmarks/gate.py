@@ -1,13 +1,13 @@
-"""What the regression gate promises, measured on recorded runs: false alarms where nothing got worse, and power.
+"""Measure the regression gate on recorded runs: false alarms when nothing got worse, and power.
 
-    python benchmarks/gate.py null  BASE OTHER                     whole tables in which the sides are swapped at random
-    python benchmarks/gate.py power BASE "nf4 as fp4=DIR" …        what is found, at how many documents
+    python benchmarks/gate.py null  BASE OTHER                     whole tables with the sides swapped at random
+    python benchmarks/gate.py power BASE "nf4 as fp4=DIR" …        which regressions are found, by number of documents
 
-Runs are folders of records. --rename says which cells to hold against each other where labels differ, such as
-hqq-3-g128=hqq-3-g64: cells of OTHER with the first label are held against those of BASE with the second.
+Runs are folders of records. If labels differ, --rename says which cells to compare: with hqq-3-g128=hqq-3-g64, cells of
+OTHER with the first label are compared with cells of BASE with the second.
 
-Beside the gate are two that other projects use: a relative tolerance of 5% on every metric, and a fixed floor for
-accuracies, three points below the baseline's score and rounded down to a whole point.
+For comparison, the tables include two gates that other projects use: a relative tolerance of 5% on every metric, and a
+fixed floor for accuracies, three points below the baseline's score and rounded down to a whole point.
 """
 
 import argparse
@@ -34,7 +34,7 @@ STRICT = GateSettings(tolerances=Tolerances(accuracy=0, perplexity=0, gold_logpr
 
 
 def main() -> int:
-    """One of the two measurements, as a table."""
+    """Print one of the two measurements as a table."""
     options = _options()
     rename = dict(pair.split("=", 1) for pair in options.rename)
     if options.measure == "null":
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def load(base: str, other: str, rename: Mapping[str, str], settings: GateSettings) -> list[Hypothesis]:
-    """The hypotheses of all cells that two folders share."""
+    """The hypotheses of all cells that both folders have."""
     before = {_key(stored, {}): stored for stored in read_results(Path(base)).current}
     pairs = []
     for stored in read_results(Path(other)).current:
@@ -63,7 +63,7 @@ def load(base: str, other: str, rename: Mapping[str, str], settings: GateSetting
 
 
 def hypotheses_of(pairs: Sequence[Pair], settings: GateSettings) -> Iterator[Hypothesis]:
-    """The hypotheses of one cell; pairs: of its draws of calibration."""
+    """The hypotheses of one cell, given one pair of records per calibration draw."""
     record = pairs[0][1].record
     for paired in pair_documents(*pairs):
         if isinstance(paired, PairedDocuments):
@@ -72,9 +72,10 @@ def hypotheses_of(pairs: Sequence[Pair], settings: GateSettings) -> Iterator[Hyp
 
 
 def null(table: Sequence[Hypothesis], tables: int, seed: int) -> int:
-    """Whole tables under the null: in each document of each cell a coin decides which side is which, and documents are
-    drawn with replacement, the same ones on both sides and in all cells. A document drawn twice is one document to the
-    gate, which knows it by its content. At most 1% may fail; more than 18 of 1,000 would be one chance in a hundred.
+    """Count whole tables that fail under the null. For each document of each cell, a coin decides which side is which.
+    Documents are drawn with replacement, the same ones on both sides and in all cells. The gate identifies documents by
+    their content, so one that is drawn twice counts as one. At most 1% of tables may fail; the chance of more than 18
+    in 1,000 is then one in a hundred.
     """
     changed = sum(bool(h.losses.any()) for h in table)
     print(f"{len(table)} hypotheses, {changed} of them with differences between the two runs")
@@ -85,16 +86,16 @@ def null(table: Sequence[Hypothesis], tables: int, seed: int) -> int:
     print(f"  5% relative tolerance          {failed['relative']}")
     print(f"  fixed floor                    {failed['floor']}")
     allowed = round(0.018 * tables)
-    print(f"{'PASS' if failed['gate'] <= allowed else 'FAIL'}: at most {allowed} may")
+    print(f"{'PASS' if failed['gate'] <= allowed else 'FAIL'}: at most {allowed} may fail")
     return int(failed["gate"] > allowed)
 
 
 def power_rows(name: str, table: Sequence[Hypothesis], options: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """How often a regression is found in random subsets of its documents, and how often chance is taken for one: the
+    """How often a regression is found in random subsets of its documents, and how often there is a false alarm: on the
     same subsets with the sides swapped at random.
     """
     most = max(len(h.documents.ids) for h in table)
-    # Holm counts the whole table's hypotheses, though only these cells changed.
+    # Holm counts all hypotheses of the table, although only these cells changed.
     rest = [unchanged(table[0])] * max(0, options.hypotheses - len(table))
     seeds = range(options.subsets)
     for size in sorted({min(size, most) for size in [*options.documents, most]}):
@@ -104,7 +105,7 @@ def power_rows(name: str, table: Sequence[Hypothesis], options: argparse.Namespa
         largest = max(table, key=lambda h: h.loss / h.tolerance)
         yield {
             "regression": name,
-            "documents a task": f"{size:,}",
+            "documents per task": f"{size:,}",
             "found by the gate (false alarms)": share["gate"],
             "by 5% relative": share["relative"],
             "by a floor": share["floor"],
@@ -116,7 +117,7 @@ def power_rows(name: str, table: Sequence[Hypothesis], options: argparse.Namespa
 def count_failures(
     tables: Iterable[list[Hypothesis]], settings: GateSettings, rest: Sequence[Hypothesis] = ()
 ) -> tuple[Counter[str], Counter[str]]:
-    """How many tables each judge fails, and through which kind of metric the gate does."""
+    """How many tables each judge fails, and which kinds of metric make the gate fail."""
     failed, kinds = Counter[str](), Counter[str]()
     for table in tables:
         worse = [o.hypothesis for o in judge([*table, *rest], settings) if o.verdict == "worse"]
@@ -128,7 +129,7 @@ def count_failures(
 
 
 def _swapped(table: Sequence[Hypothesis], size: int | None, *seed: int) -> list[Hypothesis]:
-    """Sides swapped at random; of a random subset, or of as many documents as there are, drawn with replacement."""
+    """Swap sides at random, in a random subset of documents or, without a size, in a sample with replacement."""
     random = np.random.default_rng(seed)
     counts = _counts(table, size, random)
     signs: dict[tuple[str, str, int], Floats] = {}  # the same for all metrics of a cell's task
@@ -145,7 +146,7 @@ def _subset(table: Sequence[Hypothesis], size: int, *seed: int) -> list[Hypothes
 
 
 def _counts(table: Sequence[Hypothesis], size: int | None, random: np.random.Generator) -> list[Floats]:
-    """For each hypothesis, how often each document is drawn: the same in all cells."""
+    """How often each document is drawn, for each hypothesis; the same in all cells."""
     counts: dict[tuple[str, int], Floats] = {}
     for h in table:
         n = len(h.documents.ids)
@@ -156,7 +157,7 @@ def _counts(table: Sequence[Hypothesis], size: int | None, random: np.random.Gen
 
 
 def _drawn(h: Hypothesis, counts: Floats, signs: Floats) -> Hypothesis:
-    """The hypothesis on other documents: each `counts` times, and the other way round where the sign is negative."""
+    """The hypothesis with each document drawn `counts` times, and its sides swapped if its sign is negative."""
     own = h.documents
     before, after = np.where(signs > 0, own.before, own.after), np.where(signs > 0, own.after, own.before)
     weights = counts * own.weights
@@ -174,7 +175,7 @@ def unchanged(h: Hypothesis) -> Hypothesis:
 
 
 def _relative(h: Hypothesis) -> bool:
-    if h.kind == "gold_logprob":  # no metric of lm-eval's, so none that others look at
+    if h.kind == "gold_logprob":  # not a metric of lm-eval, so other gates do not see it
         return False
     return h.after > (1 + RELATIVE) * h.before if h.kind == "perplexity" else h.after < (1 - RELATIVE) * h.before
 
@@ -197,7 +198,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tables", type=int, default=1000)
     parser.add_argument("--documents", type=int, nargs="+", default=[100, 200, 400, 1000])
     parser.add_argument("--subsets", type=int, default=100)
-    parser.add_argument("--hypotheses", type=int, default=264, help="of the whole table: 22 cells of 12 (mini)")
+    parser.add_argument("--hypotheses", type=int, default=264, help="in the whole table; default: mini's 22 × 12")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
