@@ -103,7 +103,7 @@ def _recorded(folder: Path, tolerances: bool) -> dict[str, Draw]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", metavar="DIR", nargs="?", type=Path, help="every task must have as many documents")
+    parser.add_argument("results", metavar="DIR", nargs="?", type=Path, help="tasks must have equally many documents")
     parser.add_argument("--documents", type=int, nargs="+", default=[60, 100, 200, 400])
     parser.add_argument("--tolerances", action="store_true", help="use the recipe's tolerances for recorded losses")
     parser.add_argument("--tables", type=int, default=1000)
