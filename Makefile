@@ -30,8 +30,8 @@ unfit:
 bench: setup ## run a recipe (RECIPE=…) and print its tables: the paper's if there is a GPU, else mini
 	$(BIN)/qbench doctor $(RECIPE)
 	@$(SHOW); show run $(RECIPE); status=$$?; \
-	show table $(RUN) && show table $(RUN) --kind damage && \
-	show table $(RUN) --format html --out $(RUN)/report.html && show table $(RUN) --kind summary && \
+	show table $(RUN) --kind summary && show table $(RUN) && show table $(RUN) --kind damage && \
+	show table $(RUN) --format html --out $(RUN)/report.html && \
 	echo "report: $(RUN)/report.html"; \
 	exit $$status
 

@@ -2,12 +2,12 @@
 
     python benchmarks/draws.py coverage                how often 95% intervals cover the truth, by simulation
     python benchmarks/draws.py headline                the same of the headline, and whole pages that claim anything
-    python benchmarks/draws.py gate DIR [--draws 5]    sets of equally good draws of one run, held against each other
+    python benchmarks/draws.py gate DIR … [--draws 5]  sets of equally good draws of runs, held against each other
 
 Coverage is of the intervals that tables show (paired bootstrap over documents and the spread over draws), beside what
 they would be without the draws' spread and with Satterthwaite's degrees of freedom. Of the headline, each page has one
-sentence per width, and twins that are equal in truth. DIR is a folder of records with at least twice as many draws as
-are held against each other.
+sentence per width, and twins that are equal in truth. The folders of records have at least twice as many draws together
+as are held against each other.
 """
 
 import argparse
@@ -162,11 +162,12 @@ def record_of(ref: CellRef) -> Any:
 
 def gate(options: argparse.Namespace) -> Iterator[dict[str, str]]:
     """How many tables fail if equally good draws are the baseline and the run: by label, of all cells of it."""
-    cells: dict[str, dict[str, dict[int, StoredRecord]]] = {}
-    for stored in read_results(Path(options.folder)).current:
-        cell = stored.record.cell
-        if cell.draw and stored.record.state == "done":
-            cells.setdefault(cell.label, {}).setdefault(cell.attention, {})[cell.draw] = stored
+    cells: dict[str, dict[str, dict[tuple[str, int], StoredRecord]]] = {}
+    for folder in options.folders:
+        for stored in read_results(Path(folder)).current:
+            ref = stored.record.cell
+            if ref.draw and stored.record.state == "done":
+                cells.setdefault(ref.label, {}).setdefault(ref.attention, {})[folder, ref.draw] = stored
     for label, by_kind in cells.items():
         numbers = sorted(set.intersection(*(set(draws) for draws in by_kind.values())))
         for size in (1, options.draws):
@@ -178,7 +179,7 @@ def gate(options: argparse.Namespace) -> Iterator[dict[str, str]]:
             yield {"held against each other": name, "tables": str(len(verdicts)), "fail": str(sum(verdicts))}
 
 
-def disjoint(numbers: Sequence[int], size: int, most: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def disjoint(numbers: Sequence[Any], size: int, most: int) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
     """Sets of draws that have none in common, each pair of sets both ways."""
     found = [(a, b) for a in combinations(numbers, size) for b in combinations(numbers, size) if not set(a) & set(b)]
     chosen = np.random.default_rng(0).permutation(len(found))[:most]
@@ -196,7 +197,7 @@ def fails(cells: Sequence[Sequence[Pair]], hypotheses: int) -> bool:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measure", choices=("coverage", "headline", "gate"))
-    parser.add_argument("folder", metavar="DIR", nargs="?")
+    parser.add_argument("folders", metavar="DIR", nargs="*")
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--simulations", type=int, default=2000)
     parser.add_argument("--tables", type=int, default=100)
