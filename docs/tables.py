@@ -77,7 +77,7 @@ def page(results: Path = RESULTS) -> str:
             "Made from [results/mini](../results/mini) by `make docs`; edit nothing here. How the models and",
             "tasks were made, and why the difference between the two attentions is no evidence about softmax and",
             "softpick: [recipes/mini/README.md](../recipes/mini/README.md). How to read the tables:",
-            "[README](../README.md#reading-the-tables).\n",
+            "[tables.md](tables.md).\n",
             "What to see: 8 bits cost next to nothing. With GPTQ and HQQ perplexity rises with every step down from 8",
             "bits, and at 2 bits all tasks fall. Steps are not always downwards: 4 bits of BNB make softmax's",
             "perplexity a little better.\n",
@@ -88,8 +88,9 @@ def page(results: Path = RESULTS) -> str:
 
 
 def with_table(readme: str, table: str) -> str:
-    """README.md with the table in its place."""
-    text, places = BETWEEN.subn(lambda _: f"\n{table}\n", readme)
+    """README.md with the table in its place, without its notes: docs/tables.md has them."""
+    rows, _, _ = table.partition("\n\n")
+    text, places = BETWEEN.subn(lambda _: f"\n{rows}\n\n", readme)
     if places != 1:
         sys.exit("README.md must have one place between <!-- made by docs/tables.py --> and <!-- end -->.")
     return text

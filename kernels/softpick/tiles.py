@@ -1,8 +1,8 @@
 """Which tiles each kernel runs with: chosen by architecture, head dim and element size from the compiler's report.
 
-A tile is shipped only if it compiles for causal attention with no spills and fits into shared memory, at the head dims
-64 and 128 with a padding mask as well; among those, the ones with the fewest instructions per score.
-`make kernels` shows what the compilers say of each.
+A tile is shipped only if it compiles for causal attention with no spills and fits into shared memory, for every
+normalizer and, at the head dims 64 and 128, with a padding mask as well; among those, the ones with the fewest
+instructions per score. `make kernels` shows what the compilers say of each.
 """
 
 from dataclasses import dataclass
@@ -49,27 +49,30 @@ ARCHITECTURES = {
 INTERPRETER = "interpreter"
 FAMILIES = {"sm_90": "hopper", "sm_100": "blackwell", "gfx942": "cdna"}  # the others are "ampere": mma.sync, cp.async
 
-# (kernel, bytes per element, widest head dim): the tiles of each family, best guess first.
+# (kernel, bytes per element, widest head dim): the tiles of each family, best guess first. An architecture's own tiles
+# go before its family's; "any" has those of all not named. On cdna each key's flag, for padding or a score below 0,
+# takes two scalar registers, so tiles have fewer keys; and 4 warps may have twice the vector registers that 8 may have.
 TILES: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
     ("forward", 2, 64): {
         "ampere": [TileConfig(128, 64, 8, 3)],
         "hopper": [TileConfig(128, 64, 8, 3), TileConfig(128, 64, 8, 2)],
-        "blackwell": [TileConfig(128, 64, 8, 3), TileConfig(128, 128, 8, 2)],
-        "cdna": [TileConfig(128, 64, 4, 2)],
+        "blackwell": [TileConfig(128, 64, 8, 2)],
+        "cdna": [TileConfig(128, 32, 4, 1)],
     },
     # Head dims between 64 and 128 are padded: the mask on the dims takes registers too.
     ("forward", 2, 127): {
         "ampere": [TileConfig(128, 32, 8, 2)],
         "hopper": [TileConfig(128, 64, 8, 2)],
         "blackwell": [TileConfig(128, 64, 8, 2)],
-        "cdna": [TileConfig(128, 64, 4, 1)],
+        "cdna": [TileConfig(128, 32, 4, 1)],
     },
     ("forward", 2, 128): {
         "ampere": [TileConfig(128, 64, 8, 2)],
         "hopper": [TileConfig(128, 64, 8, 3), TileConfig(128, 64, 8, 2)],
         "blackwell": [TileConfig(128, 64, 8, 2), TileConfig(128, 64, 8, 3)],
-        "cdna": [TileConfig(128, 64, 4, 1)],
+        "cdna": [TileConfig(128, 32, 4, 1)],
     },
+    ("decode", 2, 63): {"any": [TileConfig(16, 64, 4, 2)]},
     ("decode", 2, 64): {
         "ampere": [TileConfig(16, 128, 4, 2)],
         "hopper": [TileConfig(16, 128, 4, 2)],
@@ -82,49 +85,76 @@ TILES: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
         "blackwell": [TileConfig(16, 64, 4, 2)],
         "cdna": [TileConfig(16, 64, 4, 1)],
     },
-    ("key_value", 2, 63): {"any": [TileConfig(32, 64, 4, 2)]},
-    ("key_value", 2, 127): {"any": [TileConfig(32, 64, 8, 2)]},
+    ("key_value", 2, 63): {
+        "any": [TileConfig(32, 64, 8, 2)],
+        "cdna": [TileConfig(16, 64, 4, 1)],
+    },
     ("key_value", 2, 64): {
         "ampere": [TileConfig(32, 128, 8, 3)],
         "hopper": [TileConfig(32, 128, 8, 3)],
         "blackwell": [TileConfig(32, 128, 8, 3)],
-        "cdna": [TileConfig(32, 64, 4, 1)],
+        "cdna": [TileConfig(16, 64, 4, 1)],
+    },
+    ("key_value", 2, 127): {
+        "any": [TileConfig(32, 64, 8, 2)],
+        "cdna": [TileConfig(16, 64, 4, 1)],
     },
     ("key_value", 2, 128): {
         "ampere": [TileConfig(64, 64, 8, 2)],
         "hopper": [TileConfig(32, 64, 8, 2)],
         "blackwell": [TileConfig(32, 128, 8, 2), TileConfig(64, 64, 8, 2)],
-        "cdna": [TileConfig(32, 64, 4, 1)],
+        "cdna": [TileConfig(16, 64, 4, 1)],
     },
     ("query", 2, 64): {
         "ampere": [TileConfig(128, 64, 8, 3)],
         "hopper": [TileConfig(128, 64, 8, 3), TileConfig(128, 32, 4, 3)],
         "blackwell": [TileConfig(128, 32, 4, 3), TileConfig(128, 64, 8, 3)],
-        "cdna": [TileConfig(64, 32, 4, 2)],
+        "cdna": [TileConfig(128, 16, 4, 1)],
+    },
+    ("query", 2, 127): {
+        "any": [TileConfig(64, 64, 8, 2)],
+        "hopper": [TileConfig(128, 32, 8, 2)],
+        "cdna": [TileConfig(128, 16, 4, 1)],
     },
     ("query", 2, 128): {
         "ampere": [TileConfig(128, 32, 8, 2), TileConfig(64, 64, 8, 2)],
+        "sm_120": [TileConfig(64, 64, 8, 2)],
         "hopper": [TileConfig(128, 32, 8, 2)],
         "blackwell": [TileConfig(64, 64, 8, 2)],
-        "cdna": [TileConfig(64, 32, 4, 1)],
+        "cdna": [TileConfig(128, 16, 4, 1)],
     },
-    # Rarely met, and never fast (float32 in IEEE precision has no tensor cores): one tile serves every family.
+    # Rarely met, and never fast (float32 in IEEE precision has no tensor cores): one tile serves nearly every family.
     ("forward", 2, 256): {"any": [TileConfig(64, 32, 8, 2)]},
-    ("decode", 2, 256): {"any": [TileConfig(16, 32, 8, 1)]},
-    ("key_value", 2, 256): {"any": [TileConfig(32, 32, 8, 1)]},
-    ("query", 2, 256): {"any": [TileConfig(32, 32, 8, 1)]},
+    ("decode", 2, 256): {"any": [TileConfig(16, 32, 8, 2)]},
+    ("key_value", 2, 256): {
+        "any": [TileConfig(32, 32, 8, 1)],
+        "cdna": [TileConfig(16, 32, 4, 1)],
+    },
+    ("query", 2, 256): {
+        "any": [TileConfig(32, 32, 8, 1)],
+        "cdna": [TileConfig(64, 16, 4, 1)],
+    },
     ("forward", 4, 64): {"any": [TileConfig(32, 32, 4, 2)]},
     ("forward", 4, 128): {"any": [TileConfig(32, 32, 8, 1)]},
     ("forward", 4, 256): {"any": [TileConfig(16, 32, 8, 1)]},
     ("decode", 4, 64): {"any": [TileConfig(16, 32, 4, 2)]},
     ("decode", 4, 128): {"any": [TileConfig(16, 32, 8, 1)]},
     ("decode", 4, 256): {"any": [TileConfig(16, 32, 8, 1)]},
-    ("key_value", 4, 64): {"any": [TileConfig(32, 32, 8, 2)]},
+    ("key_value", 4, 64): {
+        "any": [TileConfig(32, 32, 8, 2)],
+        "cdna": [TileConfig(32, 32, 4, 1)],
+    },
     ("key_value", 4, 128): {"any": [TileConfig(16, 32, 8, 1)]},
-    ("key_value", 4, 256): {"any": [TileConfig(16, 16, 8, 1)]},
+    ("key_value", 4, 256): {
+        "any": [TileConfig(16, 16, 8, 1)],
+        "cdna": [TileConfig(16, 16, 4, 1)],
+    },
     ("query", 4, 64): {"any": [TileConfig(32, 32, 8, 2)]},
     ("query", 4, 128): {"any": [TileConfig(16, 16, 8, 1)]},
-    ("query", 4, 256): {"any": [TileConfig(16, 16, 8, 1)]},
+    ("query", 4, 256): {
+        "any": [TileConfig(16, 16, 8, 1)],
+        "cdna": [TileConfig(16, 16, 4, 1)],
+    },
 }
 
 
@@ -164,4 +194,4 @@ def tiles(kernel: str, arch: str, head_dim: int, itemsize: int) -> list[TileConf
         return [TileConfig(16, 128, 4, 1) if kernel == "decode" else TileConfig(128, 64, 4, 1)]
     widest = min(dim for name, size, dim in TILES if (name, size) == (kernel, itemsize) and head_dim <= dim)
     by_family = TILES[kernel, itemsize, widest]
-    return by_family.get("any") or by_family[FAMILIES.get(arch, "ampere")]
+    return next(by_family[name] for name in (arch, FAMILIES.get(arch, "ampere"), "any") if name in by_family)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from softpick.normalizers import NORMALIZERS
 from softpick.op import empty_lse, empty_output, register, sink_gradient
-from softpick.tiles import architecture, block_dim
+from softpick.tiles import architecture, block_dim, tiles
 from softpick.triton_backward import delta_kernel, key_value_kernel, query_kernel
 from softpick.triton_forward import forward_kernel
-from softpick.triton_tiles import tiles
 
 LOG2_E = math.log2(math.e)
 LONG_LENGTH = 1024  # keys; tiles are tuned apart for shorter and for longer sequences

@@ -120,19 +120,19 @@ def _fitted(
 ) -> tuple[str, int]:
     """The longest prompt that was found within the length, and its tokens; characters: of filler, to begin with."""
     best, most = _prompt(key, 0, 0), 0
-    tried: set[int] = set()
-    while characters not in tried and len(tried) < MAX_TRIES:
-        tried.add(characters)
+    short, long = -1, 4 * characters + 64  # characters between which the length is met
+    for _ in range(MAX_TRIES):
         before = int(place * (characters + 1))
         prompt = _prompt(key, before, characters - before)
         tokens = count(prompt)
         if most < tokens <= length:
             best, most = prompt, tokens
-        if tokens == length:
+        short, long = (characters, long) if tokens <= length else (short, characters)
+        if tokens == length or long - short <= 1:
             break
-        # One token off: character by character, since a cut word may have more tokens than a whole one.
-        step = (length - tokens) * (characters_per_token if abs(length - tokens) > 1 else 1)
-        characters = max(0, characters + int(step))
+        characters += int((length - tokens) * characters_per_token)
+        if not short < characters < long:  # a cut word may have more tokens than a whole one
+            characters = (short + long) // 2
     return best, most
 
 

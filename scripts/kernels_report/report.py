@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 from softpick import NORMALIZERS
-from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, TileConfig
-from softpick.triton_tiles import tiles
+from softpick.tiles import ARCHITECTURES, ELEMENT_SIZE, KERNELS, TileConfig, tiles
 from tabulate import tabulate
 
 from kernels_report.speed import plot_speed, speed_rows

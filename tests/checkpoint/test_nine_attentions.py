@@ -81,11 +81,11 @@ def test_the_table_has_the_nine() -> None:
 
 
 @each
-def test_the_shared_fixtures_give_their_logits(shared: Path, kind: str, tmp_path: Path) -> None:
-    name = kind.replace("_", "-") + ("-tiny" if kind in ("softmax", "softpick") else "")
-    expected = np.load(shared / "fixtures" / f"fla-{name}" / "expected.npz")
+def test_the_fixtures_give_their_logits(kind: str, tmp_path: Path) -> None:
+    folder = Path(__file__).parent / "fixtures" / f"fla-{kind.replace('_', '-')}"
+    expected = np.load(folder / "expected.npz")
     ids, answer = (torch.from_numpy(expected[field]) for field in ("input_ids", "logits"))
-    model = load_checkpoint(shared / "fixtures" / f"fla-{name}", attention=kind)
+    model = load_checkpoint(folder, attention=kind)
     assert_logits(model, ids, answer)
     save_checkpoint(model, tmp_path)
     assert_logits(load_checkpoint(tmp_path, attention=kind), ids, answer)

@@ -10,6 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from qbench import load_checkpoint, save_checkpoint
 from qbench.attention.register import register_all
+from qbench.evaluate.passkey import FILLER, HIDDEN, INTRODUCTION, QUESTION
+
+from ..made_up_texts import write_texts
 
 SENTENCES = [
     "Question: Which animal eats only plants?\nAnswer: a cow",
@@ -21,12 +24,15 @@ SENTENCES = [
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Documents of three tasks of lm-eval, as files."""
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(texts: dict[str, Path]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with BOS and EOS, as GPT-2's."""
-    texts = list(SENTENCES)
-    data = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "arc_easy.jsonl"
-    if data.exists():  # then tokens are about as long as real ones
-        texts += [json.loads(line)["question"] for line in data.read_text().splitlines()[:1000]]
+    questions = [json.loads(line)["question"] for line in texts["arc_easy"].read_text().splitlines()]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -34,7 +40,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=2000, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
     )
-    bpe.train_from_iterator(texts, trainer)
+    bpe.train_from_iterator([*SENTENCES, *questions, *[f"{INTRODUCTION} {FILLER} {HIDDEN} {QUESTION}"] * 4], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
 
 

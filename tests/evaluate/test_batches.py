@@ -103,11 +103,11 @@ def padding(groups: list[Group]) -> float:
 
 
 @pytest.mark.parametrize("batch_tokens", [512, 1024, 4096, 32768])
-def test_padding_stays_below_a_tenth_on_real_documents(
-    shared: Path, tokenizer: PreTrainedTokenizerFast, batch_tokens: int
+def test_padding_stays_below_a_tenth_at_the_lengths_of_real_documents(
+    texts: dict[str, Path], tokenizer: PreTrainedTokenizerFast, batch_tokens: int
 ) -> None:
     def read(name: str, count: int) -> list[dict]:
-        lines = (shared / "data" / name).read_text().splitlines()
+        lines = texts[name].read_text().splitlines()
         return [json.loads(line) for line in random.Random(0).sample(lines, count)]
 
     def encode(text: str) -> list[int]:
@@ -115,10 +115,10 @@ def test_padding_stays_below_a_tenth_on_real_documents(
 
     choices = [
         (encode(f"Question: {doc['question']}\nAnswer:"), encode(f" {choice}"))
-        for doc in read("arc_easy.jsonl", 300)
+        for doc in read("arc_easy", 300)
         for choice in doc["choices"]["text"]
     ]
-    words = [doc["text"].rsplit(" ", 1) for doc in read("lambada_openai.jsonl", 300)]
+    words = [doc["text"].rsplit(" ", 1) for doc in read("lambada_openai", 300)]
     for requests in (choices, [(encode(context), encode(f" {word}")) for context, word in words]):
         groups = group_requests(numbered(requests), batch_tokens)
         assert padding(groups) < 0.1

@@ -54,28 +54,28 @@ def instances(arguments: list[tuple], kind: str = "loglikelihood", task: str = "
     return [Instance(kind, {}, args, 0, (task, index, 1)) for index, args in enumerate(arguments)]
 
 
-def read(shared: Path, name: str, count: int) -> list[dict]:
-    lines = (shared / "data" / name).read_text().splitlines()
+def read(texts: dict[str, Path], name: str, count: int) -> list[dict]:
+    lines = texts[name].read_text().splitlines()
     return [json.loads(line) for line in random.Random(1).sample(lines, count)]
 
 
-def arc_easy(shared: Path, count: int = 40) -> list[Instance]:
+def arc_easy(texts: dict[str, Path], count: int = 40) -> list[Instance]:
     return instances(
         [
             (f"Question: {doc['question']}\nAnswer:", f" {choice}")
-            for doc in read(shared, "arc_easy.jsonl", count)
+            for doc in read(texts, "arc_easy", count)
             for choice in doc["choices"]["text"]
         ]
     )
 
 
-def lambada(shared: Path, count: int = 40) -> list[Instance]:
-    texts = [doc["text"].rsplit(" ", 1) for doc in read(shared, "lambada_openai.jsonl", count)]
-    return instances([(context, f" {word}") for context, word in texts])
+def lambada(texts: dict[str, Path], count: int = 40) -> list[Instance]:
+    passages = [doc["text"].rsplit(" ", 1) for doc in read(texts, "lambada_openai", count)]
+    return instances([(context, f" {word}") for context, word in passages])
 
 
-def wikitext(shared: Path, count: int = 4) -> list[Instance]:
-    pages = read(shared, "wikitext_valid.jsonl", count)
+def wikitext(texts: dict[str, Path], count: int = 4) -> list[Instance]:
+    pages = read(texts, "wikitext", count)
     # Short ones too: real pages are all longer than the tiny models' window.
     return instances([(page["page"][: 20_000 // 4**n],) for n, page in enumerate(pages)], "loglikelihood_rolling")
 
@@ -104,14 +104,14 @@ def test_own_requests_score_as_with_hflm(model, tokenizer, batch_tokens) -> None
 
 
 @pytest.mark.parametrize("task", [arc_easy, lambada])
-def test_real_documents_score_as_with_hflm(shared, model, tokenizer, task) -> None:
-    requests = task(shared)
+def test_documents_of_tasks_score_as_with_hflm(texts, model, tokenizer, task) -> None:
+    requests = task(texts)
     theirs = hflm(model, tokenizer).loglikelihood(requests, disable_tqdm=True)
     assert_same(Scorer(model, tokenizer).loglikelihood(requests), theirs)
 
 
-def test_rolling_documents_score_as_with_hflm(shared, model, tokenizer) -> None:
-    requests = wikitext(shared)
+def test_rolling_documents_score_as_with_hflm(texts, model, tokenizer) -> None:
+    requests = wikitext(texts)
     theirs = hflm(model, tokenizer).loglikelihood_rolling(requests, disable_tqdm=True)
     assert Scorer(model, tokenizer).loglikelihood_rolling(requests) == pytest.approx(theirs, rel=1e-5)
 
@@ -132,8 +132,8 @@ def _survives(tokenizer: PreTrainedTokenizerFast, context: str, text: str) -> bo
     return len(tokenizer.encode(context + text)) == len(tokenizer.encode(context)) + 4 and "\ufffd" not in text
 
 
-def test_the_order_of_requests_and_the_budget_do_not_matter(shared, model, tokenizer) -> None:
-    requests = arc_easy(shared, 10) + lambada(shared, 10) + instances(PAIRS)
+def test_the_order_of_requests_and_the_budget_do_not_matter(texts, model, tokenizer) -> None:
+    requests = arc_easy(texts, 10) + lambada(texts, 10) + instances(PAIRS)
     expected = Scorer(model, tokenizer).loglikelihood(requests)
     order = random.Random(0).sample(range(len(requests)), len(requests))
     for batch_tokens in (1, 300, 10_000):
@@ -217,8 +217,8 @@ def forwarded(model: LlamaForCausalLM, lm: HFLM, requests: list[Instance]) -> in
     return sum(counts)
 
 
-def test_shared_contexts_run_once(shared, softmax_model, tokenizer) -> None:
-    requests = arc_easy(shared)
+def test_shared_contexts_run_once(texts, softmax_model, tokenizer) -> None:
+    requests = arc_easy(texts)
     ours = forwarded(softmax_model, Scorer(softmax_model, tokenizer), requests)
     assert ours * 2.3 < forwarded(softmax_model, hflm(softmax_model, tokenizer), requests)
 

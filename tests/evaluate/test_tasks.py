@@ -16,6 +16,8 @@ from qbench.evaluate.local_data import TaskError
 from qbench.evaluate.requests import build_documents
 from qbench.evaluate.tasks import load_tasks, task_fingerprint
 
+from ..made_up_texts import SIZES
+
 ARC = {
     "id": "a",
     "question": "What is wet?",
@@ -56,11 +58,9 @@ def without(document: dict[str, Any], field: str) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key != field}
 
 
-def test_the_papers_tasks_are_lm_evals_own_and_load_within_a_second(shared: Path, write: Write) -> None:
+def test_the_papers_tasks_are_lm_evals_own_and_load_within_a_second(texts: dict[str, Path], write: Write) -> None:
     data = {
-        "arc_easy": shared / "data" / "arc_easy.jsonl",
-        "lambada_openai": shared / "data" / "lambada_openai.jsonl",
-        "wikitext": shared / "data" / "wikitext_valid.jsonl",
+        **texts,
         "piqa": write(PIQA, name="piqa.jsonl"),
         "sciq": write(SCIQ, name="sciq.jsonl"),
     }
@@ -69,7 +69,7 @@ def test_the_papers_tasks_are_lm_evals_own_and_load_within_a_second(shared: Path
     assert time.process_time() - start < 1
     assert list(loaded) == list(data)
     sizes = {name: len(task.eval_docs) for name, task in loaded.items()}
-    assert sizes == {"arc_easy": 2376, "lambada_openai": 5153, "wikitext": 60, "piqa": 1, "sciq": 1}
+    assert sizes == SIZES | {"piqa": 1, "sciq": 1}
     assert {name: task.VERSION for name, task in loaded.items()} == dict.fromkeys(data, 1.0) | {"wikitext": 2.0}
     assert loaded["wikitext"].config.dataset_path == "EleutherAI/wikitext_document_level"
 
@@ -91,8 +91,8 @@ def test_prompts_are_those_of_lm_evals_json_loader(write: Write, tmp_path: Path)
     assert ours[0][0][0].count("Question: ") == 3
 
 
-def test_wikitexts_detokenizer_and_word_count_apply(shared: Path) -> None:
-    task = load_tasks(["wikitext"], {"wikitext": shared / "data" / "wikitext_valid.jsonl"})["wikitext"]
+def test_wikitexts_detokenizer_and_word_count_apply(texts: dict[str, Path]) -> None:
+    task = load_tasks(["wikitext"], {"wikitext": texts["wikitext"]})["wikitext"]
     page = task.eval_docs[0]["page"]
     (document,) = build_documents(task, limit=1)
     text = document.requests[0].args[0]

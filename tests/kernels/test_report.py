@@ -18,8 +18,7 @@ from kernels_report.report import (
 )
 from kernels_report.speed import plot_speed, speed_rows
 from softpick import NORMALIZERS
-from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, TileConfig, architecture
-from softpick.triton_tiles import tiles
+from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, TileConfig, architecture, tiles
 
 HEAD_DIMS = (64, 128)
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"

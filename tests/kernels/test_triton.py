@@ -25,8 +25,7 @@ from cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from softpick import softpick_attention, triton_op
-from softpick.tiles import TileConfig
-from softpick.triton_tiles import TILES, tiles
+from softpick.tiles import TILES, TileConfig, tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = [Case(1, 2, 1, 300, 300, 64), Case(2, 2, 2, 17, 128, 128, padding="left"), Case(1, 2, 2, 128, 128, 96)]
