@@ -31,8 +31,8 @@ unfit:
 bench: setup ## run a recipe (RECIPE=…) and print its tables; default: the paper's with a GPU, else mini
 	$(BIN)/qbench doctor $(RECIPE)
 	@$(SHOW); show run $(RECIPE); status=$$?; \
-	show table $(RUN) && show table $(RUN) --kind damage && \
-	show table $(RUN) --format html --out $(RUN)/report.html && show table $(RUN) --kind summary && \
+	show table $(RUN) --kind summary && show table $(RUN) && show table $(RUN) --kind damage && \
+	show table $(RUN) --format html --out $(RUN)/report.html && \
 	echo "report: $(RUN)/report.html"; \
 	exit $$status
 
