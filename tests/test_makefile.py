@@ -8,10 +8,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RUN = "results/runs/mini"
 TABLES = [
+    f"table {RUN} --kind summary",
     f"table {RUN}",
     f"table {RUN} --kind damage",
     f"table {RUN} --format html --out {RUN}/report.html",
-    f"table {RUN} --kind summary",
 ]
 GATE = "check results/runs/ci --baseline results/mini --junit results/runs/ci/gate.xml --json results/runs/ci/gate.json"
 

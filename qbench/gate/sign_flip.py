@@ -9,8 +9,7 @@ if every sign were a coin's. Every p here is at least that one, computed in one 
   Dzindzalieta 2015, doi:10.3150/14-BEJ603). Σd / √Σd² is Student's t in other words: one is a function of the other.
 - by resampling, which is 3 times tighter; done only where Holm's decision hangs on it.
 
-Where single ones of many documents make up most of Σd², they would hide a loss of all the others; the losses are then
-tested a second time with those documents cut back, and the smaller p counts double. docs/statistics.md says more.
+docs/statistics.md says more.
 """
 
 import math
@@ -23,10 +22,6 @@ from qbench.uncertainty import ChanceSource, Estimate
 
 Floats = NDArray[np.float64]
 
-SHARES = 16  # no document may make up more than a sixteenth of Σd²
-# Of fewer changed documents nothing is cut back. A sixteenth of Σd² is then no rare size, and cutting moves the mean of
-# skewed losses: with 60 documents it doubled the false alarms (benchmarks/skewed.py).
-MIN_TO_CUT = 200
 DRAWS = 2000
 SEED = 0
 BLOCK = 2_000_000  # coins at a time: 14 MB
@@ -54,32 +49,6 @@ def score(losses: Floats) -> float:
 
 
 def sign_flip(losses: Floats) -> float:
-    """p of one-sided sign flips: exact for whole numbers, else from the bound."""
-    return _p(views(losses), tail)
-
-
-def views(losses: Floats) -> list[Floats]:
-    """The losses; and cut back too, where one of many documents has more say than it should. Answers all have the same.
-
-    Cut back so that none has more than its share of Σd². What is cut depends on sizes and not on signs, so that
-    flipping signs is as good a null for these losses as for the others.
-    """
-    changed = np.abs(losses[losses != 0])
-    if len(changed) < MIN_TO_CUT or is_whole(losses):
-        return [losses]
-    squares = np.sort(changed / changed.max()) ** 2
-    for cut in range(SHARES):  # ends: with all but one of the shares cut, the largest one left is below their sum
-        kept = squares[: len(squares) - cut]
-        limit = kept.sum() / (SHARES - cut)  # then Σ of the kept and the cut is SHARES times the limit
-        if limit >= kept[-1]:
-            break
-    if cut == 0:
-        return [losses]
-    largest = math.sqrt(limit) * changed.max()
-    return [losses, np.clip(losses, -largest, largest)]
-
-
-def tail(losses: Floats) -> float:
     """P(a total as large as this one) over random signs: exact for whole numbers, else the bound."""
     if is_whole(losses):
         return exact_tail(losses)
@@ -152,9 +121,8 @@ def settle(
     widened: what becomes of a p of documents where they are not the only chance, by the hypothesis's place.
     A choice between two valid p is valid here, since neither is below that of all sign flips.
     """
-    seen = [views(d) for d in losses]
-    p = np.array([widened(i, _p(own, tail)) for i, own in enumerate(seen)])
-    likely = np.array([widened(i, _p(own, lambda d: normal_tail(score(d)))) for i, own in enumerate(seen)])
+    p = np.array([widened(i, sign_flip(d)) for i, d in enumerate(losses)])
+    likely = np.array([widened(i, normal_tail(score(d))) for i, d in enumerate(losses)])
     unsettled = {i for i, d in enumerate(losses) if may_fail[i] and not is_whole(d)}
     alphas = np.broadcast_to(alpha, p.shape)
     while True:
@@ -165,7 +133,7 @@ def settle(
         if not near:
             return p
         for i in near:
-            p[i] = min(p[i], widened(i, _p(seen[i], resampled_tail)))
+            p[i] = min(p[i], widened(i, resampled_tail(losses[i])))
         unsettled.difference_update(near)
 
 
@@ -187,11 +155,6 @@ def interval(losses: Floats, weights: Floats, other: ChanceSource | None = None)
     documents = ChanceSource(float(residuals @ residuals) * n / (n - 1) / float(weights.sum()) ** 2, n - 1)
     reach = Estimate(center, (documents, other) if other else (documents,)).half_width()
     return center - reach, center + reach
-
-
-def _p(seen: Sequence[Floats], tail_of: Callable[[Floats], float]) -> float:
-    """The smallest p of several views, times their number (Bonferroni)."""
-    return min(1.0, len(seen) * min(tail_of(losses) for losses in seen))
 
 
 def _binomial(count: int) -> Floats:
