@@ -57,23 +57,15 @@ def test_cells_of_other_labels_are_paired_by_renaming(folders: tuple[Path, Path]
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_skewed_losses_are_judged(folders: tuple[Path, Path], recorded: bool) -> None:
+def test_skewed_losses_are_judged_with_and_without_the_second_look(folders: tuple[Path, Path], recorded: bool) -> None:
+    """Of few documents, none is cut back any more: the last two columns are the same."""
     base, _ = folders
     cells = {cell_ref(method="none", bits=16, label="none-16"): 0.0, cell_ref(): 0.05}
     run = write_cells(base.parent / "skewed", {cell: Population(60).samples(noise) for cell, noise in cells.items()})
     command = [BENCHMARKS / "skewed.py", *([run, "--tolerances"] if recorded else []), "--tables", 4, "--documents", 60]
     done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    _, _, *rows = [line.split("|")[1:-1] for line in done.stdout.splitlines()[1:]]
+    header, _, *rows = [line.split("|")[1:-1] for line in done.stdout.splitlines()[1:]]
+    assert [name.strip() for name in header[2:]] == ["cut back: often", "cut back: as the gate does", "cut back: never"]
     assert len(rows) == (1 if recorded else 4)
-    assert all(0 <= float(row[2].strip().rstrip("%")) <= 100 for row in rows)
-
-
-def test_draws_of_calibration_are_simulated() -> None:
-    """One page per setting: six settings with one, three and five draws; nothing is claimed of one draw."""
-    command = [sys.executable, str(BENCHMARKS / "draws.py"), "headline", "--simulations", "1"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows = [[field.strip() for field in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
-    assert [row[1] for row in rows] == ["1", "3", "5"] * 6
-    assert {row[3] for row in rows if row[1] == "1"} == {"0.0%"}
+    assert all(row[3].strip() == row[4].strip() for row in rows)

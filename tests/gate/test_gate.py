@@ -117,7 +117,7 @@ def test_an_improvement_is_told_and_passes(baseline: Path, tmp_path: Path) -> No
 def test_the_documents_that_lost_most_are_named(baseline: Path, tmp_path: Path) -> None:
     def spoil(samples: pd.DataFrame) -> pd.DataFrame:
         pages = samples.index[samples.task == "wikitext"]
-        samples.loc[pages[7], ["word_perplexity", "byte_perplexity", "bits_per_byte"]] -= 30
+        samples.loc[pages[7], ["word_perplexity", "byte_perplexity", "bits_per_byte"]] -= 1000
         return samples
 
     samples = {cell: spoil(POPULATION.samples(loss=0.1)) for cell in CELLS}
