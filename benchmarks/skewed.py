@@ -34,10 +34,6 @@ LAWS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {
 }
 # The value of DOMINANT for each.
 CUT_BACK = {"often": 1 / sign_flip.SHARES, "as the gate does": sign_flip.DOMINANT, "never": 1.0}
-    "often": 1 / sign_flip.SHARES,
-    "as the gate does": sign_flip.DOMINANT,
-    "never": 1.0,
-}  # DOMINANT of the three
 
 
 @dataclass(frozen=True)
