@@ -21,19 +21,19 @@ SLOPES = (0.8, 1.25)
 # Scales come from the largest weights of a group, so codes span the range; but a huge negative weight among tiny ones
 # uses only half of nf4's codes.
 MAX_NARROW = 0.02
-# Of a method that rounds to the nearest level, how many weights may be nearer to another one: rounding at ties.
+# Share of weights that may be nearer to another level if the method rounds to the nearest one: rounding at ties.
 MAX_MISPLACED = 1e-3
-# How far packed and dense logits may be apart, relative to their norm: the rounding of the dtype's matrix products,
-# summed in another order. float16 and bfloat16 round at 5e-4 and 4e-3 in each of the layers.
+# Largest difference between packed and dense logits, relative to their norm: the dtype's matrix products are rounded
+# and summed in another order. float16 and bfloat16 round at 5e-4 and 4e-3 in each layer.
 LOGITS_TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
 
 
-# How far the output of an LLM.int8 layer may be from its simulation, relative to its norm: bitsandbytes rounds inputs
-# to float16, and sums and outliers to the dtype. And how far it may be on the way to unquantized activations.
+# Largest difference between the output of an LLM.int8 layer and its simulation, relative to its norm: bitsandbytes
+# rounds inputs to float16, and sums and outliers to the dtype. MAX_SPARED: how much of the int8 noise may be missing.
 MAX_SPARED = 0.5
 INT8_TOLERANCE = {"float64": 2e-3, "float32": 2e-3, "float16": 4e-3, "bfloat16": 1e-2}
 
-# The figures of the audit that are sums over its layers, and how far they may be off: the order of the summands.
+# The figures of the audit that are sums over its layers; the order of summation may change them by the tolerance.
 TOTALS = ("weights", "code_bytes", "metadata_bytes", "source_energy", "error_energy")
 TOTALS_TOLERANCE = 1e-6
 MAX_REASONS = 8  # in the message of an error
@@ -263,7 +263,7 @@ def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
     # Nor can a layer of tiny weights, if the method's finest step is too coarse for them.
     elif layer.codes_used <= (half := layer.codes_possible / 2) or layer.levels <= min(half, layer.group_size // 4):
         reasons.append(
-            f"only {layer.codes_used} codes are used, at most {layer.levels} per group: {bits - 1} bits would be enough."
+            f"only {layer.codes_used} codes are used, at most {layer.levels} per group: {bits - 1} bits would do."
         )
     elif layer.nearest and bits > 1 and layer.narrow > MAX_NARROW:
         reasons.append(f"in {layer.narrow:.1%} of its groups the codes span only the range of {bits - 1} bits.")

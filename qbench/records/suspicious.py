@@ -26,9 +26,9 @@ from qbench.records.store import StoredRecord
 # Metrics whose per-document values are log-likelihoods.
 LOG_LIKELIHOODS = tuple(name for name, facts in METRICS.items() if facts.unit != "share")
 
-# Log-likelihoods nearer to 0 coincide by chance: of a sure answer all models say -0.0 or -1.2e-7.
+# Log-likelihoods nearer to 0 coincide by chance: for a sure answer all models give -0.0 or -1.2e-7.
 INFORMATIVE = 0.01
-# So many documents must have such values.
+# At least this many documents must have informative values.
 MIN_DOCUMENTS = 8
 # Share of a task's documents that are equal to the last bit. Between two honest cells of mini it is 0 in 1,154 of 1,155
 # comparisons, and 0.6% (1 of 158 documents) in the other; it is 1 for the same weights.
@@ -377,8 +377,8 @@ def _recovered(evidence: Evidence) -> Iterator[Suspicion]:
         error = math.sqrt(sum(now[task].error ** 2 for task in large))
         if large and after + 2 * error < before / MAX_RECOVERY:
             message = (
-                f"quantization costs it {after:.3f} nats per decision (sum over {', '.join(large)}), but {before:.3f} in "
-                f"the baseline. One bit more would leave at least 1/{MAX_RECOVERY:.0f} of that."
+                f"quantization costs it {after:.3f} nats per decision (sum over {', '.join(large)}), but {before:.3f} "
+                f"in the baseline. One bit more would leave at least 1/{MAX_RECOVERY:.0f} of that."
             )
             yield Suspicion(cell.cell, "records", message)
 
