@@ -206,7 +206,7 @@ def _change(
     moved = [score(outcome) for outcome in (*report.worse, *report.better)] if report else []
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "who": _who(),
+        "who": who(),
         "why": reason.strip(),
         "recipe": first.recipe,
         "commit": first.git_commit,
@@ -219,7 +219,7 @@ def _change(
     }
 
 
-def _who() -> str:
+def who() -> str:
     """The user's name and address from git's configuration, or else the login name."""
     try:
         asked = [

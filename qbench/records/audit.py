@@ -207,7 +207,7 @@ class Audit(_Stored):
 
 def failures(audit: Audit) -> list[str]:
     """Why an audit does not prove what its label says, one sentence per reason; empty if it does."""
-    reasons = [f"{name} is still on the meta device: it has no values." for name in audit.on_meta]
+    reasons = [f"{name} was left on the meta device: it has no values." for name in audit.on_meta]
     reasons += [f"{name} was not quantized." for name in audit.untouched]
     reasons += [f"{name} was quantized, but it is not a target." for name in audit.unasked]
     reasons += [f"{name} changed; only the weights of the targets may change." for name in audit.changed]
@@ -263,16 +263,14 @@ def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
     # Nor can a layer of tiny weights, if the method's finest step is too coarse for them.
     elif layer.codes_used <= (half := layer.codes_possible / 2) or layer.levels <= min(half, layer.group_size // 4):
         reasons.append(
-            f"only {layer.codes_used} codes are used, at most {layer.levels} per group: {bits - 1} bits would do."
+            f"only {layer.codes_used} codes are in use, at most {layer.levels} per group: {bits - 1} bits would do."
         )
     elif layer.nearest and bits > 1 and layer.narrow > MAX_NARROW:
         reasons.append(f"in {layer.narrow:.1%} of its groups the codes span only the range of {bits - 1} bits.")
     if layer.code_bytes != layer.packed_bytes:
         reasons.append(f"its codes take {layer.code_bits:.2f} bits per weight in storage; {bits} were asked for.")
     if not layer.one_value_a_code:
-        reasons.append(
-            "one code stands for different weights within a group: codes and weights do not match."
-        )
+        reasons.append("one code stands for different weights within a group: codes and weights do not match.")
     if layer.error_energy == 0:
         reasons.append("its weights are equal to the source's: nothing was quantized.")
     if layer.median_steps > MAX_MEDIAN_STEPS or abs(layer.median_bias) > MAX_MEDIAN_BIAS:
@@ -281,9 +279,7 @@ def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
             f"(bias {layer.median_bias:+.2f}); at most {MAX_MEDIAN_STEPS} (bias {MAX_MEDIAN_BIAS}) is plausible."
         )
     elif layer.nearest and layer.misplaced > MAX_MISPLACED:
-        reasons.append(
-            f"{layer.misplaced:.2%} of its weights are not at the nearest level of their grid."
-        )
+        reasons.append(f"{layer.misplaced:.2%} of its weights are not at the nearest level of their grid.")
     if bits == 1:
         alike = layer.cosine >= MIN_COSINE_1_BIT
     else:

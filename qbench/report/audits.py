@@ -8,9 +8,7 @@ from qbench.records.suspicious import audit_failures
 from qbench.report.results import CellResult, ResultSet
 from qbench.report.tables import Column, Field, Table, number_field
 
-CAPTION = (
-    "Measured on the quantized models: stored bits per weight, weight errors, and next-token predictions."
-)
+CAPTION = "Measured on the quantized models: stored bits per weight, weight errors, and next-token predictions."
 READ_BITS = (
     "Quantized: share of the target weights. Code bits: stored bits per code, as the method packs them (HQQ packs ten "
     "3-bit codes into 32 bits: 3.2 bits per code, more if words are not full). Storage bits: with scales and zeros."

@@ -79,7 +79,7 @@ class Headline:
 def headlines(results: ResultSet, evidence: DocumentEvidence) -> list[Headline]:
     """One per family (or set of replicates), attention and bit width, with p adjusted over all of them."""
     report, groups = _Data(results, evidence), list(_groups(results))
-    return _adjusted(_in_nats(report, groups) if evidence.documents else _in_points(report, groups))
+    return adjusted(_in_nats(report, groups) if evidence.documents else _in_points(report, groups))
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,7 @@ def _share_variance(score: Score, count: int) -> float:
     return 100**2 * share * (1 - share) / count
 
 
-def _adjusted(found: Sequence[Headline]) -> list[Headline]:
+def adjusted(found: Sequence[Headline]) -> list[Headline]:
     """The headlines with Holm's p over those that are judged."""
     judged = sorted((line.estimate.p, n) for n, line in enumerate(found) if line.judged)
     adjusted, largest = {}, 0.0
