@@ -196,7 +196,8 @@ def test_a_family_with_one_model_has_no_headline_and_says_so(tmp_path: Path) -> 
     report = read_report(write_mini(tmp_path, attentions=("softmax",)))
     assert report.headlines == []
     (said,) = answer(report)
-    assert "mini has one model" in said
+    assert "mini" in said
+    assert "one model" in said
 
 
 def test_tasks_without_log_likelihoods_are_left_out_and_named(tmp_path: Path) -> None:
