@@ -133,7 +133,7 @@ def backward(
 
 
 @functools.cache
-def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
+def autotuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
     """The kernel with the tiles that compile without spills for this architecture, head dim and element size."""
     configs = [
         triton.Config({"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}, num_warps=tile.warps, num_stages=tile.stages)
@@ -157,7 +157,7 @@ def _launch(
     **options: bool,
 ) -> None:
     """Run a kernel; its arguments are tensors, strides and numbers, in this order."""
-    tuned = _tuned(kernel, architecture(q.device), q.shape[-1], q.element_size())
+    tuned = autotuned(kernel, architecture(q.device), q.shape[-1], q.element_size())
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     with _device(q):
         tuned[grid](

@@ -153,7 +153,7 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
         if name in manager.all_subtasks:
             return manager, [name]
     log.info("Looking for the task %s in all of lm-eval's files, which takes a while.", name)
-    index = _index(*(str(Path(folder).resolve()) for folder in folders))
+    index = all_tasks(*(str(Path(folder).resolve()) for folder in folders))
     if name not in index.task_index:
         raise TaskError(
             f"There is no task {name!r}, neither in lm-eval nor in {', '.join(map(str, folders)) or 'a folder given'}."
@@ -167,7 +167,7 @@ def _manager(folder: PathLike) -> TaskManager:
 
 
 @cache
-def _index(*folders: str) -> TaskManager:
+def all_tasks(*folders: str) -> TaskManager:
     """All of lm-eval's tasks, and those in folders."""
     return TaskManager(include_path=list(folders))
 

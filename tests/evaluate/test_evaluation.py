@@ -160,14 +160,14 @@ def test_token_counts_where_the_model_tells(tasks: dict[str, Task]) -> None:
 
 
 @pytest.mark.parametrize("score", [math.nan, -math.inf])
-def test_what_is_no_number_is_no_score(score: float, tasks: dict[str, Task]) -> None:
+def test_a_score_must_be_finite(score: float, tasks: dict[str, Task]) -> None:
     question = tasks["arc_easy"].eval_docs[3]["question"]
-    with pytest.raises(EvaluationError, match=r"arc_easy, document 3: the model's log-likelihood is (nan|-inf)"):
+    with pytest.raises(EvaluationError, match=r"arc_easy, document 3: .*(nan|-inf)"):
         evaluate(Opinionated(bad=(question, score)), tasks, limit=5)
 
 
 def test_a_perplexity_beyond_numbers(tasks: dict[str, Task]) -> None:
-    with pytest.raises(EvaluationError, match="lambada_openai: perplexity is larger than any number"):
+    with pytest.raises(EvaluationError, match="lambada_openai: perplexity"):
         evaluate(Opinionated(bad=("", -1e6)), {"lambada_openai": tasks["lambada_openai"]}, limit=5)
 
 

@@ -113,11 +113,11 @@ def test_it_is_a_command(checkpoints, task_folder, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("model_args", "error", "message"),
     [
-        ("quantise=4", ScoringError, "model_args has quantise; supported are pretrained,"),
-        ("dtype=float8", ScoringError, "model_args has dtype=float8; supported are float32,"),
-        ("batch_size=8", ScoringError, "batch_size is 8; batches are sized in tokens: give batch_tokens"),
-        ("batch_tokens=-1", ScoringError, "batch_tokens is -1"),
-        ("attention=softpick", CheckpointError, "attention='softpick' was asked for"),
+        ("quantise=4", ScoringError, "model_args.*quantise.*pretrained,"),
+        ("dtype=float8", ScoringError, "dtype=float8.*float32,"),
+        ("batch_size=8", ScoringError, "batch_size.*8.*batch_tokens"),
+        ("batch_tokens=-1", ScoringError, "batch_tokens.*-1"),
+        ("attention=softpick", CheckpointError, "attention='softpick'.*softmax"),
     ],
 )
 def test_wrong_model_args_are_one_sentence(checkpoints, model_args, error, message) -> None:

@@ -307,7 +307,7 @@ def test_models_whose_scores_depend_on_the_batch_keep_their_budget(softmax_model
     lm = Scorer(model, tokenizer, batch_tokens=500)
     with (
         fail_above(model, 100, MemoryError(), []),
-        pytest.raises(ScoringError, match="batch_tokens=500, which must stay"),
+        pytest.raises(ScoringError, match="batch_tokens=500"),
     ):
         lm.loglikelihood(instances(PAIRS))
     assert lm.batch_tokens == 500
@@ -329,11 +329,11 @@ def test_generation_halves_its_budget_too(softmax_model, tokenizer) -> None:
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        (("A question", ""), r"arc, document 1: the continuation is empty"),
-        (("", ""), r"arc, document 1: the continuation is empty"),
-        ((" \n", "a word"), r"arc, document 1: the context is white space"),
-        ((" ", "a"), r"arc, document 1: the context is white space"),
-        (("A question", " word" * 300), r"arc, document 1: the continuation has \d+ tokens and max_length is 256"),
+        (("A question", ""), r"arc, document 1: .*continuation.*empty"),
+        (("", ""), r"arc, document 1: .*continuation.*empty"),
+        ((" \n", "a word"), r"arc, document 1: .*context.*white space"),
+        ((" ", "a"), r"arc, document 1: .*context.*white space"),
+        (("A question", " word" * 300), r"arc, document 1: .*continuation.*\d+ tokens.*max_length.*256"),
     ],
 )
 def test_a_continuation_that_cannot_be_scored_names_its_document(softmax_model, tokenizer, pair, message) -> None:
@@ -342,7 +342,7 @@ def test_a_continuation_that_cannot_be_scored_names_its_document(softmax_model, 
 
 
 def test_an_empty_document_is_named(softmax_model, tokenizer) -> None:
-    with pytest.raises(ScoringError, match="wikitext, document 1: the document is empty"):
+    with pytest.raises(ScoringError, match=r"wikitext, document 1: .*empty"):
         Scorer(softmax_model, tokenizer).loglikelihood_rolling(
             instances([("a page",), ("",)], "loglikelihood_rolling", "wikitext")
         )
@@ -350,7 +350,7 @@ def test_an_empty_document_is_named(softmax_model, tokenizer) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
-def test_a_logit_that_is_no_number_names_the_document(softmax_model, tokenizer, bad, kind) -> None:
+def test_a_logit_that_is_not_finite_names_the_document(softmax_model, tokenizer, bad, kind) -> None:
     token = tokenizer.encode("Photosynthesis")[0]
     model = copy.deepcopy(softmax_model)
 
@@ -368,21 +368,21 @@ def test_a_logit_that_is_no_number_names_the_document(softmax_model, tokenizer, 
     model.lm_head.direction = direction / direction.norm() ** 2
     texts = ["The river ran", "Photosynthesis turns"]
     arguments = [("", text) if kind == "loglikelihood" else (text,) for text in texts]
-    with pytest.raises(ScoringError, match="own, document 1: the model's logits are NaN or infinite"):
+    with pytest.raises(ScoringError, match=r"own, document 1: .*NaN or infinite"):
         getattr(Scorer(model, tokenizer), kind)(instances(arguments, kind))
 
 
 def test_a_tokenizer_of_another_model_is_refused(softmax_model, tokenizer) -> None:
     larger = copy.deepcopy(tokenizer)
     larger.add_tokens([f"<extra {n}>" for n in range(20)])
-    with pytest.raises(ScoringError, match=r"goes up to id \d+, but the model's ends at"):
+    with pytest.raises(ScoringError, match=r"tokenizer.*\d+.*model.*\d+"):
         Scorer(softmax_model, larger)
 
 
 @pytest.mark.parametrize("name", ["max_length", "batch_tokens"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
-def test_a_length_that_is_no_positive_integer_is_refused(softmax_model, tokenizer, name, value) -> None:
-    with pytest.raises(ScoringError, match=f"{name} is {value!r}"):
+def test_a_length_that_is_not_a_positive_integer_is_refused(softmax_model, tokenizer, name, value) -> None:
+    with pytest.raises(ScoringError, match=rf"{name}.*{value!r}.*positive integer"):
         Scorer(softmax_model, tokenizer, **{name: value})
 
 

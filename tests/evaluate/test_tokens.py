@@ -1,5 +1,6 @@
 """Token ids on disk: what the model's own tokenization gives, faster, and never from a file that is not what it was."""
 
+import logging
 import multiprocessing
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from lm_eval.api.model import TemplateLM
 from transformers import PreTrainedTokenizerFast
 
-from qbench.evaluate.tokens import TokenCache, _read, _write
+from qbench.evaluate.tokens import TokenCache
 
 PAIRS = [("Question: why?\nAnswer:", " because"), ("Trailing space ", "moves"), ("é 中", " ∑\n"), ("a", " b c d")]
 
@@ -105,22 +106,32 @@ def test_a_folder_that_cannot_be_written_costs_time_only(
     assert "cannot be kept" in caplog.text
 
 
-def write_and_read(file: Path) -> None:
-    rows = [[i] * 50 for i in range(2000)]
+TEXTS = [f"{number} {'words ' * 20}" for number in range(300)]
+
+
+def write_and_read(file: Path, lm: Tokenizing, expected: list[list[int]]) -> None:
+    warned: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = warned.append  # type: ignore[method-assign]
+    logging.getLogger("qbench.evaluate.tokens").addHandler(handler)
     for _ in range(40):
-        _write(file, "key", rows)
-        assert _read(file, "key") == rows
+        file.unlink(missing_ok=True)
+        assert TokenCache(file.parent).encode_texts(lm, TEXTS) == expected  # writes
+        assert TokenCache(file.parent).encode_texts(lm, TEXTS) == expected  # reads, or writes after another's unlink
+    assert not warned  # half a file would be reported as damaged, and computed again
 
 
-def test_processes_that_write_the_same_file_never_see_half_of_it(tmp_path: Path) -> None:
+def test_processes_that_write_the_same_file_never_see_half_of_it(lm: Tokenizing, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write_and_read, args=[tmp_path / "ids.safetensors"]) for _ in range(3)]
+    expected = TokenCache(tmp_path).encode_texts(lm, TEXTS)
+    (file,) = files(tmp_path)
+    writers = [context.Process(target=write_and_read, args=[file, lm, expected]) for _ in range(3)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    assert [file.name for file in files(tmp_path)] == ["ids.safetensors"]
+    assert files(tmp_path) == [file]
 
 
 def test_reading_is_faster_than_tokenizing(lm: Tokenizing, tmp_path: Path) -> None:

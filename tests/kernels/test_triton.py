@@ -77,11 +77,11 @@ def test_every_shipped_tile_shape_is_right(kernel, rows, columns, monkeypatch):
     def shipped(name, *options):
         return [TileConfig(rows, columns, 4, 1)] if name == kernel else tiles(name, *options)
 
-    triton_op._tuned.cache_clear()
+    triton_op.autotuned.cache_clear()
     monkeypatch.setattr(triton_op, "tiles", shipped)
     q_len = 10 if kernel == "decode" else 70
     check(make_inputs(Case(1, 2, 1, q_len, 145, 32, padding="left")), "triton")
-    triton_op._tuned.cache_clear()
+    triton_op.autotuned.cache_clear()
 
 
 @pytest.mark.parametrize("dim", [160, 256])

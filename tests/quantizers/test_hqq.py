@@ -81,10 +81,10 @@ def test_zero_points_of_bfloat16_models_are_not_rounded_to_a_step(linear):
 @pytest.mark.parametrize(
     ("shape", "bits", "options", "says"),
     [
-        ((96, 64), 4, {}, "group_size 64 does not divide 0's in_features, 96"),
-        ((128, 96), 4, {"axis": 0}, "group_size 64 does not divide 0's out_features, 96"),
-        ((64, 3), 4, {}, "0 has 3 groups of 64; HQQ packs 4-bit codes of 2 groups together"),
-        ((64, 4), 1, {}, "0 has 4 groups of 64; HQQ packs 1-bit codes of 8 groups together"),
+        ((96, 64), 4, {}, "group_size 64.* 0.*in_features.*96"),
+        ((128, 96), 4, {"axis": 0}, "group_size 64.* 0.*out_features.*96"),
+        ((64, 3), 4, {}, "0 .*3 groups of 64.*4-bit.*2"),
+        ((64, 4), 1, {}, "0 .*4 groups of 64.*1-bit.*8"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_changed(shape, bits, options, says):

@@ -315,24 +315,24 @@ def test_nothing_of_a_gptq_model_stays_when_another_is_saved_over_it(quantized, 
 
 
 def test_an_unquantized_model_is_not_saved_as_quantized(untrained, tmp_path):
-    with pytest.raises(QuantizeError, match="not quantized: quantize it, or write it with save_checkpoint"):
+    with pytest.raises(QuantizeError, match=r"not quantized.*save_checkpoint"):
         save_quantized(untrained, tmp_path)
 
 
 @pytest.mark.parametrize("execution", ["packed", "dense"])
 def test_save_checkpoint_does_not_write_quantized_models(quantized, tmp_path, execution):
-    with pytest.raises(CheckpointError, match=r"quantized, as hqq-3-g64; .* use save_quantized"):
+    with pytest.raises(CheckpointError, match=r"hqq-3-g64.*save_quantized"):
         save_checkpoint(quantized("hqq", 3, execution=execution)[0], tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"quant_method": "awq"}, "quant_method is 'awq'.* give the unquantized one"),
-        ({"checkpoint_format": "gptq_v2"}, "checkpoint_format is 'gptq_v2'; it must be 'gptq'"),
-        ({"bits": 5}, "5 bits are not offered by gptq"),
-        ({"bits": 4}, "cannot be read as gptq-4-g128|holds a weight of"),
-        ({"quant_method": "hqq"}, "'quant_config' is missing in the quantization_config of hqq"),
+        ({"quant_method": "awq"}, "quant_method.*'awq'.*unquantized"),
+        ({"checkpoint_format": "gptq_v2"}, "checkpoint_format.*'gptq_v2'.*'gptq'"),
+        ({"bits": 5}, "5 bits.*gptq"),
+        ({"bits": 4}, "config.json.*(gptq-4-g128|weight)"),
+        ({"quant_method": "hqq"}, "'quant_config'.*hqq"),
     ],
 )
 def test_a_config_that_is_wrong_is_refused(saved, tmp_path, change, says):

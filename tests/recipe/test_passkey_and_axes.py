@@ -204,11 +204,11 @@ def test_a_wrong_axis_is_a_sentence(tmp_path: Path, entry: dict[str, Any], facts
 
 
 def test_masked_heads_need_calibration_text(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"quantizations\[1\].*mask_heads needs calibration"):
+    with pytest.raises(RecipeError, match=r"quantizations\[1\].*mask_heads.*calibration"):
         masked(tmp_path, calibration=None)
 
 
 def test_the_same_mask_twice_is_refused(tmp_path: Path) -> None:
     twice = [{"method": "none", "mask_heads": {"epsilon": 1e-6}}, {"method": "none", "mask_heads": {}}]
-    with pytest.raises(RecipeError, match="none-16-mask1e-06 is listed twice"):
+    with pytest.raises(RecipeError, match=r"none-16-mask1e-06.*twice"):
         masked(tmp_path, quantizations=twice)

@@ -185,7 +185,7 @@ def quantize_linears(
     home = model.model.embed_tokens.weight.device
     device = torch.device(device or home)
     model.eval()
-    activations = _first_layer_inputs(model, _batches(token_ids(calibration, model), home), device)
+    activations = _first_layer_inputs(model, batches(token_ids(calibration, model), home), device)
     with Bar(total=len(targets), unit="linear", shown=progress) as bar:
         for index, layer in enumerate(model.model.layers):
             prefix = f"model.layers.{index}."
@@ -240,7 +240,7 @@ def solve(
     task.quantizer.configure(perchannel=True)
     _keep_on_host(task.quantizer)
     # Not add_batch, which holds two Hessians more: one for each batch, one for the sum over devices.
-    task.H, task.nsamples = _hessian(inputs, joint)
+    task.H, task.nsamples = hessian(inputs, joint)
     # Columns are updated one by one within a block, and by one product beyond it. The size changes the rounding alone,
     # unless a block has several groups, whose scales are of the weights at its start: 128 then, as in the authors'
     # code. It is also what the fused CUDA kernel takes; on the CPU less is faster.
@@ -266,15 +266,15 @@ def solve(
     return solved
 
 
-def _hessian(inputs: Iterator[Tensor], linear: nn.Linear) -> tuple[Tensor, int]:
+def hessian(inputs: Iterator[Tensor], linear: nn.Linear) -> tuple[Tensor, int]:
     """2 XᵀX / n in float32, [in, in], and the number n of inputs."""
-    hessian = linear.weight.new_zeros(linear.in_features, linear.in_features)
+    total = linear.weight.new_zeros(linear.in_features, linear.in_features)
     tokens = 0
     for x in inputs:
-        x = x.flatten(0, -2).to(hessian.dtype)  # [tokens, in]
-        hessian.addmm_(x.T, x)
+        x = x.flatten(0, -2).to(total.dtype)  # [tokens, in]
+        total.addmm_(x.T, x)
         tokens += len(x)
-    return hessian.mul_(2 / tokens), tokens
+    return total.mul_(2 / tokens), tokens
 
 
 @functools.cache
@@ -361,7 +361,7 @@ def _check_targets(model: LlamaForCausalLM, targets: Sequence[str], options: Gpt
             raise QuantizeError(f"{shape}; gptq's group_size {size} does not divide its {linear.in_features} inputs.")
 
 
-def _batches(calibration: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
+def batches(calibration: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
     """Consecutive samples of one length as token ids [n, length] with at most BATCH_TOKENS tokens."""
     most = BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
     start = 0
@@ -409,11 +409,11 @@ class _Activations:
             self.hidden[i] = layer(x, **context).to(self.hidden[i].device)
 
 
-def _first_layer_inputs(model: LlamaForCausalLM, batches: Iterator[Tensor], device: torch.device) -> _Activations:
+def _first_layer_inputs(model: LlamaForCausalLM, samples: Iterator[Tensor], device: torch.device) -> _Activations:
     activations = _Activations([], [], device)
     by_shape: dict[torch.Size, dict[str, Any]] = {}  # nothing is padded: one mask for all batches of a shape
     with _stop_at(model.model.layers[0]):
-        for ids in batches:
+        for ids in samples:
             try:
                 model.model(input_ids=ids, use_cache=False)
             except _Reached as reached:
