@@ -118,7 +118,7 @@ def test_memory_that_never_suffices_is_a_sentence(cuda: PretendedCuda, folders: 
 def test_quantizing_without_memory_is_a_sentence(cuda: PretendedCuda, folders: Folders) -> None:
     model = load_checkpoint(folders("softmax", 1), device="cuda", dtype=torch.bfloat16)
     cuda.fail = lambda number, size: size > 2**17
-    with pytest.raises(QuantizeError, match="No memory left to quantize as hqq-4-g32"):
+    with pytest.raises(QuantizeError, match=r"memory.*hqq-4-g32"):
         quantize(model, "hqq", 4, group_size=32)
 
 

@@ -266,7 +266,7 @@ def test_files_that_hold_no_text(tmp_path: Path, tokenizer: PreTrainedTokenizerF
     [
         ('{"body": "w1"}', r"pages\.jsonl, line 2: .*'text'.*body"),
         ("[1, 2]", r"line 2: .*'text'.*object"),
-        ('{"text": 3}', r"line 2: .*'text'.*3.*text"),
+        ('{"text": 3}', r"line 2: .*'text'.*3.*string"),
         ('{"text": "w1', r"line 2: not JSON"),
     ],
 )

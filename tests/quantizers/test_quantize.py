@@ -88,7 +88,7 @@ def test_widths_that_bnb_lacks_are_a_value_not_an_error():
         ({"method": "gptq", "bits": 3}, QuantizeError, "[Cc]alibration"),
         ({"method": "bnb", "bits": 8, "quant_type": "nf4"}, QuantizeError, "quant_type.*bnb.*4 bits.*8"),
         ({"method": "hqq", "bits": 3, "execution": "fast"}, QuantizeError, "execution.*'fast'.*'dense'"),
-        ({"method": "hqq", "bits": 3, "probe": torch.tensor([[64]])}, QuantizeError, "64.*vocabulary.*64"),
+        ({"method": "hqq", "bits": 3, "probe": torch.tensor([[64]])}, QuantizeError, "64.*vocabulary.*63"),
         ({"method": "hqq", "bits": 3, "probe": torch.tensor([1, 2])}, QuantizeError, r"probe.*token ids \[batch"),
         ({"method": "hqq", "bits": 3, "probe": [[1, 2]]}, QuantizeError, "probe.*list.*tensor"),
         ({"method": "hqq", "bits": 3, "probe": torch.ones(1, 2, dtype=torch.bool)}, QuantizeError, "probe.*torch.bool"),
