@@ -103,7 +103,7 @@ def _most_rows(width: int, batch_tokens: int, keys: int) -> int:
 
 
 def _ends_of_similar(lengths: list[int], batch_tokens: int, batch_cost: int, keys: int) -> list[int]:
-    """Split descending lengths into parts of least cost, padding plus batches, by dynamic programming; return their ends.
+    """Split descending lengths so padding plus batches cost least, by dynamic programming; return the ends of parts.
 
     A part may be more than one batch; padding is counted as if all rows were as wide as its first row.
     """

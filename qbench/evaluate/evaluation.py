@@ -76,7 +76,7 @@ def evaluate(
 
 
 def _answer(lm: LM, requests: Sequence[Instance]) -> dict[int, int]:
-    """Put the model's answers into the requests; return the number of scored tokens per request, if the model reports it."""
+    """Put the model's answers into the requests; return the scored tokens per request, if the model counts them."""
     by_type: dict[str, list[Instance]] = defaultdict(list)
     for request in requests:
         by_type[request.request_type] += [request] * (request.repeats or 1)

@@ -58,7 +58,7 @@ class PasskeySettings:
         return min(self.trials, limit or self.trials)
 
     def fingerprint(self, length: int, limit: int | None = None) -> str:
-        """A hash of what decides a length's documents and scores, except the tokenizer, which is in a cell's identity."""
+        """A hash of what decides a length's documents and scores, except the tokenizer, which a cell's identity has."""
         code = source_hash(Path(__file__).read_bytes())
         return json_hash([passkey_task(length), self.number(limit), self.seed, code])
 
