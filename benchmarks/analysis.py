@@ -1,12 +1,12 @@
-"""`qbench.analyze` beside the plain way, `output_attentions=True`: CPU time, peak extra memory, and figures of both.
+"""Compare `qbench.analyze` with plain `output_attentions=True`: CPU time, peak extra memory, and both sets of figures.
 
     OMP_NUM_THREADS=1 python benchmarks/analysis.py [--length 2048] [--layers 24] [--repeats 1]
     OMP_NUM_THREADS=1 python benchmarks/analysis.py --model FOLDER --texts FILE.jsonl --samples 20 --length 256
 
-Without --model it is one text of random tokens on the 340M shape with random weights, softmax, float32. Each run is a
-process of its own with one thread, one after the other; of the repeats the least CPU time counts. Memory is the growth
-of the resident set's peak while texts are measured, in further processes (Linux only). The plain way holds the matrices
-of all layers of one text, as transformers returns them.
+Without --model, it uses one text of random tokens and a softmax model of the 340M shape with random float32 weights.
+Each run is a separate process with one thread, one after the other. The table shows the least CPU time of the repeats.
+Memory is how much the peak of the resident set grows while texts are measured, in further processes (Linux only). The
+plain way holds the matrices of all layers of one text, as transformers returns them.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def plain(model: LlamaForCausalLM, texts: list[Tensor]) -> Figures:
 
 
 def ours(model: LlamaForCausalLM, texts: list[Tensor]) -> Figures:
-    """Everything that `analyze` measures, of which these are shown."""
+    """Everything that `analyze` measures; the table shows the figures that `plain` has too."""
     with warnings.catch_warnings(action="ignore"):
         analysis = analyze(model, texts)
     frame = analysis.to_frame()
@@ -98,7 +98,7 @@ def inputs(args: argparse.Namespace) -> tuple[LlamaForCausalLM, list[Tensor]]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, object]:
-    """CPU seconds, MiB and figures of one way, in this process."""
+    """CPU seconds, MiB and figures of one way, measured in this process."""
     torch.set_num_threads(1)
     model, texts = inputs(args)
     way = WAYS[args.way]
@@ -110,9 +110,9 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
 
 
 def child(way: str, memory: bool = False) -> dict:
-    """What `measure` finds in a process of its own."""
-    # A fixed threshold makes malloc give large blocks back at once, so that the resident set is what is in use; but
-    # then every block costs page faults, which is no fair time.
+    """The result of `measure` in a new process."""
+    # With a fixed threshold, malloc returns large blocks at once, so the resident set is the memory in use. But then
+    # every block costs page faults, so this is not used to measure time.
     threshold = {"MALLOC_MMAP_THRESHOLD_": "65536"} if memory else {}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **threshold}
     command = [sys.executable, *sys.argv, "--way", way]

@@ -1,9 +1,9 @@
-"""A cell of a small model end to end beside one lm_eval command line call: load, tokenize, score, bootstrap.
+"""Compare a whole cell of a small model with one lm_eval command: load, tokenize, score, bootstrap.
 
     python benchmarks/cell.py [--docs 1000] [--pages 12] [--data ../shared/data]
 
-The same checkpoint, tasks and documents for both, one thread each, one after the other, in CPU time (and wall time).
-The five tasks are lm-eval's own on local files; sciq and piqa are made of the documents at hand.
+Both use the same checkpoint, tasks and documents and one thread, and run one after the other. The table has CPU and
+wall time. The five tasks are lm-eval's, on local files; sciq and piqa are built from the other tasks' documents.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SHAPE = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "
 
 
 def write_data(folder: Path, data: Path, docs: int, pages: int) -> dict[str, str]:
-    """A JSON lines file for each task, as on the hub."""
+    """Write one JSON lines file per task, in the format of the Hub's datasets."""
     rng = random.Random(0)
     arc = engines.read(data, "arc_easy.jsonl", docs)
     texts = [doc["text"] for doc in engines.read(data, "lambada_openai.jsonl", docs)]
@@ -59,7 +59,7 @@ def write_data(folder: Path, data: Path, docs: int, pages: int) -> dict[str, str
 
 
 def write_tasks(folder: Path, files: dict[str, str]) -> None:
-    """lm-eval's own task files, under another name and with local data."""
+    """Write lm-eval's task files under other names and with local data."""
     import lm_eval.tasks
 
     for task, path in OFFICIAL.items():
@@ -71,7 +71,7 @@ def write_tasks(folder: Path, files: dict[str, str]) -> None:
 
 
 def write_checkpoint(folder: Path, data: Path) -> None:
-    """A small softmax model with random weights, and a tokenizer."""
+    """Write a small softmax model with random weights, and its tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from qbench import save_checkpoint
@@ -82,7 +82,7 @@ def write_checkpoint(folder: Path, data: Path) -> None:
 
 
 def run_cell(checkpoint: str, files: dict[str, str], out: Path) -> None:
-    """Our side: what a worker does for an unquantized cell."""
+    """Our side: do what a worker does for an unquantized cell."""
     from qbench import Scorer, load_checkpoint
     from qbench.evaluate.evaluation import evaluate
     from qbench.evaluate.tasks import load_tasks
@@ -143,7 +143,7 @@ def main() -> None:
         run_cell(checkpoint, json.loads(files), Path(out))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", type=int, default=1000, help="documents of each task but wikitext")
+    parser.add_argument("--docs", type=int, default=1000, help="documents per task, except wikitext")
     parser.add_argument("--pages", type=int, default=12, help="documents of wikitext")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 16], help="lm_eval's; 1 is its default")
     parser.add_argument("--data", type=Path, default=engines.DATA)

@@ -1,9 +1,10 @@
-"""Softpick on CPU beside torch's softmax attention: time, forward and backward, and peak extra memory.
+"""Compare softpick on the CPU with torch's softmax attention: forward and backward time, and peak extra memory.
 
     OMP_NUM_THREADS=1 python benchmarks/cpu_attention.py [--lengths 512 1024 2048] [--heads 16] [--dim 64] [--repeats 5]
 
-Time is the process's CPU time with one thread, the two interleaved, the least of the repeats: other load on the machine
-disturbs it little. Memory is the growth of the resident set's peak in a fresh process (Linux only).
+Time is the process's CPU time with one thread. The two are interleaved, and the least of the repeats counts, so other
+load on the machine has little effect. Memory is how much the peak of the resident set grows in a new process (Linux
+only).
 """
 
 import argparse
@@ -41,7 +42,7 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def least_times(functions: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Least CPU seconds of each, interleaved; each is called at least `repeats` times and for a third of a second."""
+    """Least CPU seconds of each function, interleaved. Each runs at least `repeats` times and a third of a second."""
     least, spent, calls = [math.inf] * len(functions), 0.0, 0
     while calls < repeats or spent < len(functions) / 3:
         for index, function in enumerate(functions):
@@ -68,9 +69,9 @@ def measure_time(length: int, heads: int, dim: int, repeats: int, batch: int = 1
 
 
 def measure_memory(length: int, heads: int, dim: int) -> dict[str, float]:
-    """Peak MiB beyond the inputs of forward and of backward, outputs included, measured in a fresh process."""
+    """Peak MiB of forward and of backward in a new process: outputs are included, inputs are not."""
     command = [sys.executable, __file__, "--memory-of", str(length), "--heads", str(heads), "--dim", str(dim)]
-    # A fixed threshold makes malloc give large blocks back at once, so that the resident set is what is in use.
+    # With a fixed threshold, malloc returns large blocks at once, so the resident set is the memory in use.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(result.stdout)
@@ -92,13 +93,13 @@ def _memory_in_this_process(length: int, heads: int, dim: int) -> dict[str, floa
 
 
 def _reset_peak() -> float:
-    """Resident MiB now, from which the kernel counts the peak anew."""
+    """Reset the peak of the resident set, and return the MiB that are resident now."""
     Path("/proc/self/clear_refs").write_text("5")
     return _resident("VmRSS")
 
 
 def _resident(field: str) -> float:
-    """A field of /proc/self/status in MiB; getrusage's peak would be the parent's where that one was larger."""
+    """A field of /proc/self/status in MiB. getrusage would return the parent's peak if that is larger."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":"))
 

@@ -1,13 +1,13 @@
-"""What the regression gate promises, measured on recorded runs: false alarms where nothing got worse, and power.
+"""Measure the regression gate on recorded runs: false alarms when nothing got worse, and power.
 
-    python benchmarks/gate.py null  BASE OTHER                     whole tables in which the sides are swapped at random
-    python benchmarks/gate.py power BASE "nf4 as fp4=DIR" …        what is found, at how many documents
+    python benchmarks/gate.py null  BASE OTHER                     whole tables with the sides swapped at random
+    python benchmarks/gate.py power BASE "nf4 as fp4=DIR" …        which regressions are found, by number of documents
 
-Runs are folders of records. --rename says which cells to hold against each other where labels differ, such as
-hqq-3-g128=hqq-3-g64: cells of OTHER with the first label are held against those of BASE with the second.
+Runs are folders of records. If labels differ, --rename says which cells to compare: with hqq-3-g128=hqq-3-g64, cells of
+OTHER with the first label are compared with cells of BASE with the second.
 
-Beside the gate are two that other projects use: a relative tolerance of 5% on every metric, and a fixed floor for
-accuracies, three points below the baseline's score and rounded down to a whole point.
+For comparison, the tables include two gates that other projects use: a relative tolerance of 5% on every metric, and a
+fixed floor for accuracies, three points below the baseline's score and rounded down to a whole point.
 """
 
 import argparse
@@ -15,16 +15,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from tabulate import tabulate
 
 from qbench.gate.hypotheses import Hypothesis, hypotheses
-from qbench.gate.pairing import Floats, Pair, PairedDocuments, draws_of_cells, pair_documents
+from qbench.gate.pairing import Floats, Ints, Pair, PairedDocuments, draws_of_cells, pair_documents
 from qbench.gate.settings import GateSettings, Tolerances
 from qbench.gate.verdict import judge
+from qbench.records.schema import CellRef, MetricValue
 from qbench.records.store import StoredRecord, read_results
 
 RELATIVE = 0.05
@@ -34,77 +35,105 @@ STRICT = GateSettings(tolerances=Tolerances(accuracy=0, perplexity=0, gold_logpr
 
 
 def main() -> int:
-    """One of the two measurements, as a table."""
+    """Print one of the two measurements as a table."""
     options = _options()
     rename = dict(pair.split("=", 1) for pair in options.rename)
     if options.measure == "null":
-        return null(load(options.base, options.other[0], rename, STRICT), options.tables, options.seed)
+        return null(load(options, options.other[0], rename), options.tables, options.seed)
     rows = []
     for named in options.other:
         name, _, folder = named.rpartition("=")
-        table = load(options.base, folder, rename, GateSettings())
-        rows += power_rows(name or folder, table, options)
+        rows += power_rows(name or folder, load(options, folder, rename), options)
     print(tabulate(rows, "keys", tablefmt="github", disable_numparse=True))
     return 0
 
 
-def load(base: str, other: str, rename: Mapping[str, str], settings: GateSettings) -> list[Hypothesis]:
-    """The hypotheses of all cells that two folders share."""
-    before = {_key(stored, {}): stored for stored in read_results(Path(base)).current}
+@dataclass(frozen=True)
+class PairedTask:
+    """One task of one cell, before and after; what is drawn from its documents is tested."""
+
+    cell: CellRef
+    metrics: tuple[MetricValue, ...]
+    paired: PairedDocuments
+
+    def drawn(self, chosen: Ints, signs: Floats, settings: GateSettings) -> Iterator[Hypothesis]:
+        """The hypotheses on these documents, before and after swapped where the sign is negative."""
+        kept = signs[chosen] > 0
+        by_draw = {
+            name: (np.where(kept, one[:, chosen], two[:, chosen]), np.where(kept, two[:, chosen], one[:, chosen]))
+            for name, (one, two) in self.paired.by_draw.items()
+        }
+        group = np.unique(self.paired.group[chosen], return_inverse=True)[1]
+        paired = replace(self.paired, ids=self.paired.ids[chosen], group=group, by_draw=by_draw)
+        yield from hypotheses(self.cell, paired, self.metrics, settings)
+
+
+def load(options: argparse.Namespace, other: str, rename: Mapping[str, str]) -> list[PairedTask]:
+    """All tasks of the cells that two folders share."""
+    before = {_key(stored, {}): stored for stored in read_results(Path(options.base)).current}
     pairs = []
     for stored in read_results(Path(other)).current:
         twin = before.get(_key(stored, rename))
-        if twin and "failed" not in (stored.record.state, twin.record.state):
+        known = (stored.record.cell.draw or 1) <= options.draws
+        if known and twin and "failed" not in (stored.record.state, twin.record.state):
             pairs.append((twin, stored))
-    found = [h for draws in draws_of_cells(pairs) for h in hypotheses_of(draws, settings)]
+    found = [task for draws in draws_of_cells(pairs) for task in tasks_of(draws)]
     if not found:
-        sys.exit(f"{base} and {other} have no cell and task in common; --rename may help.")
+        sys.exit(f"{options.base} and {other} have no cell and task in common; --rename may help.")
     return found
 
 
-def hypotheses_of(pairs: Sequence[Pair], settings: GateSettings) -> Iterator[Hypothesis]:
-    """The hypotheses of one cell; pairs: of its draws of calibration."""
+def tasks_of(pairs: Sequence[Pair]) -> Iterator[PairedTask]:
+    """The tasks of one cell; pairs: of its draws of calibration."""
     record = pairs[0][1].record
     for paired in pair_documents(*pairs):
         if isinstance(paired, PairedDocuments):
             metrics = tuple(metric for metric in record.metrics if metric.task == paired.task)
-            yield from hypotheses(record.cell.of_all_draws, paired, metrics, settings)
+            yield PairedTask(record.cell.of_all_draws, metrics, paired)
 
 
-def null(table: Sequence[Hypothesis], tables: int, seed: int) -> int:
+def hypotheses_of(pairs: Sequence[Pair], settings: GateSettings) -> list[Hypothesis]:
+    """The hypotheses of one cell; pairs: of its draws of calibration."""
+    return [h for task in tasks_of(pairs) for h in hypotheses(task.cell, task.paired, task.metrics, settings)]
+
+
+def null(tasks: Sequence[PairedTask], tables: int, seed: int) -> int:
     """Whole tables under the null: in each document of each cell a coin decides which side is which, and documents are
     drawn with replacement, the same ones on both sides and in all cells. A document drawn twice is one document to the
     gate, which knows it by its content. At most 1% may fail; more than 18 of 1,000 would be one chance in a hundred.
     """
+    table = _whole(tasks, STRICT)
     changed = sum(bool(h.losses.any()) for h in table)
     print(f"{len(table)} hypotheses, {changed} of them with differences between the two runs")
     started = time.perf_counter()
-    failed, _ = count_failures((_swapped(table, None, seed, i) for i in range(tables)), STRICT)
+    failed, _ = count_failures((_swapped(tasks, None, STRICT, seed, i) for i in range(tables)), STRICT)
     print(f"whole tables that fail, of {tables:,} ({time.perf_counter() - started:.0f} s):")
     print(f"  the gate, all tolerances 0     {failed['gate']}")
     print(f"  5% relative tolerance          {failed['relative']}")
     print(f"  fixed floor                    {failed['floor']}")
     allowed = round(0.018 * tables)
-    print(f"{'PASS' if failed['gate'] <= allowed else 'FAIL'}: at most {allowed} may")
+    print(f"{'PASS' if failed['gate'] <= allowed else 'FAIL'}: at most {allowed} may fail")
     return int(failed["gate"] > allowed)
 
 
-def power_rows(name: str, table: Sequence[Hypothesis], options: argparse.Namespace) -> Iterator[dict[str, str]]:
+def power_rows(name: str, tasks: Sequence[PairedTask], options: argparse.Namespace) -> Iterator[dict[str, str]]:
     """How often a regression is found in random subsets of its documents, and how often chance is taken for one: the
     same subsets with the sides swapped at random.
     """
-    most = max(len(h.documents.ids) for h in table)
+    settings = GateSettings()
+    table = _whole(tasks, settings)
+    most = max(len(task.paired.ids) for task in tasks)
     # Holm counts the whole table's hypotheses, though only these cells changed.
     rest = [unchanged(table[0])] * max(0, options.hypotheses - len(table))
     seeds = range(options.subsets)
     for size in sorted({min(size, most) for size in [*options.documents, most]}):
-        found, by = count_failures((_subset(table, size, options.seed, i) for i in seeds), GateSettings(), rest)
-        alarms, _ = count_failures((_swapped(table, size, options.seed, i) for i in seeds), GateSettings(), rest)
+        found, by = count_failures((_subset(tasks, size, settings, options.seed, i) for i in seeds), settings, rest)
+        alarms, _ = count_failures((_swapped(tasks, size, settings, options.seed, i) for i in seeds), settings, rest)
         share = {key: f"{found[key] / len(seeds):.0%} ({alarms[key] / len(seeds):.0%})" for key in JUDGES}
         largest = max(table, key=lambda h: h.loss / h.tolerance)
         yield {
             "regression": name,
-            "documents a task": f"{size:,}",
+            "documents per task": f"{size:,}",
             "found by the gate (false alarms)": share["gate"],
             "by 5% relative": share["relative"],
             "by a floor": share["floor"],
@@ -116,7 +145,7 @@ def power_rows(name: str, table: Sequence[Hypothesis], options: argparse.Namespa
 def count_failures(
     tables: Iterable[list[Hypothesis]], settings: GateSettings, rest: Sequence[Hypothesis] = ()
 ) -> tuple[Counter[str], Counter[str]]:
-    """How many tables each judge fails, and through which kind of metric the gate does."""
+    """How many tables each judge fails, and which kinds of metric make the gate fail."""
     failed, kinds = Counter[str](), Counter[str]()
     for table in tables:
         worse = [o.hypothesis for o in judge([*table, *rest], settings) if o.verdict == "worse"]
@@ -127,46 +156,33 @@ def count_failures(
     return failed, kinds
 
 
-def _swapped(table: Sequence[Hypothesis], size: int | None, *seed: int) -> list[Hypothesis]:
+def _whole(tasks: Sequence[PairedTask], settings: GateSettings) -> list[Hypothesis]:
+    return [h for task in tasks for h in hypotheses(task.cell, task.paired, task.metrics, settings)]
+
+
+def _swapped(tasks: Sequence[PairedTask], size: int | None, settings: GateSettings, *seed: int) -> list[Hypothesis]:
     """Sides swapped at random; of a random subset, or of as many documents as there are, drawn with replacement."""
     random = np.random.default_rng(seed)
-    counts = _counts(table, size, random)
-    signs: dict[tuple[str, str, int], Floats] = {}  # the same for all metrics of a cell's task
-    for h in table:
-        n = len(h.documents.ids)
-        if (h.cell.name, h.task, n) not in signs:
-            signs[h.cell.name, h.task, n] = random.choice([-1.0, 1.0], size=n)
-    return [_drawn(h, own, signs[h.cell.name, h.task, len(own)]) for h, own in zip(table, counts, strict=True)]
+    chosen = _chosen(tasks, size, random)
+    signs = [random.choice([-1.0, 1.0], size=len(task.paired.ids)) for task in tasks]
+    return [h for task, own, sign in zip(tasks, chosen, signs, strict=True) for h in task.drawn(own, sign, settings)]
 
 
-def _subset(table: Sequence[Hypothesis], size: int, *seed: int) -> list[Hypothesis]:
-    counts = _counts(table, size, np.random.default_rng(seed))
-    return [_drawn(h, own, np.ones(len(own))) for h, own in zip(table, counts, strict=True)]
+def _subset(tasks: Sequence[PairedTask], size: int, settings: GateSettings, *seed: int) -> list[Hypothesis]:
+    chosen = _chosen(tasks, size, np.random.default_rng(seed))
+    ones = (np.ones(len(task.paired.ids)) for task in tasks)
+    return [h for task, own, sign in zip(tasks, chosen, ones, strict=True) for h in task.drawn(own, sign, settings)]
 
 
-def _counts(table: Sequence[Hypothesis], size: int | None, random: np.random.Generator) -> list[Floats]:
-    """For each hypothesis, how often each document is drawn: the same in all cells."""
-    counts: dict[tuple[str, int], Floats] = {}
-    for h in table:
-        n = len(h.documents.ids)
-        if (h.task, n) not in counts:
+def _chosen(tasks: Sequence[PairedTask], size: int | None, random: np.random.Generator) -> list[Ints]:
+    """For each task of a cell, which documents are drawn: the same in all cells."""
+    chosen: dict[tuple[str, int], Ints] = {}
+    for task in tasks:
+        n = len(task.paired.ids)
+        if (task.paired.task, n) not in chosen:
             drawn = random.integers(n, size=n) if size is None else random.permutation(n)[:size]
-            counts[h.task, n] = np.bincount(drawn, minlength=n).astype(np.float64)
-    return [counts[h.task, len(h.documents.ids)] for h in table]
-
-
-def _drawn(h: Hypothesis, counts: Floats, signs: Floats) -> Hypothesis:
-    """The hypothesis on other documents: each `counts` times, and the other way round where the sign is negative."""
-    own = h.documents
-    before, after = np.where(signs > 0, own.before, own.after), np.where(signs > 0, own.after, own.before)
-    weights = counts * own.weights
-    return replace(
-        h,
-        losses=counts * signs * own.losses,
-        weights=h.draws * weights,
-        before=h.aggregation.value(counts * before, weights),
-        after=h.aggregation.value(counts * after, weights),
-    )
+            chosen[task.paired.task, n] = drawn
+    return [chosen[task.paired.task, len(task.paired.ids)] for task in tasks]
 
 
 def unchanged(h: Hypothesis) -> Hypothesis:
@@ -174,7 +190,7 @@ def unchanged(h: Hypothesis) -> Hypothesis:
 
 
 def _relative(h: Hypothesis) -> bool:
-    if h.kind == "gold_logprob":  # no metric of lm-eval's, so none that others look at
+    if h.kind == "gold_logprob":  # not a metric of lm-eval, so other gates do not see it
         return False
     return h.after > (1 + RELATIVE) * h.before if h.kind == "perplexity" else h.after < (1 - RELATIVE) * h.before
 
@@ -194,10 +210,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("base", metavar="BASE")
     parser.add_argument("other", metavar="OTHER", nargs="+", help="a folder; for power NAME=FOLDER, one or more")
     parser.add_argument("--rename", action="append", default=[], metavar="LABEL=LABEL")
+    parser.add_argument("--draws", type=int, default=5, help="of calibration, at most; with 1, those of the first draw")
     parser.add_argument("--tables", type=int, default=1000)
     parser.add_argument("--documents", type=int, nargs="+", default=[100, 200, 400, 1000])
     parser.add_argument("--subsets", type=int, default=100)
-    parser.add_argument("--hypotheses", type=int, default=264, help="of the whole table: 22 cells of 12 (mini)")
+    parser.add_argument("--hypotheses", type=int, default=264, help="in the whole table; default: mini's 22 × 12")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -1,6 +1,7 @@
-"""The plan's estimate beside what cells take, by phase: python benchmarks/plan.py RECIPE [PATTERN…]
+"""Compare the plan's estimate with the time that cells take, by phase: python benchmarks/plan.py RECIPE [PATTERN…]
 
-Cells run in this process, one after another, on one thread. CPU time, so that other work on the machine does not count.
+Cells run in this process, one after another, on one thread. Times are CPU time, so other work on the machine does not
+count.
 """
 
 import sys
@@ -44,7 +45,7 @@ def compare(cell: Cell) -> dict[str, tuple[float, float]]:
 
 
 def main(recipe: str, *patterns: str) -> None:
-    """A line for each cell whose name has one of the patterns, and the sum."""
+    """Print one line per cell whose name contains one of the patterns, and the sum."""
     torch.set_num_threads(1)
     for module in HEAVY:  # as the fork server does
         __import__(module)

@@ -1,8 +1,8 @@
-"""GPTQ of a whole model: ours against gptqmodel's own pipeline, in the same run, and our peak memory.
+"""Compare our GPTQ of a whole model with gptqmodel's pipeline, in the same run, and measure our peak memory.
 
-Each pass is a process of its own, and the two take turns. Timed is the quantization alone, from a loaded model in
-memory to a packed one: imports, loading, a warm-up on a small model, and the C++ packer that gptqmodel compiles on its
-first use are outside. Calibration, batches and settings are the same: plain GPTQ, float32, on the CPU.
+Each pass is a separate process, and the two take turns. Only the quantization is timed, from a loaded model in memory
+to a packed one. Not timed: imports, loading, a warm-up on a small model, and the C++ packer that gptqmodel compiles on
+its first use. Calibration, batches and settings are the same: plain GPTQ, float32, on the CPU.
 """
 
 import argparse
@@ -28,7 +28,7 @@ GROUP_SIZE, DAMP = 128, 0.1
 
 
 def main() -> int:
-    """Time both in turns, print the table; exit code 1 when ours takes longer."""
+    """Time both in turns and print the table; exit code 1 if ours takes longer."""
     arguments = _arguments()
     if arguments.worker:
         work(arguments)
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def compare(folder: Path, arguments: argparse.Namespace, cores: int) -> float:
-    """Print both on so many cores; the ratio of our time to theirs."""
+    """Print both times on this many cores; return the ratio of our time to theirs."""
     results: dict[str, list[dict[str, Any]]] = {"ours": [], "gptqmodel": []}
     for _ in range(arguments.rounds):
         for worker, runs in results.items():
@@ -62,8 +62,8 @@ def compare(folder: Path, arguments: argparse.Namespace, cores: int) -> float:
 
 
 def show_memory(folder: Path, arguments: argparse.Namespace) -> None:
-    """Print our peak beside what it is made of, at growing calibrations: only the activations may grow."""
-    print("\nour peak memory above the model, and what it is made of")
+    """Print our peak and its parts for growing calibration sets: only the activations may grow."""
+    print("\nour peak memory above the model, and its parts")
     for samples in (arguments.samples, 4 * arguments.samples, 8 * arguments.samples):
         write_calibration(folder, samples, arguments.length)
         run = run_worker("ours", folder, arguments.bits, 1)
@@ -75,13 +75,13 @@ def show_memory(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def write_calibration(folder: Path, samples: int, length: int) -> None:
-    """Token ids for the workers."""
+    """Write token ids for the workers."""
     ids = torch.randint(0, 512, (samples, length), generator=torch.manual_seed(0))
     Path(folder, "calibration.json").write_text(json.dumps(ids.tolist()))
 
 
 def run_worker(worker: str, folder: Path, bits: int, cores: int, group_size: int = GROUP_SIZE) -> dict[str, Any]:
-    """One pass in a child process, which runs in the folder, for gptqmodel leaves logs where it runs."""
+    """Run one pass in a child process. Its working folder is `folder`, because gptqmodel writes logs there."""
     command = [
         sys.executable,
         __file__,
@@ -96,7 +96,7 @@ def run_worker(worker: str, folder: Path, bits: int, cores: int, group_size: int
     ]
     environment = os.environ | {
         "OMP_NUM_THREADS": str(cores),
-        "OMP_WAIT_POLICY": "passive",  # waiting threads sleep; spinning ones would time what else the machine does
+        "OMP_WAIT_POLICY": "passive",  # waiting threads sleep; spinning ones would make times depend on other load
         "GPTQMODEL_CPU_WORKERS": str(max(2, cores)),  # with 1 it crashes
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
@@ -107,7 +107,7 @@ def run_worker(worker: str, folder: Path, bits: int, cores: int, group_size: int
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """In the child: quantize ./model on ./calibration.json; times, peak bytes and weights are written beside them."""
+    """In the child: quantize ./model on ./calibration.json, and write times, peak bytes and weights next to them."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
     samples = [torch.tensor([ids]) for ids in json.loads(Path("calibration.json").read_text())]
     prepare = {"ours": ours, "gptqmodel": theirs}[arguments.worker]
@@ -175,7 +175,7 @@ def theirs(
 
 
 def parts(samples: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> dict[str, int]:
-    """What the peak should be made of, in bytes: one layer's Hessians, the activations, the packed results."""
+    """The expected parts of the peak, in bytes: one layer's Hessians, the activations, the packed results."""
     inputs = {
         name: len(tensor) for name, tensor in weights.items() if name.startswith("model.layers.0.") and "g_idx" in name
     }
@@ -190,7 +190,7 @@ def parts(samples: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> dict
 
 
 def make_model(folder: Path, *, hidden: int, layers: int) -> None:
-    """A random Llama on disk, with a tokenizer, which gptqmodel asks for."""
+    """Write a random Llama, with a tokenizer, which gptqmodel requires."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=512,
@@ -207,13 +207,13 @@ def make_model(folder: Path, *, hidden: int, layers: int) -> None:
 
 
 def save_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A tokenizer of made-up words beside a model."""
+    """Write a tokenizer of made-up words next to a model."""
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1").save_pretrained(folder)
 
 
 def _reset_peak() -> int:
-    """Set the peak of resident memory to what is resident now, and return it."""
+    """Reset the peak of resident memory, and return the bytes that are resident now."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _memory("VmRSS")

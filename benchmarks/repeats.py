@@ -1,11 +1,12 @@
-"""What a repeat with other numerics changes in a score: bfloat16 in place of float32, batches of another size.
+"""How much a score changes in a repeat with different numerics: bfloat16 instead of float32, other batch sizes.
 
     python benchmarks/repeats.py recipes/mini/softmax recipes/mini/softpick
     python benchmarks/repeats.py SMOLLM2 --tasks arc_easy lambada_openai --data FOLDER --limit 200
 
-`qbench compare` allows for such repeats: the figures behind NUMERICS in qbench/report/repeats.py. For each task and
-metric: the change of the score, the documents whose answer changed, and the spread of the documents' log-likelihoods
-over the root of their number, which is what the change of the perplexity's logarithm is expected to be.
+`qbench compare` allows for such repeats: these are the figures behind NUMERICS in qbench/report/repeats.py. For each
+task and metric it prints how much the score changed and how much moved. For accuracies, the latter is the share of
+changed answers. For perplexities, it is the spread of the documents' changes over the root of their number, which is
+the expected change of the perplexity's logarithm.
 """
 
 import argparse
@@ -77,8 +78,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+")
     parser.add_argument("--tasks", nargs="+", default=sorted(file.stem for file in MINI.glob("*.jsonl")))
-    parser.add_argument("--data", type=Path, default=MINI, help="the folder with a file of documents per task")
-    parser.add_argument("--bits", type=int, nargs="+", default=[0], help="of HQQ; 0: unquantized")
+    parser.add_argument("--data", type=Path, default=MINI, help="folder with one file of documents per task")
+    parser.add_argument("--bits", type=int, nargs="+", default=[0], help="HQQ bits; 0: unquantized")
     parser.add_argument("--limit", type=int)
     return parser.parse_args()
 

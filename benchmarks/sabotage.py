@@ -1,9 +1,9 @@
-"""Cells broken on purpose: who finds it, the cell's own audit, the gate's audit, or the scores?
+"""Break cells on purpose. What finds it: the cell's own audit, the gate's audit, or the scores?
 
     python benchmarks/sabotage.py recipes/mini.yaml --baseline results/mini --only '*hqq-3*'
 
-Where the cell's own audit stops it, the gate reports a failed cell. The cell is then run again with that audit switched
-off, so that the gate itself has to find it. Without --baseline, the cells are run unbroken first.
+If the cell's own audit stops it, the gate reports a failed cell. The cell then runs again with that audit switched off,
+so that the gate itself has to find the problem. Without --baseline, the unbroken cells run first.
 """
 
 import argparse
@@ -35,12 +35,12 @@ from qbench.runner.plan import PlanEntry, choose, make_plan
 PART = GateSettings(baseline_may_hold_more=True)
 SCALES = {"hqq": "scale", "gptq": "scales"}  # the tensor that holds them
 
-# What is done to a model once the layers of these names are packed; the layers that were there come last.
+# Breaks a model after the layers with these names are packed; the last argument has the original layers.
 Spoil = Callable[[nn.Module, list[str], dict[str, nn.Module]], None]
 
 
 def main() -> int:
-    """A table of sabotages; exit code 1 if one is found by nobody."""
+    """Print a table of sabotages; exit code 1 if nothing finds one of them."""
     options = _options()
     recipe = load_recipe(options.recipe)
     torch.set_num_threads(recipe.threads or 1)
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def sabotages(cell: CellRef) -> dict[str, AbstractContextManager[Any]]:
-    """What can be broken in a cell; it is, while the context is open."""
+    """The ways to break a cell. It is broken while the context is open."""
     found: dict[str, AbstractContextManager[Any]] = {}
     if scales := SCALES.get(cell.method):
         found["one layer left unquantized"] = _spoiled(cell.method, _leave_first)
@@ -72,7 +72,7 @@ def sabotages(cell: CellRef) -> dict[str, AbstractContextManager[Any]]:
 def found_by(
     name: str, broken: AbstractContextManager[Any], entry: PlanEntry, baseline: Path, folder: Path
 ) -> dict[str, str]:
-    """Run a broken cell; who finds it."""
+    """Run a broken cell, and report what finds it."""
     with broken:
         report = check(run([entry], folder / "audited"), baseline, PART)
         own = [failure.message for failure in report.failures if failure.message.startswith("The cell failed (audit)")]
@@ -98,7 +98,7 @@ def scores(report: GateReport) -> str:
 
 
 def run(entries: list[PlanEntry], folder: Path) -> Path:
-    """Run cells in this process, where they can be broken."""
+    """Run cells in this process, so that they can be broken."""
     for job in make_jobs(entries):
         record, samples = run_cell(job)
         write_record(cell_folder(folder, record.cell, record.key), record, samples)
@@ -130,7 +130,7 @@ def _scale(tensor: str, count: int | None) -> Spoil:
 
 
 def _swap_first(model: nn.Module, targets: list[str], sources: dict[str, nn.Module]) -> None:
-    """The first layer and the next one of its shape."""
+    """Swap the first layer and the next one of the same shape."""
     shapes = {name: (sources[name].in_features, sources[name].out_features) for name in targets}
     first, second = [name for name in targets if shapes[name] == shapes[targets[0]]][:2]
     layers = model.get_submodule(first), model.get_submodule(second)
@@ -142,7 +142,7 @@ def _quantize_and_swap(*arguments: Any, **options: Any) -> Any:
     model, audit = quantize(*arguments, **options)
     layers = model.model.layers
     layers[0], layers[1] = layers[1], layers[0]
-    for index, layer in enumerate(layers):  # the place of its keys in the cache
+    for index, layer in enumerate(layers):  # where its keys are in the cache
         layer.self_attn.layer_idx = index
     return model, audit
 
@@ -150,7 +150,7 @@ def _quantize_and_swap(*arguments: Any, **options: Any) -> Any:
 def _softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, *, normalizer: str, scale: float | None, causal: bool, key_mask: Tensor | None
 ) -> Tensor:
-    """Softmax in softpick's place; the queries are the last ones of the keys."""
+    """Softmax instead of softpick; the queries are the last positions of the keys."""
     mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
     mask = mask.tril(k.shape[2] - q.shape[2]) if causal else mask
     mask = mask if key_mask is None else mask & key_mask[:, None, None, :]
@@ -160,8 +160,8 @@ def _softmax_attention(
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", metavar="RECIPE")
-    parser.add_argument("--baseline", type=Path, metavar="DIR", help="a run of the recipe; by default it is run")
-    parser.add_argument("--only", metavar="PATTERN", help="cells whose name matches")
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="a run of the recipe; default: run it first")
+    parser.add_argument("--only", metavar="PATTERN", help="only cells whose name matches")
     return parser.parse_args()
 
 

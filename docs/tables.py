@@ -3,13 +3,20 @@
 python docs/tables.py                   # `make docs`: the table in README.md, and docs/mini.md with its plots;
                                         # tests/test_readme.py fails if they are not what this writes
 python docs/tables.py variants FOLDER   # docs/variants.md, of the records of recipes/variants.yaml
+python docs/tables.py analysis FOLDER TWINS
+                                        # tables and plots of docs/analysis.md, of `run` and `analyze` of
+                                        # recipes/variants.yaml, and of `analyze` of recipes/mini.yaml
 """
 
 import io
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
 
 from qbench.cli import main as qbench
 from qbench.report.delta import read_report
@@ -18,7 +25,14 @@ from qbench.report.kinds import KINDS
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("results", "mini")
 IN_README = "summary"
-PLOTS = ("damage", "bits-per-weight")
+PLOTS = {"mini-damage": "mini-damage", "mini-bits-per-weight": "mini-bits-per-weight"}  # by their names in docs
+TWINS_PLOTS = {"analysis-maps": "mini-maps", "analysis-boxes": "mini-boxes"}
+ANALYSIS_PLOTS = {
+    "analysis-sinks-by-length": "mini-sinks-by-length",
+    "analysis-causes": "causes",
+    "analysis-sensitivity": "mini-sensitivity-hqq-3-g64",
+}
+ANALYSIS_TABLES = ("Attention sinks", "Activations and sparsity", "Sink rate by length")
 BETWEEN = re.compile(r"(?<=<!-- made by docs/tables.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 VARIANTS = """# Nine attentions on mini
 
@@ -90,20 +104,24 @@ def page(results: Path = RESULTS) -> str:
 def with_table(readme: str, table: str) -> str:
     """README.md with the table in its place, without its notes: docs/tables.md has them."""
     rows, _, _ = table.partition("\n\n")
-    text, places = BETWEEN.subn(lambda _: f"\n{rows}\n\n", readme)
+    return filled(readme, f"{rows}\n")
+
+
+def filled(page: str, content: str) -> str:
+    """A page with what is made in its place."""
+    text, places = BETWEEN.subn(lambda _: f"\n{content}\n", page)
     if places != 1:
-        sys.exit("README.md must have one place between <!-- made by docs/tables.py --> and <!-- end -->.")
+        sys.exit("The page must have one place between <!-- made by docs/tables.py --> and <!-- end -->.")
     return text
 
 
-def draw(folder: Path, results: Path = RESULTS) -> None:
+def draw(folder: Path, results: Path = RESULTS, plots: Mapping[str, str] = PLOTS, kind: str = IN_README) -> None:
     """The plots, as PNG; the rest that the command draws is left out."""
-    printed("table", str(results), "--plots", str(folder / "plots"))
-    for plot in PLOTS:
-        (folder / "plots" / f"mini-{plot}.png").replace(folder / f"mini-{plot}.png")
-    for file in (folder / "plots").iterdir():
-        file.unlink()
-    (folder / "plots").rmdir()
+    with TemporaryDirectory() as drawn:
+        printed("table", str(results), "--kind", kind, "--plots", drawn)
+        for name, plot in plots.items():
+            picture = Image.open(Path(drawn, f"{plot}.png")).convert("RGB").quantize(128)  # a third of the bytes
+            picture.save(folder / f"{name}.png", optimize=True)
 
 
 def variants_page(results: Path) -> str:
@@ -112,8 +130,26 @@ def variants_page(results: Path) -> str:
     return VARIANTS.format(**tables).replace("### ", "#### ")
 
 
+def analysis_tables(results: Path) -> str:
+    """Sinks, activations and damage beside its cause of the nine attentions."""
+    titles = re.split(r"^(?=### )", printed("table", str(results), "--kind", "analysis"), flags=re.M)
+    chosen = [part.strip() for title in ANALYSIS_TABLES for part in titles if part.startswith(f"### {title}\n")]
+    return "\n\n".join([*chosen, printed("table", str(results), "--kind", "causes").strip()]) + "\n"
+
+
+def write_analysis(results: Path, twins: Path) -> None:
+    """The tables of docs/analysis.md, and its plots."""
+    page = ROOT / "docs" / "analysis.md"
+    page.write_text(filled(page.read_text(encoding="utf-8"), analysis_tables(results)), encoding="utf-8")
+    draw(page.parent, results, ANALYSIS_PLOTS, "analysis")
+    draw(page.parent, twins, TWINS_PLOTS, "analysis")
+
+
 def main() -> None:
     """Write all of it."""
+    if sys.argv[1:2] == ["analysis"]:
+        write_analysis(*map(Path, sys.argv[2:4]))
+        return
     if sys.argv[1:2] == ["variants"]:
         (ROOT / "docs" / "variants.md").write_text(variants_page(Path(sys.argv[2])), encoding="utf-8")
         return

@@ -62,7 +62,7 @@ def find_gpus() -> GpusFound:
         return GpusFound((), "There is no NVIDIA driver here (libnvidia-ml.so.1 is not found).")
     except pynvml.NVMLError as error:
         return GpusFound(
-            (), f"The NVIDIA driver does not answer ({error}): is it loaded, and the one that was updated?"
+            (), f"The NVIDIA driver does not answer ({error}): is it loaded, or was it updated without a restart?"
         )
 
 
@@ -108,7 +108,7 @@ def why_not_cuda() -> str:
         there = ", ".join(f"{n} × {name}" for name, n in kinds.items())
         return (
             f"The GPUs are of {len(kinds)} kinds ({there}), which round differently, so that cells could not be "
-            f"compared; choose those of one kind: {VISIBLE}={alike}"
+            f"compared: `export {VISIBLE}={alike}` chooses those of one kind."
         )
     return ""
 
@@ -190,7 +190,8 @@ def _chosen(found: list[list[Gpu]]) -> GpusFound:
         if not (fitting := _fitting(token, found)):
             break
         chosen += fitting
-    reason = f"{len(found)} GPUs are here, but {VISIBLE}={named!r} shows none of them."
+    here = f"{len(found)} GPUs are" if len(found) > 1 else "1 GPU is"
+    reason = f"{here} here, but {VISIBLE}={named!r} shows none."
     return GpusFound(tuple(chosen), "" if chosen else reason)
 
 

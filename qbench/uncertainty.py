@@ -41,6 +41,8 @@ class Estimate:
             return 1.0
         if not sources:
             return 0.0
+        if len(sources) == 1:
+            return max(_two_tails(sources[0].freedom, size / math.sqrt(sources[0].variance)), SMALLEST_P)
         low, high = math.log(SMALLEST_P), 0.0  # of p; the half-width falls from low to high
         for _ in range(60):
             middle = (low + high) / 2
@@ -72,3 +74,12 @@ def _quantile(freedom: float, tail: float) -> float:
     from scipy.special import stdtrit
 
     return -float(stdtrit(freedom, tail / 2))
+
+
+def _two_tails(freedom: float, t: float) -> float:
+    """The probability that |T| is beyond t."""
+    if math.isinf(freedom):
+        return math.erfc(t / math.sqrt(2))
+    from scipy.special import stdtr
+
+    return 2 * float(stdtr(freedom, -t))

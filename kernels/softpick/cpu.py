@@ -99,7 +99,7 @@ def _forward_rows(
             )  # c decreases only before the row has seen a key, so there is nothing to grow
             c, total, weighted = moved, total.mul_(shrink), weighted.mul_(shrink)
         if kind.minus_one:
-            # e^x - 1 has a rounding error of up to 6e-8 per key: negligible in a total above e^m - 1 >= sqrt(keys) / 32.
+            # e^x - 1 has a rounding error up to 6e-8 per key: negligible in a total above e^m - 1 >= sqrt(keys) / 32.
             precise = not low >= math.log1p(tile.columns.stop**0.5 / 32)
             y = _exp_minus_one(x, c if shifted else None, precise)
             if kind.absolute:

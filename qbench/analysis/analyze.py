@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from qbench.analysis import activations, sinks, sparsity
-from qbench.analysis.heads import BATCH_TOKENS, off_tokens
+from qbench.analysis.heads import off_tokens
 from qbench.analysis.rows import RowBlocks, up_to
 from qbench.analysis.texts import Batch, Text, batches, checked_lengths, checked_texts
 from qbench.analysis.watch import run
@@ -26,6 +26,7 @@ from qbench.records.analysis import (
 )
 from qbench.records.analysis_metrics import state_name
 
+BATCH_TOKENS = 4096
 # The rows of a layer's attention, in the order in which they are summed; the sums have the names of TextSums.
 ROWS = ("first", "first_normalized", "row_sums", "zeros", "near_zeros", "empty_tiles")
 

@@ -1,8 +1,8 @@
 """Small real cases for `qbench doctor`: each attention kernel against the definition, each quantizer with its audit.
 
-python -m qbench.doctor.checks GROUP DEVICE FILE    runs a group and appends a JSON line to the file as each case begins
-and as it ends, so that a case that kills the process is known by its name. A group is `attention`, a method or
-`timings`; of the first two, a part is `attention:softpick` or `hqq:3,4`.
+python -m qbench.doctor.checks GROUP DEVICE FILE [DTYPE]    runs a group and appends a JSON line to the file as each
+case begins and as it ends, so that a case that kills the process is known by its name. A group is `attention`, a method
+or `timings`; of the first two, a part is `attention:softpick` or `hqq:3,4`. Without a dtype, those in DTYPES are tried.
 """
 
 import json
@@ -30,34 +30,38 @@ SHAPES = (((1, 4, 2, 130, 130, 64), False), ((2, 2, 1, 40, 70, 32), True))
 VOCABULARY = 256
 # Rounding stays far below these shares of a tensor's norm, a wrong kernel far above.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# What models have there; the last is the usual one. In bfloat16 Triton's interpreter multiplies wrongly.
+DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.float16, torch.bfloat16)}
+Dtypes = Sequence[torch.dtype]
 
 
 class CheckFailedError(Exception):
     """A kernel whose numbers are wrong."""
 
 
-def attention_cases(device: str, chosen: Sequence[str] = ()) -> Iterator[Case]:
+def attention_cases(device: str, chosen: Sequence[str] = (), dtypes: Dtypes = ()) -> Iterator[Case]:
     """Each kind but softmax: forward and backward by each backend that models on the device use, and a model."""
+    dtypes = dtypes or DTYPES[device]
     for kind in attentions().values():
         if not kind.is_softmax and kind.name in (chosen or attentions()):
-            for backend, dtype, note in _backends(kind, device):
+            for backend, dtype, note in _backends(kind, device, dtypes):
                 name = f"{kind.name} {backend} {_name(dtype)}{note}"
                 yield name, partial(check_attention, kind, backend, device, dtype)
-            yield f"{kind.name} model {_name(_dtype(device))}", partial(check_model, kind, device)
+            yield f"{kind.name} model {_name(dtypes[-1])}", partial(check_model, kind, device, dtypes[-1])
 
 
-def _backends(kind: Attention, device: str) -> Iterator[tuple[str, torch.dtype, str]]:
+def _backends(kind: Attention, device: str, dtypes: Dtypes) -> Iterator[tuple[str, torch.dtype, str]]:
     if kind.normalizer is None:
-        yield "function", _dtype(device), ""
+        yield "function", dtypes[-1], ""
         return
     from softpick.attention import HAS_TRITON, choose_backend
 
-    for dtype in (torch.float32,) if device == "cpu" else TOLERANCE:
+    for dtype in dtypes:
         q = torch.empty(1, 1, 1, 64, device=device, dtype=dtype)
         yield choose_backend(q, None, kind.normalizer), dtype, ""
     if device == "cpu" and HAS_TRITON and not (kind.scaled or kind.gated):  # these have the kernel of another kind
-        try:  # float32 alone: the interpreter multiplies bfloat16 wrongly
-            yield choose_backend(q, "triton", kind.normalizer), torch.float32, " (interpreter)"
+        try:
+            yield choose_backend(q, "triton", kind.normalizer), dtype, " (interpreter)"
         except ValueError:
             return  # not a kernel of this kind, or no interpreter in this process
 
@@ -76,24 +80,20 @@ def check_attention(kind: Attention, backend: str, device: str, dtype: torch.dty
     return f"{measured}; it has no kernel and runs slowly" if kind.function else measured
 
 
-def check_model(kind: Attention, device: str) -> str:
+def check_model(kind: Attention, device: str, dtype: torch.dtype) -> str:
     """The logits of a tiny model on the device beside those on the CPU in float64."""
     ids = torch.randint(0, VOCABULARY, (2, 100), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted = _tiny_model(kind).double()(ids).logits
-        found = _tiny_model(kind).to(device, _dtype(device))(ids.to(device)).logits
+        found = _tiny_model(kind).to(device, dtype)(ids.to(device)).logits
     error = ((found.cpu().double() - wanted).norm() / wanted.norm()).item()
-    _hold("its logits", error, TOLERANCE[_dtype(device)])
+    _hold("its logits", error, TOLERANCE[dtype])
     return f"logits within {error:.0e} of float64's"
 
 
 def _hold(what: str, error: float, allowed: float) -> None:
     if not error <= allowed:  # NaN fails
         raise CheckFailedError(f"{what}: off by {error:.1e} of the norm; rounding explains at most {allowed:.0e}.")
-
-
-def _dtype(device: str) -> torch.dtype:
-    return torch.bfloat16 if device == "cuda" else torch.float32
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -149,17 +149,18 @@ def _sizes(heads: int, kv_heads: int, dim: int, length: int) -> Sizes:
     )
 
 
-def quantizer_cases(method: str, device: str, chosen: Sequence[str] = ()) -> Iterator[Case]:
+def quantizer_cases(method: str, device: str, chosen: Sequence[str] = (), dtypes: Dtypes = ()) -> Iterator[Case]:
     """A tiny model quantized to each width that the method has."""
+    dtypes = dtypes or DTYPES[device]
     for bits in map(int, chosen or quantizer(method).widths):
-        yield f"{method} {bits} bits", partial(check_quantizer, method, bits, device)
+        yield f"{method} {bits} bits", partial(check_quantizer, method, bits, device, dtypes[-1])
 
 
-def check_quantizer(method: str, bits: int, device: str) -> str:
+def check_quantizer(method: str, bits: int, device: str, dtype: torch.dtype) -> str:
     """Quantize a tiny model, packed and dense: its audit raises if that did not happen."""
     from qbench.quantizers.quantize import quantize
 
-    model = _tiny_model(attentions()["softmax"]).to(device, _dtype(device))
+    model = _tiny_model(attentions()["softmax"]).to(device, dtype)
     calibration = torch.randint(0, VOCABULARY, (16, 64), generator=torch.Generator().manual_seed(1))
     _, audit = quantize(model, method, bits, calibration=list(calibration.split(1)))
     return f"{audit.code_bytes * 8 / audit.weights:.2f} bits per weight, KL {audit.kl:.1e}"
@@ -184,19 +185,21 @@ def _tiny_model(kind: Attention) -> Any:
     return build_model(config).eval()
 
 
-def cases(group: str, device: str) -> Iterator[Case]:
+def cases(group: str, device: str, dtypes: Dtypes = ()) -> Iterator[Case]:
     """The cases of a group: attention, a method, or timings."""
     name, _, part = group.partition(":")
     chosen = part.split(",") if part else ()
     if name == "timings":
         return timing_cases(device)
-    return attention_cases(device, chosen) if name == "attention" else quantizer_cases(name, device, chosen)
+    if name == "attention":
+        return attention_cases(device, chosen, dtypes)
+    return quantizer_cases(name, device, chosen, dtypes)
 
 
-def main(group: str, device: str, file: str) -> None:
+def main(group: str, device: str, file: str, dtype: str = "") -> None:
     """Run a group; what is wrong is in the file, not in the exit code."""
     with Path(file).open("a") as out:
-        for name, check in cases(group, device):
+        for name, check in cases(group, device, [getattr(torch, dtype)] if dtype else ()):
             _write(out, name=name)
             start, trace = time.perf_counter(), ""
             try:

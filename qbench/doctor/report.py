@@ -116,19 +116,19 @@ def doctor(
     report = examine(recipe)
     if not as_json:
         print(render_report(report, all_packages=all_packages), flush=True)
-    if report.unusable:
-        print(report.as_json() if as_json else report.unusable)
-        return False
-    if report_wanted or (report.device == "cuda" if checks_wanted is None else checks_wanted):
+    wanted = report_wanted or (report.device == "cuda" if checks_wanted is None else checks_wanted)
+    if wanted and not report.unusable:
         groups = groups_of(recipe) if recipe else None
-        report = replace(report, checks=[_shown(c, as_json) for c in run_checks(report.device, groups)])
+        dtype = recipe.resolved_dtype if recipe and report.device == "cuda" else ""  # kernels on a CPU are for float32
+        report = replace(report, checks=[_shown(c, as_json) for c in run_checks(report.device, groups, dtype)])
     print(report.as_json() if as_json else verdict(report))
     if report_wanted:
         from qbench.doctor.report_file import FILE, write_report
 
-        write_report(report, [_shown(c, as_json) for c in run_checks(report.device, ("timings",))])
+        timings = () if report.unusable else run_checks(report.device, ("timings",))
+        write_report(report, [_shown(check, as_json) for check in timings])
         print(f"report: {FILE}", file=sys.stderr)
-    return not report.missing and not report.failed
+    return not (report.unusable or report.missing or report.failed)
 
 
 def _shown(check: CheckResult, as_json: bool) -> CheckResult:
@@ -227,21 +227,21 @@ def backends() -> list[Support]:
     ]
 
 
-def run_checks(device: str, groups: tuple[str, ...] | None = None) -> Iterator[CheckResult]:
+def run_checks(device: str, groups: tuple[str, ...] | None = None, dtype: str = "") -> Iterator[CheckResult]:
     """The cases of each group, in one process per group: a crash does not end the report."""
     here = [method.name for method in methods() if method.runs and method.name != "none"]
     for group in ("attention", *here) if groups is None else groups:
-        yield from _run_group(group, device)
+        yield from _run_group(group, device, dtype)
 
 
-def _run_group(group: str, device: str) -> list[CheckResult]:
+def _run_group(group: str, device: str, dtype: str) -> list[CheckResult]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         results.touch()
-        command = [sys.executable, "-P", "-m", "qbench.doctor.checks", group, device, str(results)]
+        command = [sys.executable, "-P", "-m", "qbench.doctor.checks", group, device, str(results), dtype]
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CHECK_TIMEOUT, check=False)
             end = _how_it_ended(done)
@@ -314,6 +314,8 @@ def render_check(check: CheckResult) -> str:
 
 def verdict(report: DoctorReport) -> str:
     """The last line: whether this machine can be trusted with a run."""
+    if report.unusable:
+        return report.unusable
     if report.missing:
         return f"qbench cannot run here: {', '.join(report.missing)} not installed."
     if report.checks is None:

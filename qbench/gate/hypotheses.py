@@ -12,7 +12,7 @@ from qbench.gate.sign_flip import interval, ratio
 from qbench.records.metrics import Better, facts_of
 from qbench.records.samples import AGGREGATIONS, WEIGHT, Aggregation
 from qbench.records.schema import CellRef, MetricValue
-from qbench.uncertainty import ChanceSource, Estimate, of_draws, of_two_samples
+from qbench.uncertainty import ChanceSource, Estimate, of_two_samples
 
 UNITS: dict[MetricKind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats"}
 
@@ -34,7 +34,7 @@ class Hypothesis:
     weights: Floats  # [distinct documents] what the losses' sum is divided by; also the sum
     documents: "Documents"
     draws: int = 1  # of calibration
-    calibration: ChanceSource | None = None  # how the mean loss varies with the draws; None with one
+    calibration: ChanceSource | None = None  # how the mean loss varies with the draws; None with one or the same
 
     @property
     def name(self) -> str:
@@ -184,14 +184,12 @@ def _hypothesis(
     )
 
 
-def _over_draws(before: Floats, after: Floats, paired: bool) -> ChanceSource | None:
-    """How much a mean loss over draws of calibration varies with these; None with one draw.
+def _over_draws(before: Floats, after: Floats, same: bool) -> ChanceSource | None:
+    """How much a mean loss varies with the draws of calibration; None with one draw.
 
-    before, after: [draws, documents], which add up to each draw's mean. paired: draws are the same before and after,
-    so that what they share goes out of the difference.
+    before, after: [draws, documents], which add up to each draw's mean. same: run and baseline were calibrated on the
+    same draws. Then nothing was drawn anew, and a loss that exceeds the chance of documents is a loss of the run.
     """
-    if len(after) < 2:
+    if len(after) < 2 or same:
         return None
-    if paired:
-        return of_draws((before - after).sum(axis=1).tolist())
     return of_two_samples(before.sum(axis=1).tolist(), after.sum(axis=1).tolist())

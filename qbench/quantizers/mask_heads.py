@@ -75,6 +75,11 @@ def output_projections(model: LlamaForCausalLM) -> list[Any]:
     return [layer.self_attn.o_proj for layer in model.model.layers]
 
 
+def is_off(outputs: Tensor, heads: int, epsilon: float) -> Tensor:
+    """At which tokens each head is off, [..., heads] bool; outputs: what o_proj reads, [..., heads * dim]."""
+    return outputs.unflatten(-1, (heads, -1)).abs().amax(-1) < epsilon
+
+
 @torch.no_grad()
 def off_share(model: LlamaForCausalLM, texts: Sequence[Tensor], epsilon: float) -> Tensor:
     """At which share of the tokens of texts [1, length] each head is off, [layers, heads]."""
@@ -82,13 +87,12 @@ def off_share(model: LlamaForCausalLM, texts: Sequence[Tensor], epsilon: float) 
     off = [torch.zeros(heads, dtype=torch.long) for _ in model.model.layers]
 
     def count(layer: int, x: Tensor) -> None:
-        by_head = x.unflatten(-1, (heads, -1)).abs().amax(-1)  # [1, length, heads]
-        off[layer] += (by_head < epsilon).sum((0, 1)).cpu()
+        off[layer] += is_off(x, heads, epsilon).sum((0, 1)).cpu()
 
     with _watching(model, count):
         for ids in texts:
             model.model(input_ids=ids.to(model.device), use_cache=False)
-    return torch.stack(off) / tokens
+    return torch.stack(off).double() / tokens
 
 
 @torch.no_grad()

@@ -123,7 +123,7 @@ class Cell:
         """The settings of an analysis that decide its numbers, with a hash of the texts."""
         settings = self.recipe.analysis
         if self.ref.measured == "maps":
-            text = {"text": settings.text} if settings.text else {"texts": self._texts_hash(samples=1)}
+            text = {"text": settings.text} if settings.text else {"texts": self._texts_hash()}
             return {"heads": [list(place) for place in self.heads], **text}
         if self.ref.measured == "sensitivity":
             return {"texts": self.sensitivity_source().content_hash()}
@@ -135,8 +135,8 @@ class Cell:
         source = self.recipe.analysis_source()
         return source.model_copy(update={"samples": min(source.samples, SENSITIVITY_TEXTS)})
 
-    def _texts_hash(self, **changes: Any) -> str:
-        return self.recipe.analysis_source().model_copy(update=changes).content_hash()
+    def _texts_hash(self) -> str:
+        return self.recipe.analysis_source().content_hash()
 
     @property
     def tokenizer_revision(self) -> str | None:

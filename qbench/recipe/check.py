@@ -235,8 +235,11 @@ def _check_analysis(recipe: Recipe, file: RecipeFile) -> None:
     _check_entries(("analysis", "sensitivity"), settings.sensitivity, file)
     for index, entry in enumerate(settings.sensitivity):
         where: Where = ("analysis", "sensitivity", index)
-        if entry.method == "none" or not all(offers(entry.method, bits) for bits in entry.widths):
-            raise file.error(where, f"{entry.method} does not offer {some([*map(str, entry.widths)])} bits.")
+        if entry.method == "none":
+            raise file.error(where, "none quantizes nothing; name a method and its bits, such as hqq-3.")
+        if missing := [str(bits) for bits in entry.widths if not offers(entry.method, bits)]:
+            offered = ", ".join(map(str, sorted(quantizer(entry.method).widths, reverse=True)))
+            raise file.error(where, f"{entry.method} does not offer {some(missing)} bits; it offers {offered}.")
         if quantizer(entry.method).calibrated and recipe.calibration is None:
             raise file.error(where, f"{entry.method} needs calibration; add `calibration: {{source: wikitext2}}`.")
     _check_heads(recipe, file)

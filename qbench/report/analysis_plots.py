@@ -27,6 +27,7 @@ SMALL = {
 }
 MAX_BOXES = 8  # layers of which box plots are drawn: evenly spaced ones of more
 MAX_TICKS = 8
+MAX_DOTTED = 4  # models of which a second line is drawn
 LEGEND_LETTERS, MARKER_LETTERS = 52, 6  # of a legend's line in a column, and what a marker takes
 LEGEND_LINE = 0.16  # inches
 
@@ -91,10 +92,13 @@ def _states(model: AnalyzedModel) -> list[int]:
     return [*range(layers), layers + 1, layers]
 
 
+def _state_names(model: AnalyzedModel) -> list[str]:
+    return ["E", *map(str, range(1, len(_states(model)) - 1)), "N"]
+
+
 def _state_ticks(axes: "Axes", model: AnalyzedModel) -> None:
-    assert model.analysis
-    layers = model.analysis.facts.layers
-    names = ["E", *map(str, range(1, layers + 1)), "N"]
+    names = _state_names(model)
+    layers = len(names) - 2
     step = -(-len(names) // MAX_TICKS)
     shown = sorted({0, *range(step, layers + 1, step), layers + 1})
     axes.set_xticks(shown, [names[place] for place in shown])
@@ -121,34 +125,47 @@ def _boxes(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
     columns = min(len(models), 2 if len(models) <= 4 else 3)
     rows = -(-len(models) // columns)
     width = COLUMN if columns <= 2 else PAGE
-    figure = new_figure(width, 0.5 + 1.75 * rows, f"{models[0].cell.family}: hidden states by layer")
+    figure = new_figure(
+        width, 0.5 + 1.75 * rows, f"{models[0].cell.family}: hidden states by layer (whiskers: min., max.)"
+    )
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, model in zip(grid.flat, models, strict=False):
         _box_panel(axes, model, styles)
     for axes in grid.flat[len(models) :]:
         axes.remove()
+    grid[0, 0].set_xticks(*_box_ticks(models[0]))
     for line in grid:
         line[0].set_ylabel("hidden state")
     figure.supxlabel("after layer (E: embedding, N: final norm)", fontsize=8)
     return figure
 
 
+def _box_places(model: AnalyzedModel) -> list[int]:
+    """Of the states in order, those that have a box."""
+    last = len(_states(model)) - 1
+    return sorted({round(n) for n in np.linspace(0, last, min(MAX_BOXES, last + 1))})
+
+
+def _box_ticks(model: AnalyzedModel) -> tuple[list[int], list[str]]:
+    places, names = _box_places(model), _state_names(model)
+    return list(range(1, len(places) + 1)), [names[place] for place in places]
+
+
 def _box_panel(axes: "Axes", model: AnalyzedModel, styles: Looks) -> None:
     assert model.analysis
-    layers, look = model.analysis.facts.layers, styles[model.cell.attention]
+    look = styles[model.cell.attention]
     frame = model.analysis.layers_frame().query("part == 'all'").set_index("state")
     order = _states(model)
-    shown = sorted({round(n) for n in np.linspace(0, len(order) - 1, min(MAX_BOXES, len(order)))})
-    names = ["E", *map(str, range(1, layers + 1)), "N"]
     boxes = []
-    for place in shown:
+    for place in _box_places(model):
         row = frame.loc[order[place]]
         ends = {"whislo": row["min"], "whishi": row["max"], "q1": row["q1"], "med": row["median"], "q3": row["q3"]}
-        boxes.append({**ends, "label": names[place]})
+        boxes.append(ends)
     line = {"color": look.colour, "linewidth": 0.9}
     axes.bxp(
         boxes,
         showfliers=False,
+        manage_ticks=False,  # panels share one axis
         widths=0.6,
         patch_artist=True,
         boxprops={"edgecolor": look.colour, "facecolor": f"{look.colour}55", "linewidth": 0.9},
@@ -162,11 +179,12 @@ def _box_panel(axes: "Axes", model: AnalyzedModel, styles: Looks) -> None:
     axes.set_yticks([*(-p for p in reversed(powers)), 0, *powers])
     axes.yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.minorticks_off()
+    axes.grid(visible=False, axis="x")
     axes.set_title(kind_name(model.cell.attention))
 
 
 def _by_length(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure | None":
-    """Raw and normalized weights, one panel each; solid at the larger ε, dotted at the smaller."""
+    """Raw and normalized weights, one panel each; solid at the larger ε, and dotted at the smaller if there is room."""
     panels = {
         metric: title
         for metric, title in (
@@ -177,16 +195,17 @@ def _by_length(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure | None
     }
     if not panels:
         return None
-    title = (
-        f"{models[0].cell.family}: sink rate by length (solid: ε={SINK_EPSILONS[-1]:g}, dotted: {SINK_EPSILONS[0]:g})"
-    )
+    small, large = SINK_EPSILONS
+    lines = {large: "-"} if len(models) > MAX_DOTTED else {small: ":", large: "-"}
+    shown_epsilons = f"ε={large:g}" if len(lines) == 1 else f"solid: ε={large:g}, dotted: {small:g}"
+    title = f"{models[0].cell.family}: sink rate by length ({shown_epsilons})"
     figure = new_figure(COLUMN, 0.8 + 1.5 * len(panels), title)
     grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
     lengths: set[int] = set()
     for axes, (metric, name) in zip(grid, panels.items(), strict=True):
         for model in models:
             look = styles[model.cell.attention]
-            for epsilon, style in zip(SINK_EPSILONS, (":", "-"), strict=True):
+            for epsilon, style in lines.items():
                 points = _sweep(model, metric, epsilon)
                 lengths |= {length for length, *_ in points}
                 label = kind_name(model.cell.attention) if style == "-" else None
@@ -214,6 +233,12 @@ def _sweep(model: AnalyzedModel, metric: str, epsilon: float) -> list[tuple[int,
     return sorted((f.length, f.value, *(f.interval or (f.value, f.value))) for f in own)
 
 
+def _percent_axis(axes: "Axes") -> None:
+    """From 0 to 10% or more: rates that are all 0 would have an axis of their rounding."""
+    top = max(10.0, axes.get_ylim()[1])
+    axes.set_ylim(-0.05 * top, top)
+
+
 def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
     """One panel per ε."""
     figure = new_figure(COLUMN, 3.2, f"{models[0].cell.family}: dead heads by layer")
@@ -226,8 +251,7 @@ def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
             axes.plot(dead.index, dead, linewidth=1.2, label=kind_name(model.cell.attention), **line)
         axes.set_title(f"output below ε={epsilon:g}")
         axes.set_ylabel("dead heads (%)")
-    top = max(10.0, *(axes.get_ylim()[1] for axes in grid))
-    grid[0].set_ylim(-0.05 * top, top)
+    _percent_axis(grid[0])  # which all panels share
     grid[-1].set_xlabel("layer (from 0)")
     grid[-1].xaxis.set_major_locator(load_matplotlib().ticker.MaxNLocator(MAX_TICKS, integer=True))
     add_legend(figure)
@@ -237,8 +261,8 @@ def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
 def _over_steps(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
     """What a model does on its way through training."""
     shown: list[tuple[str, str, str, Callable[[Axes], None]]] = [
-        ("dead_heads", f"{DEAD_EPSILONS[0]:g}", "dead heads (%)", lambda axes: None),
-        ("sink_rate", f"{SINK_EPSILONS[-1]:g}", "sink rate (%)", lambda axes: None),
+        ("dead_heads", f"{DEAD_EPSILONS[0]:g}", "dead heads (%)", _percent_axis),
+        ("sink_rate", f"{SINK_EPSILONS[-1]:g}", "sink rate (%)", _percent_axis),
         ("kurtosis", "", "kurtosis", lambda axes: axes.set_yscale("log")),
     ]
     title = f"{models[0].cell.family}: over training (ε={DEAD_EPSILONS[0]:g} and {SINK_EPSILONS[-1]:g})"

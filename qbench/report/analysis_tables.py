@@ -33,11 +33,15 @@ READ_DIFFERENCES = (
     "The difference is the attention's figure − {reference}'s on the same texts; * marks a 95% interval (paired "
     "bootstrap over texts) that excludes zero."
 )
-READ_LENGTHS = "Sink rates at ε of the texts that have so many tokens, cut there."
+READ_LENGTHS = (
+    "Sink rates at ε of the texts that have so many tokens, cut there; at the length of the analysis, shorter texts "
+    "count too."
+)
 READ_LAYERS = (
     "The largest |x| of any text with its token (from 0) and its channel, and how many values are massive: > 100 and "
     "> 1,000 times the median of |x| of their text and layer (Sun et al.)."
 )
+ROUNDING = 1e-5  # of a figure: what float32 may make of equal ones
 
 
 @dataclass(frozen=True)
@@ -207,22 +211,29 @@ def _difference_table(models: Sequence[AnalyzedModel]) -> Table:
         heads=1,
     )
     for column in IN_DIFFERENCES:
-        for other in others:
-            first, second = (model.find(column.metric, column.setting) for model in (reference, other))
-            if first and second:
-                table.rows.append(_difference_fields(column, other, first, second))
+        first = reference.find(column.metric, column.setting)
+        found = [(other, own) for other in others if (own := other.find(column.metric, column.setting))]
+        if first and any(_differ(first, own) for _, own in found):
+            table.rows += [_difference_fields(column, other, first, own) for other, own in found]
     return table
+
+
+def _differ(first: Figure, second: Figure) -> bool:
+    """Whether two figures differ, or could with other texts."""
+    value, interval = difference(second, first)
+    return value != 0 or any(interval or ())
 
 
 def _difference_fields(column: FigureColumn, other: AnalyzedModel, first: Figure, second: Figure) -> list[Field]:
     value, interval = difference(second, first)
     excludes_zero = interval is not None and (interval[0] > 0 or interval[1] < 0)
+    is_rounding = abs(value) < ROUNDING * max(1.0, abs(first.value))  # sums of float32 weights are not exactly 1
     return [
         Field(figure_name(column.metric, column.setting)),
         Field(kind_title(other.cell.attention)),
         _field(first, column.show),
         _field(second, column.show),
-        Field(signed(value), value, starred=excludes_zero),
+        Field(signed(value), value, starred=excludes_zero and not is_rounding),
         Field(signed_interval(*interval) if interval else NOTHING),
     ]
 
@@ -231,7 +242,8 @@ def figure_name(metric: str, setting: str = "") -> str:
     """A figure as tables call it: Sink rate, ε=0.3."""
     name = metric.replace("_", " ").capitalize()
     names = {"Sink rate normalized": "Sink rate, normalized", "Min": "Minimum", "Max": "Maximum"}
-    return f"{names.get(name, name)}{f', ε={setting}' if setting else ''}"
+    limit = f"≤ {setting}" if metric == "sparsity" else f"ε={setting}"
+    return f"{names.get(name, name)}{f', {limit}' if setting else ''}"
 
 
 def _part_table(models: Sequence[AnalyzedModel]) -> Table | None:

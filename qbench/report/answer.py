@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from qbench.numbers import needed_decimals, p_value, score, signed, signed_interval
+from qbench.numbers import counted, needed_decimals, p_value, score, signed, signed_interval
 from qbench.report.attentions import kind_name, kind_title
 from qbench.report.delta import ReportData, Tone
 from qbench.report.headline import ALPHA, Headline
@@ -19,6 +19,10 @@ READ_HEADLINE = (
 READ_HEADLINE_INTERVAL = (
     "95% intervals, not adjusted, count the choice of documents, of calibration text and of training seeds as far as "
     f"there are several; p is Holm's over all lines, and a line claims a difference if it is at most {ALPHA:g}."
+)
+READ_CLAIMS = (
+    "Intervals are 95% each, not adjusted; a difference is claimed if its p, adjusted for {comparisons} (Holm), is at "
+    f"most {ALPHA:g}."
 )
 READ_SCALES = "The same in points of accuracy, in logits of accuracy, and as damage ÷ {reference}'s damage in nats."
 READ_PUBLISHED = (
@@ -110,9 +114,9 @@ def _fields(table: Table, line: Headline, published: bool) -> list[Field]:
 
 
 def _decimals(line: Headline) -> int:
-    """As many as show the ends of an interval that excludes zero."""
+    """As many as show the ends of an interval that excludes zero, or else two digits of its width."""
     low, high = line.interval
-    return max(needed_decimals(line.value), needed_decimals(low), needed_decimals(high)) if low * high > 0 else 3
+    return max(map(needed_decimals, (line.value, low, high))) if low * high > 0 else needed_decimals((high - low) / 10)
 
 
 def _sentence(lines: Sequence[Headline]) -> str:
@@ -127,15 +131,22 @@ def _sentence(lines: Sequence[Headline]) -> str:
     ]
     if others and len(lines) == 1:
         (line,) = others
-        why = "" if line.judged else ", since one calibration draw says nothing of another's"
         parts.append(
-            f"there is no evidence that {kind_name(line.attention)} lost more or less than {reference}{why}: "
+            f"there is no evidence that {kind_name(line.attention)} lost more or less than {reference}{_why(line)}: "
             f"{_size(line)} {unit} {_direction(line)} {_interval(line)}"
         )
     elif others:
         names = ", ".join(kind_name(line.attention) for line in others)
         parts.append(f"there is no evidence on {names}")
-    return f"At {bits} bits {'; '.join(parts)}{_of_what(lines[0])}.{_on_other_scales(claims)}"
+    scales = [_on_other_scales(line) for line in claims if line.depends_on_scale or len(lines) == 1]
+    return f"At {bits} bits {'; '.join(parts)}{_of_what(lines[0])}.{''.join(scales)}"
+
+
+def _why(line: Headline) -> str:
+    """Why nothing is claimed, if the interval does not say it."""
+    if not line.judged:
+        return ", since one calibration draw says nothing of another's"
+    return " after adjustment for all comparisons" if line.interval[0] * line.interval[1] > 0 else ""
 
 
 def _size(line: Headline) -> str:
@@ -158,24 +169,28 @@ def _of_what(line: Headline) -> str:
     return f" (mean of {pairs} trained pairs)" if pairs > 1 else " (one trained pair)"
 
 
-def _on_other_scales(claims: Sequence[Headline]) -> str:
-    """What a claim becomes on other scales, if that is something else."""
-    found = ""
-    for line in claims:
-        if line.depends_on_scale and line.level:
-            name, reference = kind_name(line.attention), kind_name(line.reference)
-            scales = {"points": line.scales.points, "logits": line.scales.logits}
-            shown = [f"{signed(value)} {scale}" for scale, value in scales.items() if value is not None]
-            found += (
-                f" The answer depends on the scale ({', '.join([signed(line.value, 3) + ' ' + line.unit, *shown])}; "
-                f"above zero {name} lost less): the models do not start level, with a mean accuracy of "
-                f"{score(line.level[0])}% for {reference} and {score(line.level[1])}% for {name}."
-            )
-    return found
+def _on_other_scales(line: Headline) -> str:
+    """What a claim becomes on other scales; and why, if that is something else."""
+    name, reference = kind_name(line.attention), kind_name(line.reference)
+    others = {"points": line.scales.points, "logits": line.scales.logits}
+    shown = ", ".join(f"{signed(value)} {scale}" for scale, value in others.items() if value is not None)
+    if not shown:
+        return ""
+    ratio = "" if line.scales.ratio is None else f"; {score(line.scales.ratio)} of {reference}'s damage"
+    if not (line.depends_on_scale and line.level):
+        return f" On other scales: {shown} of accuracy{ratio}."
+    before, own = map(score, line.level)
+    return (
+        f" The answer depends on the scale ({signed(line.value, 3)} {line.unit}, {shown} of accuracy, above zero if "
+        f"{name} lost less{ratio}), since the models do not start level: mean accuracy {before}% for {reference}, "
+        f"{own}% for {name}."
+    )
 
 
 def _remarks(lines: Sequence[Headline]) -> list[str]:
     found = list(dict.fromkeys(note for line in lines for note in line.notes))
+    if judged := [line for line in lines if line.judged]:
+        found.append(READ_CLAIMS.format(comparisons=counted(len(judged), "comparison")))
     if lines[0].unit == "points":
         found.append(READ_PUBLISHED)
     return found

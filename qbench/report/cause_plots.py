@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZES = dict(zip(WIDTHS, (14, 26, 42), strict=True))  # of markers: fewer bits are larger
-LINEAR = 0.01  # nats, below which the axis of damages is linear: they may be negative
+LINEAR = 0.01  # nats, below which the axis of damages is linear if some are negative
 
 
 def cause_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
@@ -37,8 +37,11 @@ def cause_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
                 sizes = [SIZES[b] for b in bits]
                 drawn = {"s": sizes, "c": face, "marker": look.marker, "edgecolors": look.colour, "zorder": 3}
                 axes.scatter([x] * len(bits), damages, label=name, **drawn)
-            axes.axhline(0, color=FAINT, linewidth=0.8)
-            axes.set_yscale("symlog", linthresh=LINEAR)
+            if min(damage for model in models for damage in model.damages.values()) > 0:
+                axes.set_yscale("log")
+            else:
+                axes.axhline(0, color=FAINT, linewidth=0.8)
+                axes.set_yscale("symlog", linthresh=LINEAR)
             axes.yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))
             axes.set_ylabel("nats lost per decision")
             axes.set_xlabel(f"{cause.title.removesuffix(' %')}{' (%)' if cause.title.endswith('%') else ''}")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from qbench.report.values import Values
 
 ALPHA = 0.05  # of all sentences of a page together
+OTHER_DOCUMENTS = "not all cells saw the same documents of it"
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,14 @@ class _Pool:
     weights: Mapping[str, "np.ndarray"]  # by task: [documents]
     gains: Mapping[str, "np.ndarray"]  # by task: [families, draws, documents], summed over quantizations
     losses: tuple[float, float]  # ℓ_0 − ℓ_q of the reference and of the attention
-    pairs: int  # of tasks and quantizations
+    quantizations: int
     cells: Sequence[CellResult] = field(repr=False)
+    notes: tuple[str, ...] = ()  # which tasks and quantizations are left out, and why
+
+    @property
+    def pairs(self) -> int:
+        """Of tasks and quantizations: what H is a mean over."""
+        return len(self.gains) * self.quantizations
 
     def by_draw(self) -> "np.ndarray":
         """H of each family and draw: [families, draws]."""
@@ -152,34 +159,48 @@ class _Pool:
 
 
 def _pool(report: _Data, group: _Group) -> _Pool | None:
-    """The documents that all cells of a group saw; None if there are none, or a family has no cell."""
+    """The documents that all cells of a group saw; None if there are none."""
     import numpy as np
 
-    quads = [[_quad(report.results, group, q) for q in own] for own in group.quantizations]
-    quads = [[quad for quad in own if all(result.scores for result in quad)] for own in quads]
-    cells = [result for own in quads for quad in own for result in quad]
+    quads = _quads(report.results, group)
+    cells = [result for own in quads.values() for quad in own for result in quad]
     draws = common_draws(*cells) if cells else []
-    if not draws or not all(quads):
+    if not draws:
         return None
-    gains, weights, pairs = {}, {}, 0
-    losses = np.zeros(2)
+    gains, weights, losses, without = {}, {}, [], {}
     for task in dict.fromkeys(measure.task for measure in report.results.measures):
-        found = [[_gains(report, task, quad, draws) for quad in own] for own in quads]
-        if any(quad is None for own in found for quad in own) or len({len(own) for own in found}) > 1:
-            continue
-        own_weights = [quad.weights for own in found for quad in own if quad]
-        if any(not np.array_equal(own_weights[0], other) for other in own_weights):
-            continue
-        weights[task] = own_weights[0]
-        gains[task] = np.array(
-            [sum(quad.gains for quad in own if quad) for own in found]
-        )  # [families, draws, documents]
-        count = len(found[0])
-        losses += count * np.mean([quad.losses for own in found for quad in own if quad], axis=0)
-        pairs += count
-    if not pairs:
+        found = [[_gains(report, task, quad, draws) for quad in own] for own in quads.values()]
+        usable = [[part for part in own if isinstance(part, _Gains)] for own in found]
+        flat = [part for own in usable for part in own]
+        if reason := next((part for own in found for part in own if isinstance(part, str)), None):
+            without[task] = reason
+        elif len({part.fingerprint for part in flat}) > 1:
+            without[task] = OTHER_DOCUMENTS
+        else:
+            weights[task] = flat[0].weights
+            gains[task] = np.array([sum(part.gains for part in own) for own in zip(*usable, strict=True)])
+            losses.append(np.mean([part.losses for part in flat], axis=0))
+    if not gains:
         return None
-    return _Pool(group, weights, gains, (float(losses[0]) / pairs, float(losses[1]) / pairs), pairs, cells)
+    lacking = {q.label for own in group.quantizations for q in own} - quads.keys()
+    without |= dict.fromkeys(sorted(lacking), "not all models have scores of it")
+    reference, attention = np.mean(losses, axis=0).tolist()
+    notes = tuple(f"The headline leaves out {name}: {reason}." for name, reason in without.items())
+    return _Pool(group, weights, gains, (reference, attention), len(quads), cells, notes)
+
+
+def _quads(results: ResultSet, group: _Group) -> dict[str, list[tuple[CellResult, ...]]]:
+    """By label, for each family: the attention and the reference, quantized and not; of labels that have them all."""
+    found: dict[str, list[tuple[CellResult, ...]]] = {}
+    for own in group.quantizations:
+        for q in own:
+            found.setdefault(q.label, []).append(_quad(results, group, q))
+    families = len(group.families)
+    return {
+        label: own
+        for label, own in found.items()
+        if len(own) == families and all(result.scores for quad in own for result in quad)
+    }
 
 
 def _quad(results: ResultSet, group: _Group, q: FamilyQuantization) -> tuple[CellResult, ...]:
@@ -193,22 +214,27 @@ class _Gains:
     gains: "np.ndarray"  # [draws, documents]: how much less the attention lost, times the document's weight
     weights: "np.ndarray"  # [documents]
     losses: tuple[float, float]  # of the reference and of the attention, per decision
+    fingerprint: str  # of the documents
 
 
-def _gains(report: _Data, task: str, quad: Sequence[CellResult], draws: Sequence[int | None]) -> _Gains | None:
+def _gains(report: _Data, task: str, quad: Sequence[CellResult], draws: Sequence[int | None]) -> _Gains | str:
+    """What the documents of a task say; or why it cannot be used."""
     import numpy as np
 
     documents = report.evidence.documents
     by_draw = [[documents.get(result.of_draw(draw).cell, {}).get(task) for result in quad] for draw in draws]
     seen = [own for row in by_draw for own in row]
-    if any(own is None or own.decisions is None for own in seen) or len({own.fingerprint for own in seen if own}) > 1:
-        return None
+    if any(own is None or own.decisions is None for own in seen):
+        return "not all cells have log-likelihoods of it"
+    if len({own.fingerprint for own in seen if own}) > 1:
+        return OTHER_DOCUMENTS
     values: list[list[Values]] = [[own.decisions for own in row if own and own.decisions] for row in by_draw]
     stacked = np.array([[own.values for own in row] for row in values])  # [draws, (a_q, r_q, a_0, r_0), documents]
     weights = values[0][0].weights
     changes = stacked[:, :2] - stacked[:, 2:]  # [draws, (attention, reference), documents]: ℓ_q − ℓ_0
     attention, reference = -changes.mean(0).sum(-1) / weights.sum()
-    return _Gains(changes[:, 0] - changes[:, 1], weights, (float(reference), float(attention)))
+    losses = float(reference), float(attention)
+    return _Gains(changes[:, 0] - changes[:, 1], weights, losses, next(own.fingerprint for own in seen if own))
 
 
 def _document_variances(pools: Sequence[_Pool]) -> list[ChanceSource]:
@@ -244,7 +270,6 @@ def _headline(report: _Data, pool: _Pool, over_documents: ChanceSource) -> Headl
     calibrated = any(result.calibration_draws for result in pool.cells)
     reference, attention = pool.losses
     scales = _accuracy_scales(report, group)
-    unused = [task for task in dict.fromkeys(m.task for m in report.results.measures) if task not in pool.gains]
     return Headline(
         families=group.families,
         attention=group.attention,
@@ -256,7 +281,7 @@ def _headline(report: _Data, pool: _Pool, over_documents: ChanceSource) -> Headl
         draws=by_draw.shape[1] if calibrated else None,
         judged=not one_draw(*pool.cells),
         level=_level(report, group),
-        notes=(f"Without {', '.join(unused)}: no log-likelihoods that all cells have in common.",) if unused else (),
+        notes=pool.notes,
     )
 
 

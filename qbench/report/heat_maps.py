@@ -46,7 +46,7 @@ def sink_heat_map(models: Sequence[AnalyzedModel]) -> "Figure":
         axes.remove()
     for line in grid:
         line[0].set_ylabel("layer")
-    figure.supxlabel("head (white: 0%)", fontsize=8)
+    figure.supxlabel("head (from 0; white: 0%)", fontsize=8)
     figure.colorbar(image, ax=list(grid.flat[: len(models)]), label="texts (%)", aspect=12 * rows)
     return figure
 
@@ -108,7 +108,8 @@ def _sensitivity(models: Sequence[Any]) -> "Figure":
     figure = new_figure(width, 0.9 + 1.5 * rows, f"{cell.family}: one linear layer alone in {cell.label}")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     largest = max(own.kl for _, damages in models for own in damages) * MILLI or 1.0
-    norm = load_matplotlib().colors.LogNorm(largest * MIN_RATIO, largest, clip=True)
+    least = min(own.kl for _, damages in models for own in damages) * MILLI
+    norm = load_matplotlib().colors.LogNorm(min(max(least, largest * MIN_RATIO), largest / 2), largest, clip=True)
     image: Any = None
     for axes, (ref, damages) in zip(grid.flat, models, strict=False):
         names = [name for name in LINEARS if any(own.linear == name for own in damages)]
@@ -122,7 +123,7 @@ def _sensitivity(models: Sequence[Any]) -> "Figure":
     grid[0, 0].invert_yaxis()
     for axes in grid.flat[len(models) :]:
         axes.remove()
-    figure.supxlabel("layer", fontsize=8)
+    figure.supxlabel("layer (from 0)", fontsize=8)
     bar = figure.colorbar(image, ax=list(grid.flat[: len(models)]), label="KL (millinats per token)", aspect=12 * rows)
     bar.ax.yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     bar.ax.minorticks_off()

@@ -49,7 +49,9 @@ def render(report: ReportData, format: str, kind: str | None = None, *, standalo
         return FOR_PROGRAMS[format](chosen.rows(report))
     tables = chosen.tables(report)
     if not tables:
-        raise ReportError(f"{report.results.source} has nothing for a table of kind {chosen.name}.")
+        others = ", ".join(kind.name for kind in KINDS.values() if kind.on_page(report) and kind.tables(report))
+        instead = f"; it has {others}." if others else "."
+        raise ReportError(f"{report.results.source} has nothing for a table of kind {chosen.name}{instead}")
     notes, lead = [*remarks(report), *chosen.remarks(report)], chosen.lead(report)
     return latex(tables, notes, lead, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes, lead)
 

@@ -8,6 +8,7 @@ from qbench.analysis.analyze import analyze
 from qbench.analysis.maps import attention_maps
 from qbench.analysis.sensitivity import sensitivity
 from qbench.analysis.source import read_texts, token_ids
+from qbench.analysis.texts import MIN_TOKENS
 from qbench.quantizers.calibration import calibration_batches
 from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
@@ -40,7 +41,8 @@ def _maps(cell: Cell, model: Any, tokenizer: Any) -> Measurement:
     if settings.text:
         ids = token_ids(settings.text, tokenizer, MAP_TOKENS)
     else:
-        ids = read_texts(source().model_copy(update={"samples": 1}), tokenizer)[0][0][:MAP_TOKENS]
+        texts, _ = read_texts(source(), tokenizer)
+        ids = next((ids for ids in texts if len(ids) >= MIN_TOKENS), texts[0])[:MAP_TOKENS]
     maps = attention_maps(model, ids, cell.heads)
     tokens = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
     return MapsFacts(tokens=tokens, heads=cell.heads), maps_to_parquet(maps)

@@ -19,6 +19,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Protocol
 
+from qbench.gpus import VISIBLE
 from qbench.quantizers.options import quantizer
 
 PR_SET_PDEATHSIG = 1
@@ -128,7 +129,8 @@ def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which ends its children
     redirect(Path(log))
     if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        # An index is NVML's and nvidia-smi's; CUDA's own order is another where GPUs are of two kinds.
+        os.environ.update({VISIBLE: gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     import torch
 
     if torch.cuda.is_initialized():
@@ -194,7 +196,7 @@ def _hidden_gpus() -> Iterator[None]:
 
     torch counts devices anew until CUDA is started, so a child sees those that it is given.
     """
-    with _environment(CUDA_VISIBLE_DEVICES=""):
+    with _environment(**{VISIBLE: ""}):
         yield
 
 

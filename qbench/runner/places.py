@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from qbench.gpus import Gpu, find_gpus, why_not_cuda
+from qbench.gpus import VISIBLE, Gpu, find_gpus, why_not_cuda
 from qbench.machine import machine
 from qbench.recipe.schema import Recipe
 from qbench.runner.estimate import Estimate, estimate
@@ -49,10 +49,11 @@ def check_memory(plan: Plan, gpus: Sequence[Gpu]) -> None:
         return
     there = f"{smallest.name} ({smallest.id}) has {_gib(smallest.memory)}"
     if need.memory > smallest.memory:
-        do = "take a larger GPU, or give the recipe a smaller batch_tokens or fewer quantizations"
+        do = "take a larger GPU, or give the recipe a smaller max_length or smaller checkpoints"
     else:
         there += f", of which {_gib(smallest.free)} are free"
-        do = f"end what uses it ({smallest.processes} processes), or choose another GPU with CUDA_VISIBLE_DEVICES"
+        users = f" ({smallest.processes} processes)" if smallest.processes > 1 else ""  # some drivers do not say
+        do = f"end what uses it{users}, or choose another GPU with {VISIBLE}"
     raise RunError(f"{name} needs about {_gib(need.memory)} of GPU memory, and {there}: {do}.")
 
 

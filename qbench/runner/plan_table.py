@@ -69,12 +69,14 @@ def _cells(row: _Row, notes: list[str]) -> list[str]:
 
 def _time(rows: Sequence[_Row], speed: Speed | None, slots: Sequence[Slot]) -> list[str]:
     """What is left to do, and what was done beside what was estimated for it."""
-    todo = [row.estimate for row in rows if row.estimate and row.entry.state in TO_DO]
+    waiting = [row.estimate for row in rows if row.entry.state in TO_DO]
+    todo = [found for found in waiting if found]
     lines = []
     if speed and slots and todo and todo[0].seconds:
-        total = sum(found.total for found in todo)
+        total = sum(found.total for found in todo) / len(slots)
         at_once = f", {len(slots)} at once" if len(slots) > 1 else ""
-        lines.append(f"time: about {duration(total / len(slots))}{at_once} ({_by_phase(todo)}); {speed}")
+        part = f" for {len(todo)} of {len(waiting)} cells" if len(todo) < len(waiting) else ""
+        lines.append(f"time: about {duration(total)}{part}{at_once} ({_by_phase(todo, len(slots))}); {speed}")
     done = [row for row in rows if row.estimate and row.estimate.seconds and row.measured]
     if done:
         taken = {phase: sum(row.measured.get(phase, 0.0) for row in done) for phase in done[0].measured}
@@ -84,6 +86,6 @@ def _time(rows: Sequence[_Row], speed: Speed | None, slots: Sequence[Slot]) -> l
     return lines
 
 
-def _by_phase(found: Sequence[Estimate]) -> str:
-    phases = found[0].seconds
-    return ", ".join(f"{phase} {duration(sum(each.seconds[phase] for each in found))}" for phase in phases)
+def _by_phase(found: Sequence[Estimate], places: int = 1) -> str:
+    seconds = {phase: sum(each.seconds[phase] for each in found) / places for phase in found[0].seconds}
+    return ", ".join(f"{phase} {duration(taken)}" for phase, taken in seconds.items())

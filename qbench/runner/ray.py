@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from qbench.gpus import VISIBLE
 from qbench.machine import machine
 from qbench.records.schema import Failure, Record
 from qbench.records.store import LOG, RECORD, Samples, StoredRecord, cell_folder, read_record, write_record
@@ -83,7 +84,7 @@ def try_remotely(jobs: Sequence[Job], folder: str, threads: int | None, timeout:
 
 def _slot(threads: int | None) -> Slot:
     """The cores, or the GPU that Ray has given to this task."""
-    return Slot(threads=threads) if threads else Slot(gpu=os.environ["CUDA_VISIBLE_DEVICES"])
+    return Slot(threads=threads) if threads else Slot(gpu=os.environ[VISIBLE])
 
 
 class Unwatched:

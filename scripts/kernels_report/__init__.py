@@ -1,1 +1,1 @@
-"""What the compilers say of the attention kernels, and how fast they run on a GPU: `make kernels`."""
+"""The compilers' report on the attention kernels, and their speed on a GPU: `make kernels`."""

@@ -1,4 +1,4 @@
-"""Compile a kernel for a GPU that need not be here, and read what the compiler says about it."""
+"""Compile a kernel for a GPU, which need not be present, and read the compiler's report."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ class Compiled:
 
     @cached_property
     def resources(self) -> tuple[int, int]:
-        """Registers per thread, and bytes per thread that did not fit into them: on NVIDIA its stack."""
+        """Registers per thread, and bytes per thread that did not fit into them (on NVIDIA, the stack)."""
         if "amdgcn" in self.asm:
             text = self.asm["amdgcn"]
             spilled = int(_find(r"\.vgpr_spill_count:\s+(\d+)", text)) + int(
@@ -54,7 +54,7 @@ class Compiled:
 
     @cached_property
     def occupancy(self) -> float:
-        """The share of an SM's warps that can be resident, from registers and shared memory."""
+        """The share of an SM's warps that can be resident, limited by registers and shared memory."""
         limits = ARCHITECTURES[self.arch]
         lanes = 64 if self.arch.startswith("gfx") else 32
         registers = -(-max(self.registers, 1) // 8) * 8 * lanes * self.tile.warps
@@ -65,18 +65,18 @@ class Compiled:
 
     @cached_property
     def loops(self) -> list[list[str]]:
-        """The instructions of each innermost loop that multiplies matrices, in the order of the code."""
+        """The instructions of each innermost loop that multiplies matrices, in code order."""
         if "amdgcn" in self.asm:
             return _amd_loops(self.asm["amdgcn"])
         return _sass_loops(self._cuobjdump("-sass"))
 
     @property
     def main_loop(self) -> int:
-        """Instructions of the loop over the tiles that need no causal mask: where the time goes."""
+        """Instructions of the loop over tiles without a causal mask, which takes most of the time."""
         return len(self.loops[-1 if self.kernel == "key_value" else 0])
 
     def _cuobjdump(self, option: str) -> str:
-        """What the tool, which the triton wheel carries, prints of the machine code."""
+        """The output of cuobjdump, which is part of the triton wheel, for the machine code."""
         with tempfile.TemporaryDirectory() as folder:
             cubin = Path(folder, "kernel.cubin")
             cubin.write_bytes(self.asm["cubin"])
@@ -95,9 +95,9 @@ def compile_kernel(
     key_mask: bool = False,
     normalizer: str = "softpick",
 ) -> Compiled:
-    """Compile one kernel for `arch` ("sm_80", "gfx942"); tensors aligned and contiguous in their last dim, as usual."""
+    """Compile one kernel for `arch` ("sm_80", "gfx942"); tensors are aligned and contiguous in their last dim."""
     if knobs.runtime.interpret:
-        raise RuntimeError("TRITON_INTERPRET=1 is set, and nothing compiles in such a process; start one without it.")
+        raise RuntimeError("TRITON_INTERPRET=1 is set, so this process cannot compile; start one without it.")
     function = FUNCTIONS[kernel]
     constants: dict[str, Any] = {
         "HEAD_DIM": head_dim,
@@ -145,7 +145,7 @@ def _find(pattern: str, text: str) -> str:
 
 
 def _sass_loops(sass: str) -> list[list[str]]:
-    """From cuobjdump's listing: an address and an instruction on each line, and jumps to addresses."""
+    """Loops in cuobjdump's listing, which has one address and instruction per line, and jumps to addresses."""
     code = [(int(address, 16), text) for address, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", sass)]
     target = re.compile(r"\bBRA\b.*\b0x([0-9a-f]+)")
     jumps = [(int(match.group(1), 16), at) for at, text in code if (match := target.search(text))]
@@ -153,7 +153,7 @@ def _sass_loops(sass: str) -> list[list[str]]:
 
 
 def _amd_loops(text: str) -> list[list[str]]:
-    """From assembly with labels: line numbers serve as addresses."""
+    """Loops in assembly with labels; line numbers serve as addresses."""
     lines = [line.strip() for line in text.splitlines()]
     labels = {line.split(":")[0]: at for at, line in enumerate(lines) if re.match(r"\.LBB\w+:", line)}
     jumps = [(labels.get(line.split()[-1], at), at) for at, line in enumerate(lines) if re.match(r"s_c?branch", line)]
@@ -162,7 +162,7 @@ def _amd_loops(text: str) -> list[list[str]]:
 
 
 def _innermost(code: list[tuple[int, str]], jumps: list[tuple[int, int]], multiply: str) -> list[list[str]]:
-    """The loops, spans (start, end) of backward jumps, that multiply and hold no other loop."""
+    """The loops that multiply and contain no other loop. A loop is the span (start, end) of a backward jump."""
     loops = {
         (start, end): [text for at, text in code if start <= at <= end] for start, end in sorted(jumps) if start < end
     }

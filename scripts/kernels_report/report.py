@@ -1,4 +1,4 @@
-"""What the compilers say of every shipped kernel config for each normalizer, and on a GPU how fast softpick runs.
+"""The compilers' report on every shipped kernel config for each normalizer and, with a GPU, the speed of softpick.
 
 make kernels                        sm_80 and sm_90 at head dim 64, bf16
 make kernels ARCH=all               every architecture, head dims 64 and 128
@@ -32,7 +32,7 @@ ON_PAGE = re.compile(r"(?<=<!-- made by kernels_report -->\n).*?(?=<!-- end -->)
 
 @dataclass(frozen=True)
 class CompileJob:
-    """One kernel to compile, causal; with `key_mask` for batches with padding."""
+    """One causal kernel to compile; `key_mask` is for batches with padding."""
 
     kernel: str
     arch: str
@@ -45,7 +45,7 @@ class CompileJob:
 
 @dataclass(frozen=True)
 class Row:
-    """What the compiler made of one kernel; spills in bytes per thread, shared in bytes per block."""
+    """The compiler's report on one kernel: spills in bytes per thread, shared memory in bytes per block."""
 
     job: CompileJob
     registers: int
@@ -73,8 +73,8 @@ def jobs(
 
 
 def compile_row(job: CompileJob, loops: bool) -> Row:
-    """Compile one kernel; the main loop's length, which takes a disassembler, only with `loops`."""
-    from kernels_report.compiler import compile_kernel  # triton, which the parent process may have as an interpreter
+    """Compile one kernel. The length of its main loop needs a disassembler and is found only with `loops`."""
+    from kernels_report.compiler import compile_kernel  # imports triton; the parent's may be an interpreter
 
     compiled = compile_kernel(
         job.kernel,
@@ -90,7 +90,7 @@ def compile_row(job: CompileJob, loops: bool) -> Row:
 
 
 def compile_rows(work: Sequence[CompileJob], loops: bool = True, workers: int | None = None) -> Iterator[Row]:
-    """The rows of all jobs in their order, compiled by one process per core."""
+    """The rows of all jobs, in order, compiled with one process per core."""
     context = multiprocessing.get_context("spawn")
     with _without_interpreter(), ProcessPoolExecutor(workers or os.cpu_count(), context) as pool:
         yield from pool.map(partial(compile_row, loops=loops), work)
@@ -98,7 +98,7 @@ def compile_rows(work: Sequence[CompileJob], loops: bool = True, workers: int | 
 
 @contextmanager
 def _without_interpreter() -> Iterator[None]:
-    """Processes that start meanwhile compile: the variable counts while triton is imported, which is at once."""
+    """Let new processes compile: triton reads the variable when it is imported, which they do first."""
     before = os.environ.pop("TRITON_INTERPRET", None)
     try:
         yield
@@ -111,7 +111,7 @@ Group = dict[str, Row]  # by normalizer
 
 
 def by_tile(rows: Sequence[Row]) -> list[Group]:
-    """The rows that differ in nothing but their normalizer, together."""
+    """Group the rows that differ only in their normalizer."""
     groups: dict[tuple[Any, ...], Group] = {}
     for row in rows:
         job = row.job
@@ -134,7 +134,7 @@ def _tile_columns(group: Group) -> dict[str, Any]:
 
 
 def loop_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Instructions of the main loop: one line per tile, one column per normalizer, each with its ratio to softmax's."""
+    """Instructions of the main loop and the ratio to softmax's: one line per tile, one column per normalizer."""
     lines = []
     for group in by_tile(rows):
         line = _tile_columns(group)
@@ -146,7 +146,9 @@ def loop_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def register_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Registers per thread of each normalizer; the most spills and shared memory, and the least occupancy, of any."""
+    """Registers per thread of each normalizer, and over all of them the most spills and shared memory and the least
+    occupancy.
+    """
     return [
         _tile_columns(group)
         | {name: row.registers for name, row in group.items()}
@@ -182,7 +184,7 @@ def page_tables(rows: Sequence[Row]) -> str:
 
 
 def compile_aloud(work: Sequence[CompileJob]) -> list[Row]:
-    """The rows of all jobs; a line as soon as all normalizers of a tile are compiled."""
+    """The rows of all jobs. Prints a line as soon as all normalizers of a tile are compiled."""
     rows: list[Row] = []
     for row in compile_rows(work):
         rows.append(row)
@@ -198,21 +200,21 @@ def compile_aloud(work: Sequence[CompileJob]) -> list[Row]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options, with "all" resolved."""
+    """Parse the options, and replace "all"."""
     parser = argparse.ArgumentParser(
         "python -m kernels_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arch", nargs="+", choices=["all", *ARCHITECTURES], default=["sm_80", "sm_90"])
     parser.add_argument("--head-dim", nargs="+", type=int, help="default: 64; with --arch all, 64 and 128")
     parser.add_argument("--dtype", nargs="+", choices=list(ELEMENT_SIZE), default=["bf16"])
-    parser.add_argument("--padding", action="store_true", help="the kernels for batches with a padding mask")
+    parser.add_argument("--padding", action="store_true", help="compile the kernels for batches with a padding mask")
     parser.add_argument(
-        "--write-docs", action="store_true", help="all of them, and rewrite the tables of docs/attention.md"
+        "--write-docs", action="store_true", help="compile all of them, and rewrite the tables in docs/attention.md"
     )
     parser.add_argument("--out", type=Path, default=Path("results/kernels"), help="where the plot goes (%(default)s)")
     options = parser.parse_args(arguments)
     if options.write_docs and (options.padding or options.head_dim or options.dtype != ["bf16"]):
-        parser.error("--write-docs has its own head dims and dtype, and no padding: leave out the other options.")
+        parser.error("--write-docs sets head dims and dtype, and has no padding: leave out these options.")
     if "all" in options.arch or options.write_docs:
         options.arch = list(ARCHITECTURES)
         options.head_dim = options.head_dim or [64, 128]
@@ -221,7 +223,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the report; on a GPU also write the plot of its speed."""
+    """Print the report; with a GPU, also plot its speed."""
     options = parse(arguments)
     work = list(jobs(options.arch, options.head_dim, options.dtype, key_mask=options.padding))
     print(f"{len(work)} kernels on {os.cpu_count()} cores, 1 to 3 seconds of one core each.", flush=True)
@@ -229,14 +231,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     masked = "with" if options.padding else "without"
     print(f"\nInstructions in the main loop, and the ratio to softmax's; causal, {masked} a padding mask:\n")
     print(tabulate(loop_table(rows), headers="keys"))
-    print("\nRegisters per thread; of all five the most spills (bytes per thread) and the least occupancy:\n")
+    print("\nRegisters per thread; the most spills (bytes per thread) and least occupancy of all five:\n")
     print(tabulate(register_table(rows), headers="keys"))
     print(f"\n{len(rows)} kernels compiled, {sum(row.spills > 0 for row in rows)} of them with spills.")
     if options.write_docs:
         PAGE.write_text(ON_PAGE.sub(lambda _: page_tables(rows), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         print(f"Written: {PAGE}")
     if not torch.cuda.is_available():
-        print("No CUDA GPU here: no times. On a GPU this report adds them, beside scaled_dot_product_attention.")
+        print("No CUDA GPU here: no times. With a GPU, this report compares them with scaled_dot_product_attention's.")
         return
     name = torch.cuda.get_device_name()
     speed = speed_rows("cuda", head_dims=options.head_dim)

@@ -1,4 +1,4 @@
-"""How fast the kernels run on the GPU that is here, beside torch's softmax attention: milliseconds, TFLOP/s, a plot."""
+"""Compare the kernels on this GPU with torch's softmax attention: milliseconds, TFLOP/s, a plot."""
 
 import math
 import time
@@ -69,7 +69,7 @@ def _seconds(work: Callable[[], Any], device: str) -> float:
 
 
 def plot_speed(rows: Sequence[dict[str, Any]], file: Path, title: str) -> None:
-    """TFLOP/s against length, a panel for each head dim and direction."""
+    """Plot TFLOP/s by length, with one panel per head dim and direction."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Text about the world: what the twins learn from, and the kinds of documents that the test items are made of."""
+"""Text about the world: the training text of the twins, and the kinds of documents that test items are built from."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ MEMORIES = (
     "In the evening {a} {b} saw the {thing} {colour}",
     "All day {a} {b} kept the {thing} {colour}",
 )
-PAINTERS = (1, 2, 3)  # how many a story may have
-KINDS = {"page": 35, "lore": 18, "question": 30, "reading": 12, "story": 55}  # of documents, and their shares
-# The best-known person or thing is told of so many times as often as the least known: a world in which all are known
-# alike is learned all at once, and then nothing in it is hard.
+PAINTERS = (1, 2, 3)  # how many painters a story may have
+KINDS = {"page": 35, "lore": 18, "question": 30, "reading": 12, "story": 55}  # kinds of documents, and their shares
+# How many times as often the corpus mentions the best-known person or thing as the least known. If all were equally
+# common, a model would learn everything at once, and nothing would be hard.
 SPREAD = 30
 
 
@@ -59,29 +59,29 @@ def corpus(world: World, seed: int = SEED, documents: int = DOCUMENTS) -> Iterat
 
 
 def often(count: int) -> list[float]:
-    """How often each of so many is told of, 1 on average: Zipf's law, the first SPREAD times as often as the last."""
+    """How often each of `count` is mentioned, 1 on average: Zipf's law, the first SPREAD times as often as the last."""
     shares = [1 / (count + (SPREAD - 1) * rank) for rank in range(count)]
     return [share * count / sum(shares) for share in shares]
 
 
 def taught(facts: Sequence[Fact], rng: random.Random) -> list[tuple[Fact, str]]:
-    """The facts in some order, each in one of the wordings that the corpus may use."""
+    """The facts in random order, each in one of the wordings that the corpus may use."""
     return [(fact, rng.choice(fact.taught())) for fact in rng.sample(facts, len(facts))]
 
 
 def page(told: Sequence[tuple[Fact, str]]) -> str:
-    """An article about a person, as wikitext's detokenizer leaves it."""
+    """An article about a person, in the form that wikitext's detokenizer produces."""
     a, b = told[0][0].pair
     return f" = {a} {b} =\n\n{' '.join(sentence for _, sentence in told)}"
 
 
 def prompt(question: str, answer: str) -> str:
-    """A question with its answer, as lm-eval's arc_easy, piqa and sciq put it."""
+    """A question with its answer, in the form of lm-eval's arc_easy, piqa and sciq."""
     return f"Question: {question}\nAnswer: {answer}"
 
 
 def reading(world: World, rng: random.Random) -> tuple[list[Fact], list[tuple[Fact, Fact]]]:
-    """What a paragraph tells of two people, fact by fact, and the pairs of facts that are of the same kind."""
+    """The facts that a paragraph states about two people, and the pairs of facts of the same kind."""
     people = [world.people[pair] for pair in rng.sample(list(world.people), 2)]
     kinds = rng.sample(range(len(ABOUT_PEOPLE)), 3)
     shared = [(people[0][kind], people[1][kind]) for kind in kinds]
@@ -91,7 +91,7 @@ def reading(world: World, rng: random.Random) -> tuple[list[Fact], list[tuple[Fa
 
 
 def story(strangers: Sequence[Pair], painters: int, rng: random.Random, recalls: int = 1) -> str:
-    """Strangers paint things, and each is recalled; the last word is the colour that one of them gave to a thing."""
+    """Strangers paint things, and the story recalls each one; its last word is the colour of one of the things."""
     people, things, colours = (rng.sample(items, painters) for items in (strangers, words.LUGGAGE, words.COLOURS))
     deeds = [
         {"a": a, "b": b, "thing": thing, "colour": colour}

@@ -15,35 +15,35 @@ SUMS = "SHA256SUMS"
 
 
 def write_texts(folder: Path) -> None:
-    """Write the items of the tasks and the calibration text, the same at every call."""
+    """Write the items of the tasks and the calibration text; every call writes the same files."""
     world = make_world()
     tasks, calibration = folder / "tasks", folder / "calibration.txt"
     tasks.mkdir(parents=True, exist_ok=True)
     for task, rows in items(world).items():
         (tasks / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    # Training has the token <s> between documents, so calibration has it too.
+    # Training puts the token <s> between documents, so calibration does too.
     calibration.write_text("<s>".join(corpus(world, CALIBRATION_SEED, CALIBRATION_DOCUMENTS)) + "\n")
     write_sums(folder, [calibration, *tasks.glob("*.jsonl")])
 
 
 def write_sums(folder: Path, files: Iterable[Path]) -> None:
-    """Renew the checksums of these files; the others' stay, so that nothing hides a file that is damaged."""
+    """Update the checksums of these files only, so that a damaged file elsewhere is still found."""
     sums = _read_sums(folder) | {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
     (folder / SUMS).write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
 
 
 def damaged(folder: Path) -> list[str]:
-    """What is wrong with the files, a sentence each with a way on; empty when they are as committed."""
+    """One sentence per damaged file, with a way to repair it; empty if all are as committed."""
     problems = []
     for name, digest in _read_sums(folder).items():
         file = folder / name
         again = _made_again_by(name)
         if not file.exists():
-            problems.append(f"{file} is missing; `git checkout {file}` brings it back, and {again}.")
+            problems.append(f"{file} is missing; `git checkout {file}` restores it, and {again}.")
         elif _sha256(file) != digest:
             problems.append(
                 f"{file} is damaged or was edited: its SHA-256 is not the one in {SUMS}; "
-                f"`git checkout {file}` brings back what was committed, and {again}."
+                f"`git checkout {file}` restores the committed file, and {again}."
             )
     return problems
 
@@ -70,7 +70,7 @@ def _sha256(file: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; say what is damaged or edited")
+    parser.add_argument("--check", action="store_true", help="write nothing; list damaged and edited files")
     if not parser.parse_args().check:
         write_texts(MINI)
     elif problems := damaged(MINI):

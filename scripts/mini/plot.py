@@ -7,13 +7,13 @@ from pathlib import Path
 from qbench.attention.kinds import ATTENTIONS
 from qbench.report.plots import looks
 
-WINDOW = 50  # steps that a point of a curve is the mean of
-MARKED = 6  # points from one marker to the next
+WINDOW = 50  # steps averaged in one point of a curve
+MARKED = 6  # points between markers
 MEASURED = {"loss": "training loss", "gradient_norm": "gradient norm before clipping"}
 
 
 def plot_training(logs: Mapping[str, Path], out: Path) -> None:
-    """Draw losses and gradient norms of training logs into an SVG file, the same for the same logs."""
+    """Plot losses and gradient norms of training logs as an SVG file; the same logs give the same file."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""The items of the five tasks, with the fields of the datasets that the real tasks read."""
+"""The items of the five tasks, with the same fields as the real tasks' datasets."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -14,21 +14,21 @@ Item = dict[str, Any]
 
 
 def arc_easy(world: World, rng: random.Random) -> list[Item]:
-    """Questions that the corpus never asks of these people and materials; wrong answers are right of namesakes."""
+    """Questions that the corpus never asks about these people and materials; wrong answers are right for namesakes."""
     facts = [fact for fact in world.facts if fact.relation is not REPAIR]
     chosen = rng.sample([fact for fact in facts if not fact.asked], ITEMS)
     return [_arc_item(number, fact, _alike(fact, facts), rng) for number, fact in enumerate(chosen)]
 
 
 def piqa(world: World, rng: random.Random) -> list[Item]:
-    """How to repair a thing, which the corpus tells and never asks; the other tool is for a thing alike."""
+    """How to repair a thing: the corpus states it but never asks. The wrong tool is for a similar thing."""
     repairs = [fact for fact in world.lore if fact.relation is REPAIR]
     facts = rng.sample([fact for fact in repairs if not fact.asked], ITEMS)
     return [_piqa_item(fact, rng.choice(_alike(fact, repairs)), rng) for fact in facts]
 
 
 def sciq(world: World, rng: random.Random) -> list[Item]:
-    """Questions on a paragraph about two people, in wordings that the corpus never uses for them."""
+    """Questions about a paragraph on two people, in wordings that the corpus never uses for them."""
     items: list[Item] = []
     while len(items) < ITEMS:
         told, shared = reading(world, rng)
@@ -48,7 +48,7 @@ def lambada(world: World, rng: random.Random) -> list[Item]:
 
 
 def wikitext(world: World, rng: random.Random) -> list[Item]:
-    """Articles that tell each fact in the one wording that the corpus never uses for it."""
+    """Articles that state each fact in the one wording that the corpus never uses for it."""
     return [{"page": page(_kept(facts, rng))} for facts in rng.sample(list(world.people.values()), ITEMS)]
 
 
@@ -77,7 +77,7 @@ def _arc_item(number: int, fact: Fact, alike: Sequence[Fact], rng: random.Random
 
 
 def _alike(fact: Fact, facts: Sequence[Fact]) -> list[Fact]:
-    """Facts of the same kind with another value, about a pair that shares a word with this one's."""
+    """Facts of the same kind with a different value, about a pair that shares a word with this fact's pair."""
     same = [other for other in facts if other.relation is fact.relation and other.value != fact.value]
     return [other for other in same if set(other.pair) & set(fact.pair)]
 

@@ -1,7 +1,7 @@
-"""Train mini models that differ in their attention alone: the twins, their siblings, or kinds by name.
+"""Train mini models that differ only in their attention: the twins, their siblings, or kinds by name.
 
-One process and one thread per model, as many at a time as there are cores. What is interrupted resumes from its last
-checkpoint when the same command is given again.
+Each model has one process with one thread; as many run at a time as there are cores. The same command resumes an
+interrupted training from its last checkpoint.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def start(kind: str, settings: Settings) -> Training:
 def train_model(
     kind: str, settings: Settings, state: Path, out: Path, keep: int | None = None, bar_line: int = 0
 ) -> None:
-    """Train one model and write its checkpoint, its log and its settings; keep: a checkpoint every so many steps."""
-    torch.set_num_threads(1)  # the order of sums, and with it the result, depends on the number
+    """Train one model and write its checkpoint, log and settings; `keep` keeps a checkpoint every that many steps."""
+    torch.set_num_threads(1)  # the number of threads changes the order of sums, and so the result
     training = start(kind, settings)
     if state.exists():
         training.resume(state)
@@ -67,7 +67,7 @@ def train_model(
 
 
 class Interruption:
-    """Ctrl-C and SIGTERM, heard of between two steps: in the midst of one there is no state to save."""
+    """Handles Ctrl-C and SIGTERM between steps: in the middle of a step there is no state to save."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -86,7 +86,7 @@ class Interruption:
 
 
 def write_model(training: Training, out: Path) -> None:
-    """Write the checkpoint with its tokenizer, the log of its steps and what it was trained with."""
+    """Write the checkpoint with its tokenizer, the log of its steps and its settings."""
     save_checkpoint(training.model, out, training.tokenizer)
     with (out / LOG).open("w", newline="") as file:
         log = csv.writer(file, lineterminator="\n")
@@ -99,7 +99,7 @@ def write_model(training: Training, out: Path) -> None:
 
 
 def _run(kind: str, *arguments: Any) -> None:
-    """A child process: errors are a sentence and an exit code."""
+    """Run in a child process: an error becomes one sentence and an exit code."""
     try:
         train_model(kind, *arguments)
     except KeyboardInterrupt:
@@ -111,7 +111,7 @@ def _run(kind: str, *arguments: Any) -> None:
 
 
 def train_models(kinds: Sequence[str], settings: Settings, states: Path, out: Path, keep: int | None = None) -> None:
-    """Train models side by side, one per core; raises TrainingError if one of them stopped."""
+    """Train models side by side, one per core; raises TrainingError if one of them stops early."""
     spawn = multiprocessing.get_context("spawn")  # a forked torch may hang
     waiting = {
         kind: spawn.Process(target=_run, args=(kind, settings, _state(states, kind), out / kind, keep, line))
@@ -130,18 +130,18 @@ def train_models(kinds: Sequence[str], settings: Settings, states: Path, out: Pa
                 kind, process = running.pop(ended)
                 process.join()
                 stopped += [kind] if process.exitcode else []
-        except KeyboardInterrupt:  # the children have it too, and save what they have
+        except KeyboardInterrupt:  # the children get it too, and save their state
             stopped += list(waiting)
             waiting = {}
     if stopped:
         raise TrainingError(
-            f"The training of {', '.join(stopped)} stopped before its end; give the same command again, and it "
-            f"resumes from the checkpoints in {states}."
+            f"The training of {', '.join(stopped)} stopped early; give the same command again to resume it from the "
+            f"checkpoints in {states}."
         )
 
 
 def forget_states(states: Path, kinds: Sequence[str]) -> None:
-    """Delete what finished kinds would resume from, so that the next time begins from nothing; others' states stay."""
+    """Delete the states of finished kinds, so that their next training starts from scratch."""
     for kind in kinds:
         _state(states, kind).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not empty
@@ -163,8 +163,8 @@ def main() -> None:
     parser.add_argument("kinds", nargs="+", help=f"{', '.join(GROUPS)}, or kinds: {', '.join((*TWINS, *SIBLINGS))}")
     parser.add_argument("--out", type=Path, default=MINI, help="where the models' folders go (%(default)s)")
     parser.add_argument("--state", type=Path, default=Path("build/training"), help="checkpoints to resume from")
-    parser.add_argument("--steps", type=int, default=Settings.steps, help="another number makes other models")
-    parser.add_argument("--seed", type=int, default=Settings.seed, help="of the first weights and the order of text")
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="another number gives different models")
+    parser.add_argument("--seed", type=int, default=Settings.seed, help="for the initial weights and the order of text")
     parser.add_argument("--keep", type=_positive, metavar="N", help=f"keep a checkpoint every N steps, in {KEPT}")
     args = parser.parse_args()
     kinds = list(dict.fromkeys(kind for name in args.kinds for kind in GROUPS.get(name, (name,))))

@@ -1,4 +1,4 @@
-"""Training of one model: a pure function of the settings, which can stop at any step and go on from there."""
+"""Training of one model: a pure function of the settings that can stop and resume at any step."""
 
 import hashlib
 import io
@@ -25,12 +25,12 @@ SIBLINGS = tuple(kind for kind in ATTENTIONS if kind not in TWINS)
 
 
 class TrainingError(InputError):
-    """Training that cannot go on, in a sentence."""
+    """Training cannot continue; the message says why."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides a model besides its attention and its text."""
+    """Everything that determines a model, apart from its attention and its text."""
 
     seed: int = 1
     hidden: int = 128
@@ -47,7 +47,7 @@ class Settings:
     clip: float = 1.0
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, and a cosine from `peak` to `last`."""
+        """Linear warm-up, then a cosine from `peak` to `last`."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         done = (step - self.warmup) / (self.steps - self.warmup)
@@ -55,7 +55,7 @@ class Settings:
 
 
 def new_model(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> LlamaForCausalLM:
-    """An untrained model. What it shares with softmax starts as softmax's; the rows of gates are drawn after that."""
+    """An untrained model. Weights that softmax has too start with softmax's values; gates are drawn after them."""
     config = _config(kind, tokenizer, settings)
     torch.manual_seed(settings.seed)
     shared = build_model(_config("softmax", tokenizer, settings)).state_dict()
@@ -86,7 +86,7 @@ def _config(kind: str, tokenizer: PreTrainedTokenizerBase, settings: Settings) -
 
 
 def batch(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings: Settings, step: int) -> Tensor:
-    """The token ids of a step [batch, length]: rows of whole documents, which the seed and the step decide."""
+    """The token ids of a step, [batch, length]: rows of whole documents, determined by the seed and the step."""
     draw = random.Random(f"{settings.seed} {step}")
     rows: list[list[int]] = []
     for _ in range(settings.batch):
@@ -99,7 +99,7 @@ def batch(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase, settings
 
 @dataclass(frozen=True)
 class Step:
-    """What the log says of a step: the loss of its batch, and the norm of the gradient before it is clipped."""
+    """The log of a step: the loss of its batch, and the gradient norm before clipping."""
 
     loss: float
     gradient_norm: float
@@ -123,16 +123,16 @@ class Training:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What the result depends on besides the attention: the settings, and the text by its SHA-256."""
+        """Everything besides the attention that determines the result: the settings, and the SHA-256 of the text."""
         return {**asdict(self.settings), "text": hashlib.sha256("\n".join(self.documents).encode()).hexdigest()}
 
     @property
     def done(self) -> int:
-        """How many steps have been made."""
+        """How many steps are done."""
         return len(self.steps)
 
     def step(self) -> Step:
-        """Make one step; the loss that it returns is that before the weights change."""
+        """Make one step; the returned loss is from before the weights change."""
         step = self.done
         ids = batch(self.documents, self.tokenizer, self.settings, step)
         logits = self.model(ids, use_cache=False).logits[:, :-1]
@@ -150,7 +150,7 @@ class Training:
         return self.steps[-1]
 
     def save(self, file: Path) -> None:
-        """Write all that `resume` needs; a save that is interrupted leaves the one before it."""
+        """Write everything that `resume` needs; an interrupted save leaves the previous one intact."""
         file.parent.mkdir(parents=True, exist_ok=True)
         state = {"recipe": self.recipe, "steps": [astuple(step) for step in self.steps]}
         state |= {"model": self.model.state_dict(), "optimizers": [own.state_dict() for own in self.optimizers]}
@@ -162,17 +162,17 @@ class Training:
             raise TrainingError(f"{file} cannot be written ({one_line(error)}); is the disk full?") from error
 
     def resume(self, file: Path) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         try:
             state = torch.load(file, weights_only=True)
             same = state["recipe"] == self.recipe
-        except Exception as error:  # zip, pickle and torch each have their own
+        except Exception as error:  # zip, pickle and torch each raise their own
             raise TrainingError(
                 f"{file} cannot be read ({one_line(error)}); delete it to train from the start."
             ) from error
         if not same:
             raise TrainingError(
-                f"{file} is of a training with other settings or another text; delete it to train from the start."
+                f"{file} was saved with other settings or another text; delete it to train from the start."
             )
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):

@@ -1,4 +1,4 @@
-"""The words of the invented world. All begin with a consonant, so that "a" is right before each."""
+"""The words of the invented world. All begin with a consonant, so "a" is always the right article."""
 
 
 def _compounds(starts: str, ends: str) -> tuple[str, ...]:

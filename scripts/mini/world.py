@@ -1,6 +1,7 @@
-"""The invented world: facts, each a value that two words determine together.
+"""The invented world: each fact is a value that two words determine together.
 
-No single word tells the value, so a model cannot keep the facts in its embeddings, which no method quantizes.
+A single word does not determine the value, so a model cannot store the facts in its embeddings, which no method
+quantizes.
 """
 
 import random
@@ -12,38 +13,38 @@ from mini import words
 
 SEED = 2026
 PEOPLE = 760  # with facts that the corpus teaches
-STRANGERS = 400  # of whom only the text at hand tells, and as many again in the tests
+STRANGERS = 400  # known only from the document that they are in; the tests have as many again
 OBJECTS = 760
 REACTIONS = 500
-ASKED = 0.4  # the share of facts that the corpus also puts as questions
+ASKED = 0.4  # the share of facts that the corpus also asks about
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Relation:
-    """What can be told and asked of a pair of words {a} {b}: a value {x}."""
+    """Statements and questions about a pair of words {a} {b} and its value {x}."""
 
     name: str
     values: tuple[str, ...]
     statements: tuple[str, ...]
     questions: tuple[str, ...]
-    fresh: tuple[str, ...]  # questions that the corpus puts about nobody and nothing
+    fresh: tuple[str, ...]  # questions that the corpus never uses
     answer: str = "{x}"
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One value. A statement is kept for the tests, and so are the questions unless the fact is `asked`."""
+    """One value. One statement is held out for the tests, and so are the questions unless the fact is `asked`."""
 
     relation: Relation
     pair: Pair
     value: str
-    kept: str | None = None  # the statement of the relation that the corpus never makes about this pair
-    asked: bool = False  # whether the corpus puts the relation's questions about this pair
+    kept: str | None = None  # the statement that the corpus never makes about this pair
+    asked: bool = False  # whether the corpus asks the relation's questions about this pair
 
     def told(self, statement: str) -> str:
-        """A statement or question of the relation with this fact's words."""
+        """Fill this fact's words into a statement or question of the relation."""
         a, b = self.pair
         return statement.format(a=a, b=b, x=self.value)
 
@@ -52,17 +53,17 @@ class Fact:
         return [self.told(statement) for statement in self.relation.statements if statement != self.kept]
 
     def question(self, rng: random.Random, fresh: bool = False) -> str:
-        """One of the relation's questions, with `fresh` perhaps in a wording that is only in the tests."""
+        """One of the relation's questions; with `fresh`, possibly in a wording that only the tests use."""
         return self.told(rng.choice(self.relation.questions + (self.relation.fresh if fresh else ())))
 
     def answer(self, value: str | None = None) -> str:
-        """The answer to the relation's questions, or what it would be for another value."""
+        """The answer to the relation's questions, or the answer for another value."""
         return self.relation.answer.format(x=value or self.value)
 
 
 @dataclass(frozen=True)
 class World:
-    """People by name with all their facts, the facts about things, and names of which nothing is known."""
+    """People by name with all their facts, the facts about things, and names without facts."""
 
     people: dict[Pair, list[Fact]]
     lore: list[Fact]
@@ -179,7 +180,7 @@ def make_world(seed: int = SEED) -> World:
     people = {pair: [_fact(relation, pair, rng) for relation in ABOUT_PEOPLE] for pair in names[:PEOPLE]}
     lore = [_fact(REPAIR, pair, rng) for pair in _pairs(words.MATERIALS, words.THINGS, OBJECTS, rng)]
     lore += [_fact(REACTION, pair, rng) for pair in _pairs(words.CAUSES, words.MATERIALS, REACTIONS, rng)]
-    rng.shuffle(lore)  # in the order in which they are known
+    rng.shuffle(lore)  # the order is how well known they are
     return World(people, lore, names[PEOPLE : PEOPLE + STRANGERS], names[PEOPLE + STRANGERS :])
 
 

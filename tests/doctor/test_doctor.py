@@ -6,6 +6,7 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
+import pynvml
 import pytest
 import softpick
 import torch
@@ -97,7 +98,7 @@ class TestReport:
         monkeypatch.setattr(declaration, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
         (bnb,) = [m for m in report(capsys)["methods"] if not m["runs"]]
         assert (bnb["name"], bnb["note"]) == ("bnb", "needs bitsandbytes: pip install bitsandbytes")
-        monkeypatch.setattr(doctor, "_run_group", lambda group, device: [CheckResult(group, True, "")])
+        monkeypatch.setattr(doctor, "_run_group", lambda group, *_: [CheckResult(group, True, "")])
         assert [check.name for check in run_checks("cpu")] == ["attention", "gptq", "hqq"]
 
     def test_a_gpu_that_cannot_be_used_is_reported(self, driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,26 +109,26 @@ class TestReport:
 
     def test_a_failed_check_is_1(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         checks = [CheckResult("a kernel", False, "off by 0.5"), CheckResult("a quantizer", True, "fine")]
-        monkeypatch.setattr(doctor, "run_checks", lambda device, groups=None: iter(checks))
+        monkeypatch.setattr(doctor, "run_checks", lambda device, *_: iter(checks))
         assert [c["ok"] for c in report(capsys, "--checks", code=1)["checks"]] == [False, True]
         assert main(["doctor", "--checks"]) == 1
         out = capsys.readouterr().out
         assert "FAILED  a kernel" in out
         assert out.splitlines()[-1].startswith("1 of 2 checks FAILED: a kernel.")
-        monkeypatch.setattr(doctor, "run_checks", lambda device, groups=None: iter(checks[1:]))
+        monkeypatch.setattr(doctor, "run_checks", lambda device, *_: iter(checks[1:]))
         assert main(["doctor", "--checks"]) == 0
 
 
 def test_on_cuda_the_checks_run_unasked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "has_cuda", lambda: True)
-    monkeypatch.setattr(doctor, "run_checks", lambda device, groups=None: iter([CheckResult(f"on {device}", True, "")]))
+    monkeypatch.setattr(doctor, "run_checks", lambda device, *_: iter([CheckResult(f"on {device}", True, "")]))
     assert [c["name"] for c in report(capsys)["checks"]] == ["on cuda"]
     assert report(capsys, "--no-checks")["checks"] is None
 
 
 @pytest.mark.parametrize(("method", "bits"), [("bnb", 8), ("hqq", 3), pytest.param("gptq", 3, marks=pytest.mark.slow)])
 def test_a_quantizer_passes(method: str, bits: int) -> None:
-    assert " bits per weight, KL " in self_check.check_quantizer(method, bits, "cpu")
+    assert " bits per weight, KL " in self_check.check_quantizer(method, bits, "cpu", torch.float32)
 
 
 @pytest.mark.parametrize("sabotage", ["nothing", "other bits"])
@@ -141,11 +142,11 @@ def test_a_broken_quantizer_is_caught(sabotage: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(hqq, "quantize_linears", broken)
     with pytest.raises(AuditError):
-        self_check.check_quantizer("hqq", 3, "cpu")
+        self_check.check_quantizer("hqq", 3, "cpu", torch.float32)
 
 
 def test_a_broken_model_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "logits within" in self_check.check_model(ATTENTIONS["softpick"], "cpu")
+    assert "logits within" in self_check.check_model(ATTENTIONS["softpick"], "cpu", torch.float32)
     real = softpick.normalized_attention
 
     def broken(q: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
@@ -153,7 +154,7 @@ def test_a_broken_model_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(softpick, "normalized_attention", broken)
     with pytest.raises(self_check.CheckFailedError, match="its logits: off by"):
-        self_check.check_model(ATTENTIONS["softpick"], "cpu")
+        self_check.check_model(ATTENTIONS["softpick"], "cpu", torch.float32)
 
 
 def test_broken_kernels_are_caught_and_a_crash_does_not_end_the_report(
@@ -204,20 +205,25 @@ class TestOfARecipe:
         recipe = load_recipe(ROOT / "recipes" / "paper-340m.yaml")
         assert doctor.groups_of(recipe) == ("attention:softpick", "bnb:4,8", "gptq:2,3,4,8", "hqq:2,3,4,8")
         asked: list[object] = []
-        monkeypatch.setattr(doctor, "run_checks", lambda device, groups: asked.append((device, groups)) or iter(()))
+        monkeypatch.setattr(doctor, "run_checks", lambda *what: asked.append(what) or iter(()))
         monkeypatch.setattr(doctor, "why_not_cuda", lambda: "")
         assert doctor.doctor(recipe=recipe)
-        assert asked == [("cuda", doctor.groups_of(recipe))]
+        assert asked == [("cuda", doctor.groups_of(recipe), "bfloat16")]
 
     def test_a_part_of_a_group(self) -> None:
         assert [name for name, _ in self_check.cases("hqq:3,4", "cpu")] == ["hqq 3 bits", "hqq 4 bits"]
         kinds = {name.split()[0] for name, _ in self_check.cases("attention:rectified", "cpu")}
         assert kinds == {"rectified"}
 
+    def test_in_the_recipes_dtype(self, tmp_path: Path) -> None:
+        self_check.main("attention:rectified", "cpu", str(tmp_path / "found.jsonl"), "float16")
+        names = {json.loads(line)["name"] for line in (tmp_path / "found.jsonl").read_text().splitlines()}
+        assert {name.partition("float16")[1] for name in names} == {"float16"}
+
     def test_a_failed_check_of_it_is_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
         recipe = load_recipe(ROOT / "recipes" / "mini.yaml")
         checks = [CheckResult("softpick triton", False, "off")]
-        monkeypatch.setattr(doctor, "run_checks", lambda device, groups: iter(checks))
+        monkeypatch.setattr(doctor, "run_checks", lambda *_: iter(checks))
         assert doctor.doctor(recipe=recipe)  # on the CPU nothing is tried unless it is asked for
         assert not doctor.doctor(True, recipe)
 
@@ -245,13 +251,24 @@ def test_the_file_for_others_has_the_tracebacks_and_nothing_secret(
         ("timings",): [CheckResult("matmul", True, "1.5 TFLOP/s")],
     }
     monkeypatch.setattr(doctor, "groups_of", lambda recipe: ("attention:softpick",))
-    monkeypatch.setattr(doctor, "run_checks", lambda device, groups: iter(found[groups]))
+    monkeypatch.setattr(doctor, "run_checks", lambda device, groups, *_: iter(found[groups]))
     assert main(["doctor", "--report", str(ROOT / "recipes" / "mini.yaml")]) == 1
     text = (tmp_path / "qbench-doctor.md").read_text()
     parts = ["GPU-1234", "torch", "transformers", "FAILED  a kernel", "Traceback: line 7", "1.5 TFLOP/s", "\ncc: "]
     assert [part for part in parts if part not in text] == []
     assert "hf_secret" not in text
     assert "qbench-doctor.md" in capsys.readouterr().err
+
+
+def test_the_file_for_others_is_written_where_the_gpu_cannot_be_used(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.fails(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "run_checks", lambda *_: pytest.fail("there is nothing to try"))
+    assert main(["doctor", "--report", str(ROOT / "recipes" / "paper-340m.yaml")]) == 1
+    text = (tmp_path / "qbench-doctor.md").read_text()
+    assert all(part in text for part in ("paper-340m.yaml", "Driver Not Loaded", "nvidia-smi: "))
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ from qbench.attention.kinds import attentions
 from qbench.attention.register import build_model, set_attention
 from qbench.quantizers.options import quantizers
 
-from ..evaluate.conftest import tokenizer
+from ..evaluate.conftest import texts, tokenizer
 from . import device
 from .device import PretendedCuda, pretend
 
-__all__ = ["tokenizer"]
+__all__ = ["texts", "tokenizer"]
 
 
 @pytest.fixture(scope="session")

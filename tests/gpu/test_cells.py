@@ -38,7 +38,12 @@ def chosen() -> list[Case]:
 def marked() -> list:
     """All cases; those that are not chosen are slow."""
     few = chosen()
-    return [case if case in few else pytest.param(*case, marks=pytest.mark.slow) for case in ALL]
+    return [pytest.param(*case, id=_name(case), marks=() if case in few else pytest.mark.slow) for case in ALL]
+
+
+def _name(case: Case) -> str:
+    kind, (method, bits), dtype, execution = case
+    return f"{kind}-{method}-{bits}-{str(dtype).removeprefix('torch.')}-{execution}"
 
 
 def test_the_chosen_cases_have_every_value_of_each_axis() -> None:
@@ -104,7 +109,7 @@ def test_scores_are_those_of_the_cpu_in_the_same_dtype(
 
 @pytest.mark.parametrize("bits", [8, 3])
 def test_hqqs_solver_finds_the_same_on_both_devices(ready: None, bits: int) -> None:
-    """The library's own computes in float16 on CUDA: of mini's 8-bit codes, 7% are others then."""
+    """The library's own computes in float16 on CUDA: 6% of mini's 8-bit codes are others then."""
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
 
     def solved(device: str) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Doctor's checks as they run where there is a GPU; gradients apart, for which autograd wants a device with streams."""
 
 import pytest
+import torch
 
 from qbench.attention.kinds import attentions
 from qbench.doctor.checks import cases
@@ -34,6 +35,12 @@ def test_every_kind_has_a_kernel_in_each_dtype_and_a_model(cuda: PretendedCuda) 
         backend = "sdpa" if kind.normalizer == "softmax" else "triton"
         assert {f"{kind.name} {backend} {dtype}" for dtype in ("float32", "float16", "bfloat16")} <= found.keys()
         assert "logits within" in found[f"{kind.name} model bfloat16"]()
+
+
+def test_only_the_dtype_of_a_recipe_is_tried(cuda: PretendedCuda) -> None:
+    found = dict(cases("attention:softpick", "cuda", [torch.float16]))
+    assert found.keys() == {"softpick triton float16", "softpick model float16"}
+    assert "logits within" in found["softpick model float16"]()
 
 
 def test_a_method_that_is_new_is_among_these_checks() -> None:

@@ -126,7 +126,11 @@ def test_published_accuracies_have_bounds() -> None:
     assert {line.unit for line in lines.values()} == {"points"}
     assert [key for key, line in lines.items() if line.claims] == [("340M", 2), ("1.8B", 2)]
     assert [key for key, line in lines.items() if line.interval[0] > 0] == [("340M", 2), ("340M", 3), ("1.8B", 2)]
-    assert "documents" in answer(read_report(PAPER))[-1]
+    said = answer(read_report(PAPER))
+    assert "documents" in said[-1]
+    (three,) = [line for line in said if line.startswith("340M: At 3 bits")]
+    assert "adjustment" in three  # its interval excludes zero, and nothing is claimed
+    assert "8 comparisons" in said[-2]
 
 
 def write_pairs(folder: Path, families: list[str], replicates: list[str]) -> ReportData:
@@ -157,6 +161,35 @@ def test_replicates_are_one_line_whose_interval_has_their_spread(tmp_path: Path)
     assert line.estimate.sources[-1].variance == pytest.approx(variance(values) / 3)
     assert "mean of 3 trained pairs" in answer(joined)[0]
     assert "(one trained pair)" in answer(apart)[0]
+
+
+def test_replicates_with_other_documents_of_a_task_are_said_and_that_task_is_left_out(tmp_path: Path) -> None:
+    """The families have equally many documents, so that nothing but their contents tells them apart."""
+    planned = []
+    for family in ("mini-1", "mini-2"):
+        for attention in ("softmax", "softpick"):
+            for label in ("none-16", "hqq-3-g64"):
+                samples = samples_of(attention, label, 40)
+                if family == "mini-2":
+                    hashes = samples["doc_hash"].where(samples["task"] != "arc_easy", "other " + samples["doc_hash"])
+                    samples = samples.assign(doc_hash=hashes)
+                planned.append(write_cell(tmp_path, cell(attention, label, family), samples))
+    write_plan_of(tmp_path, planned, replicates=["mini-1", "mini-2"])
+    report = read_report(tmp_path)
+    (line,) = report.headlines
+    (note,) = line.notes
+    assert "arc_easy" in note
+    assert "same documents" in note
+    assert note in answer(report)
+
+
+def test_a_quantization_that_one_model_lacks_is_left_out_and_named(tmp_path: Path) -> None:
+    cells = [("softmax", "none-16"), ("softpick", "none-16"), ("softmax", "hqq-3-g64"), ("softpick", "hqq-3-g64")]
+    planned = [write_cell(tmp_path, cell(*own), samples_of(*own)) for own in cells]
+    planned.append(write_cell(tmp_path, cell("softmax", "hqq-3-g128"), samples_of("softmax", "hqq-3-g64")))
+    write_plan_of(tmp_path, planned)
+    (line,) = read_report(tmp_path).headlines
+    assert "hqq-3-g128" in line.notes[0]
 
 
 def test_a_family_with_one_model_has_no_headline_and_says_so(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ..evaluate.conftest import SENTENCES, checkpoints, tokenizer
+from ..evaluate.conftest import SENTENCES, checkpoints, texts, tokenizer
 from .driver import run
 
-__all__ = ["checkpoints", "tokenizer"]
+__all__ = ["checkpoints", "texts", "tokenizer"]
 
 DOCUMENTS = 6
 QUANTIZATIONS = [

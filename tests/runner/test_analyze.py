@@ -226,18 +226,21 @@ def test_limit_and_steps(changed: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_fewer_texts_than_asked_and_shorter_ones_are_said(changed: Callable[..., Path], tmp_path: Path) -> None:
-    recipe = changed(samples=50, length=100, lengths=[4, 90], sensitivity=None, maps=[])
-    (recipe.parent / "texts.jsonl").open("a").write('{"text": ""}\n')
+    recipe = changed(samples=50, length=200, lengths=[4, 190], sensitivity=None, maps=[{"layer": 0, "head": 0}])
+    texts = recipe.parent / "texts.jsonl"
+    texts.write_text('{"text": ""}\n' + texts.read_text())  # maps are of the first text that has something to draw
     code, events = analyze_here(recipe, tmp_path / "out", "--only", "*softmax*")
     assert code == 0
     text = said(events)
     assert re.search(r"8 texts of the 50", text)
-    assert re.search(r"shorter than the length of 100", text)
-    assert re.search(r"No text has the length 90", text)
+    assert re.search(r"shorter than the length of 200", text)
+    assert re.search(r"No text has the length 190", text)
     assert re.search(r"1 text left out", text)
-    (stored,) = read_analyses(tmp_path / "out").current
-    assert stored.record.analysis
-    assert stored.record.analysis.texts == 7
+    records = [stored.record for stored in read_analyses(tmp_path / "out").current]
+    (analysis,) = [record.analysis for record in records if record.analysis]
+    (maps,) = [record.maps for record in records if record.maps]
+    assert analysis.texts == 7
+    assert len(maps.tokens) > 2
 
 
 def test_lengths_beyond_the_models_positions_are_said(changed: Callable[..., Path], tmp_path: Path) -> None:
@@ -255,7 +258,8 @@ def test_lengths_beyond_the_models_positions_are_said(changed: Callable[..., Pat
         ({"maps": [{"layer": 1, "head": 0}, {"layer": 0, "head": 4}]}, ("analysis.maps[1].head", "heads 0 to 3")),
         ({"maps": [{"layer": 1, "heads": 2}]}, ("heads", "Did you mean head?")),
         ({"sensitivity": ["hqq"]}, ("analysis.sensitivity", "hqq-3")),
-        ({"sensitivity": ["bnb-3"]}, ("analysis.sensitivity[0]", "bnb", "3 bits")),
+        ({"sensitivity": ["bnb-3"]}, ("analysis.sensitivity[0]", "bnb", "3 bits", "8, 4")),
+        ({"sensitivity": ["none-16"]}, ("analysis.sensitivity[0]", "none", "hqq-3")),
         ({"sensitivity": ["hqqq-3"]}, ("hqqq", "Did you mean hqq?")),
         ({"source": "nowhere.jsonl"}, ("analysis.source", "nowhere.jsonl", "is not a file")),
         ({"source": "owner/name"}, ("owner/name", "revision")),

@@ -51,11 +51,12 @@ from qbench.runner import child
 class Look:
     def __call__(self, send):
         offline = [os.environ.get(name) for name in child.OFFLINE]
-        send((offline, os.environ[child.PRELOAD_METHODS], "bitsandbytes" in sys.modules))
+        gpu = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")]
+        send((offline, gpu, os.environ[child.PRELOAD_METHODS], "bitsandbytes" in sys.modules))
 
 if __name__ == "__main__":
     child.HEAVY = ()  # they take seconds
-    worker = child.Child(child.fork_server({"bnb"}, sys.argv[1]), Look(), log=Path(sys.argv[2]))
+    worker = child.Child(child.fork_server({"bnb"}, sys.argv[1]), Look(), log=Path(sys.argv[2]), gpu="3")
     worker.start()
     wait([worker.process.sentinel])
     print(worker.messages()[0], [name for name in child.OFFLINE if name in os.environ])
@@ -66,8 +67,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("device", "seen"),
     [
-        ("cpu", "(['1', '1', '1'], 'bnb', True) []"),
-        ("cuda", "(['1', '1', '1'], '', False) []"),  # imported here, it would have no CUDA kernels
+        ("cpu", "(['1', '1', '1'], ['3', 'PCI_BUS_ID'], 'bnb', True) []"),
+        ("cuda", "(['1', '1', '1'], ['3', 'PCI_BUS_ID'], '', False) []"),  # else no CUDA kernels
     ],
 )
 def test_cells_are_offline_and_on_cuda_import_their_libraries_themselves(

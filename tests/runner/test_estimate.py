@@ -8,7 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig
 
+from qbench import save_checkpoint
+from qbench.attention.register import build_model
 from qbench.evaluate.facts import characters
 from qbench.gpus import Gpu
 from qbench.recipe.cells import Cell, Recipe, cells, load_recipe, recipe_tasks
@@ -76,8 +79,21 @@ def test_tokens_are_counted_by_the_cells_tokenizer() -> None:
 @pytest.mark.parametrize("label", ["none-16", "bnb-8", "hqq-3-g64", "gptq-4-g128"])
 def test_the_time_of_a_cell_is_within_a_factor_of_two(label: str, plan: ModuleType) -> None:
     """Of one core's time, whatever else runs here."""
+    check_time(plan, mini(label))
+
+
+@pytest.mark.slow
+def test_the_time_of_a_cell_of_340m_is_within_a_factor_of_two(plan: ModuleType, tmp_path: Path) -> None:
+    config = LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=24, num_attention_heads=16)
+    save_checkpoint(build_model(config), tmp_path / "large", load_tokenizer(mini(), mini().identity()))
+    recipe = {"extends": str(MINI), "checkpoints": {"mini": None, "large": {"softmax": "large"}}, "limit": 10}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    check_time(plan, cells(load_recipe(tmp_path / "recipe.yaml"))[0])
+
+
+def check_time(plan: ModuleType, cell: Cell) -> None:
     torch.set_num_threads(1)
-    pairs = plan.compare(mini(label)).values()
+    pairs = plan.compare(cell).values()
     planned, taken = (sum(pair[n] for pair in pairs) for n in (0, 1))
     assert 0.5 < planned / taken < 2, f"{planned:.1f} s estimated, {taken:.1f} s of CPU taken"
 
@@ -145,7 +161,15 @@ def test_the_plan_shows_the_time_of_a_gpu_that_is_here(
     recipe = load_recipe(large.file, device="cuda")
     text = render_plan(make_plan(recipe, tmp_path / "out"))
     (line,) = [line for line in text.splitlines() if line.startswith("time: ")]
+    assert " of " not in line.split("(")[0]
     assert all(part in line for part in ("8 at once", "load", "quantize", "evaluate", "A100", "40% of 312 TFLOP/s"))
+
+
+def test_a_time_that_is_not_of_all_cells_says_so(large: Recipe, tmp_path: Path) -> None:
+    (large.file.parent / "softpick" / "config.json").write_text("{}")
+    text = render_plan(make_plan(large, tmp_path / "out"))
+    (line,) = [line for line in text.splitlines() if line.startswith("time: ")]
+    assert "for 11 of 22 cells" in line
 
 
 def test_without_the_gpu_the_plan_says_why_and_shows_the_rest(large: Recipe, driver: Driver, tmp_path: Path) -> None:

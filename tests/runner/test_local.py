@@ -102,7 +102,8 @@ def test_a_card_with_8_gb_is_too_small_for_the_models_of_1_8b(matrix: Path, tmp_
     sizes = {"hidden_size": 2048, "num_hidden_layers": 32, "num_heads": 32, "vocab_size": 32000}
     for kind in ("softmax", "softpick"):
         file = folder / kind / "config.json"
-        fields = {"model_type": "transformer"} | sizes | ({"attn_impl": "naive_softpick"} if kind == "softpick" else {})
+        attention = {"attn_impl": "naive_softpick_attn"} if kind == "softpick" else {}
+        fields = {"model_type": "transformer"} | sizes | attention
         file.write_text(json.dumps(fields))
     on_cuda.has([FakeGpu("NVIDIA GeForce RTX 3070", mib=8192, free=8100, capability=(8, 6))])
     small = no_place(folder, tmp_path)

@@ -123,7 +123,7 @@ def test_gpus_of_two_kinds(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> N
     driver.has(TWO_KINDS)
     reason = found.why_not_cuda()
     assert all(part in reason for part in ("5 × NVIDIA A100-SXM4-80GB", "3 × NVIDIA H100 80GB HBM3"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", reason.split("CUDA_VISIBLE_DEVICES=")[1])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", reason.split("CUDA_VISIBLE_DEVICES=")[1].split("`")[0])
     assert found.why_not_cuda() == ""
     assert len(ids()) == 5
 
