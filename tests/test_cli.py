@@ -78,7 +78,7 @@ def test_a_recipe_that_is_not_there_is_2(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def local_recipe(folder: Path, calibration: str = "") -> Path:
-    """A recipe whose checkpoint, tokenizer and data lie beside it."""
+    """A recipe whose checkpoint, tokenizer and data are in the same folder."""
     (folder / "model").mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (folder / "model" / name).write_text("{}")
@@ -117,7 +117,7 @@ def test_a_local_folder_that_is_not_whole_is_1(
 
 
 def cached_checkpoint(home: Path, owner: str, files: dict[str, str]) -> None:
-    """A checkpoint as the hub's library keeps it."""
+    """A checkpoint as huggingface_hub stores it."""
     folder = home / "hub" / f"models--{owner}--tiny"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("0" * 40)
@@ -127,7 +127,7 @@ def cached_checkpoint(home: Path, owner: str, files: dict[str, str]) -> None:
 
 
 def cached_dataset(home: Path, owner: str, name: str, document: dict[str, str]) -> None:
-    """A dataset as the datasets library keeps it once it was downloaded."""
+    """A dataset as the datasets library stores it after a download."""
     file = home / "rows.jsonl"
     file.write_text(json.dumps(document))
     splits = {split: str(file) for split in ("train", "validation", "test")}

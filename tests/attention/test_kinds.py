@@ -1,4 +1,4 @@
-"""The table of attentions is consistent, and the documentation shows it as it is."""
+"""The table of attentions is consistent, and matches the documentation."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Your own attention: that of docs/attention.md runs, from the table or another package, and is said to be slow."""
+"""The attention in docs/attention.md runs, from the table or from another package, and is reported as slow."""
 
 import os
 import re
@@ -73,7 +73,7 @@ def in_the_table(folder: Path) -> list[Path]:
 
 
 def by_an_entry_point(folder: Path, value: str = "my_attention:SIGMOID") -> list[Path]:
-    """An installed package of someone else's."""
+    """An installed third-party package."""
     info = folder / "mine-0.3.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 0.3\n")
@@ -145,7 +145,7 @@ own = replace(cell, ref=cell.ref.model_copy(update={"attention": "sigmoid"}))
 print(sorted(own.packages().items() - cell.packages().items()))
 """
     hashes = []
-    # A declaration alone, whose numbers follow from it, counts as a function does; so does one that is computed.
+    # A declaration without a function counts as well, and so does one with computed fields.
     declared = "from qbench.attention.kinds import Attention\nSIGMOID = Attention('sigmoid', 'Sigmoid', {})\n"
     plain, gated = (declared.format(fields) for fields in ("normalizer='softmax'", "normalizer='softmax', gated=True"))
     by_a_file = "from pathlib import Path\n" + declared.format(

@@ -26,7 +26,7 @@ def prompts(*lengths: int) -> list[torch.Tensor]:
 
 
 def pad(rows: list[torch.Tensor], side: str = "left") -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of one length and their mask. The padding is a token like any other: only the mask tells it apart."""
+    """Rows of one length and their mask. The padding is a token like any other: only the mask identifies it."""
     length = max(map(len, rows))
     ids, mask = torch.full((len(rows), length), PAD), torch.zeros(len(rows), length, dtype=torch.long)
     for n, row in enumerate(rows):
@@ -61,7 +61,7 @@ def test_generate_with_a_cache_and_left_padding_gives_what_a_full_forward_gives(
         full = full_logits(model, torch.cat([row, new]))[len(row) - 1 : -1]
         torch.testing.assert_close(logits, full, atol=1e-4, rtol=0)
         assert new.tolist() == full.argmax(-1).tolist()
-    assert len(set(out.sequences[:, ids.shape[1] :].flatten().tolist())) > 5  # no model that says one thing only
+    assert len(set(out.sequences[:, ids.shape[1] :].flatten().tolist())) > 5  # the model does not always say the same
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -154,7 +154,7 @@ def test_sliding_windows_are_refused():
     config.sliding_window = 4
     with pytest.raises(ValueError, match="sliding window"):
         create_sliding_window_causal_mask(config, torch.zeros(1, 6, 0), None, None)
-    # A cache that drops keys, under a model that does not know of it.
+    # A cache that drops keys, with a model that does not know about it.
     model, cache = tiny_model(), DynamicCache(config=config)
     model(torch.ones(1, 6, dtype=torch.long), past_key_values=cache)
     with pytest.raises(ValueError, match="sliding window"):

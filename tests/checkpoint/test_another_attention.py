@@ -66,7 +66,7 @@ def leaky(scores: Tensor, future: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def one_entry(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kind, as somebody would add it."""
+    """The kind, added as a user would."""
     folder = tmp_path_factory.mktemp("code")
     (folder / "leaky.py").write_text(MODULE)
     monkeypatch.syspath_prepend(folder)

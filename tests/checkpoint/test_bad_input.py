@@ -1,4 +1,4 @@
-"""A checkpoint that is wrong is one sentence: the file, what is wrong in it, and what would be right."""
+"""A bad checkpoint is reported in one sentence: the file, what is wrong with it, and what would be right."""
 
 import json
 import pickle
@@ -60,7 +60,7 @@ def test_an_unknown_attn_implementation_is_never_softmax(tmp_path, field):
         {"architectures": ["SoftpickLlamaForCausalLM"]},
     ],
 )
-def test_whatever_field_says_softpick_it_never_runs_as_softmax(tmp_path, says):
+def test_if_any_field_says_softpick_it_never_runs_as_softmax(tmp_path, says):
     assert attention_kind(load_checkpoint(llama(tmp_path, **says))) == "softpick"
     assert "contradict" in error(llama(tmp_path, **says, attn_implementation="sdpa"))
 

@@ -13,7 +13,7 @@ INDEX = json.dumps({"weight_map": {"x": "model-1.safetensors", "y": "model-2.saf
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache for this test alone."""
+    """An empty cache for each test."""
     monkeypatch.setenv("QBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -25,7 +25,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def cached(hub: Path, repo: str, commit: str, files: dict[str, str], ref: str = "main") -> None:
-    """A repository as the hub's library keeps it."""
+    """A repository as huggingface_hub stores it."""
     folder = hub / f"models--{repo.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True, exist_ok=True)
     (folder / "refs" / ref).write_text(commit)

@@ -141,7 +141,7 @@ def test_tied_embeddings_are_one_parameter(tmp_path):
 
 
 def test_the_generation_config_is_usable(tmp_path):
-    assert load_checkpoint(fla(tmp_path)).generation_config.pad_token_id == 2  # eos, where the checkpoint has no pad
+    assert load_checkpoint(fla(tmp_path)).generation_config.pad_token_id == 2  # eos, if the checkpoint has no pad
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8], "bos_token_id": 3}))
     generation = load_checkpoint(tmp_path).generation_config
     assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (3, [7, 8], 7)
@@ -176,7 +176,7 @@ def test_loading_never_holds_two_copies(tmp_path):
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return int(status[field].split()[0]) * 1024
 
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = memory("VmRSS")
     load_checkpoint(tmp_path)
     assert memory("VmHWM") - before < 1.3 * size

@@ -173,7 +173,7 @@ def test_generate_with_a_static_cache_and_padding_gives_what_a_full_forward_give
 
 
 def word(token: int) -> str:
-    return f"w{token}."  # no word is a part of another, which a special token would split
+    return f"w{token}."  # no word is part of another, or a special token would split it
 
 
 def a_request(context: list[int], continuation: list[int], number: int) -> Instance:
@@ -241,7 +241,7 @@ def test_the_loader_runs_no_kind_as_another_that_was_asked_for(tmp_path: Path, k
 def test_a_config_of_one_kind_and_tensors_or_a_model_type_of_another_are_an_error(
     tmp_path: Path, kind: str, other: str
 ) -> None:
-    """Kinds with the same tensors are told apart by their config, which has no two ways to say it if all agree."""
+    """Kinds with the same tensors are distinguished by their config, whose fields must agree."""
     if fla_tensors(kind).keys() != fla_tensors(other).keys() or "gated" in (kind, other):
         message = error(write(tmp_path / "tensors", {**FLA, **SAYS[kind]}, fla_tensors(other)))
         assert kind in message

@@ -1,4 +1,4 @@
-"""Saving: what we save loads again, and another attention than softmax runs nowhere else."""
+"""Saving: what is saved loads again, and only qbench runs attentions other than softmax."""
 
 import json
 import subprocess

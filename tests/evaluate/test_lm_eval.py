@@ -1,4 +1,4 @@
-"""python -m qbench.lm_eval: lm-eval's command line with our model, and the same results as lm-eval's own."""
+"""python -m qbench.lm_eval: lm-eval's command line with our model, and the same results as with lm-eval's model."""
 
 import json
 import os
@@ -32,7 +32,7 @@ TEXTS = ["The river ran over its banks after three days of rain", "She put the l
 
 @pytest.fixture(scope="module")
 def task_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three small tasks of our own, one of each kind of scored request."""
+    """Three small tasks, one for each kind of scored request."""
     folder = tmp_path_factory.mktemp("tasks")
     documents = {
         "own_choices": [{"question": q, "choices": c, "answer": a} for q, c, a in QUESTIONS],
@@ -93,7 +93,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_results_are_those_of_lm_eval(checkpoints, task_folder, tmp_path, monkeypatch) -> None:
-    # Without lm-eval's own tasks, of which it makes an index for half a minute.
+    # Without lm-eval's tasks, which take half a minute to index.
     monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
     line = arguments(checkpoints["softpick"], task_folder, tmp_path / "out")
     monkeypatch.setattr(sys, "argv", ["lm_eval", *line])

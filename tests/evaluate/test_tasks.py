@@ -1,4 +1,4 @@
-"""Tasks: lm-eval's own with local data, found quickly; everything wrong with a task or its data is one sentence."""
+"""Tasks of lm-eval with local data, found quickly; everything wrong with a task or its data is one sentence."""
 
 import json
 import random
@@ -40,7 +40,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a .jsonl file of objects, or of lines that are text already."""
+    """Writes a .jsonl file from objects or lines of text."""
 
     def _write(*lines: Any, name: str = "data.jsonl") -> Path:
         file = tmp_path / name
@@ -75,7 +75,7 @@ def test_the_papers_tasks_are_lm_evals_own_and_load_within_a_second(texts: dict[
 
 
 def test_prompts_are_those_of_lm_evals_json_loader(write: Write, tmp_path: Path) -> None:
-    """The same documents through lm-eval's own way to read a file: every request is the same, few-shot ones too."""
+    """The same documents, read by lm-eval: every request is the same, including few-shot ones."""
     questions = [changed(ARC, id=str(i), question=f"Question {i}?", answerKey="AB"[i % 2]) for i in range(8)]
     test, train = write(*questions[:3], name="test.jsonl"), write(*questions[3:], name="train.jsonl")
     yaml = LM_EVAL / "arc" / "arc_easy.yaml"
@@ -207,7 +207,7 @@ def test_few_shot_examples_need_their_split(write: Write) -> None:
 def test_few_shot_counts_by_name_and_for_all(write: Write) -> None:
     data = {"piqa": write(PIQA, name="p.jsonl"), "wikitext": write({"page": "a page"}, name="w.jsonl")}
     data = {**data, "piqa": {"validation": data["piqa"], "train": data["piqa"]}}
-    loaded = load_tasks(["piqa", "wikitext"], data, num_fewshot=1)  # a page has no place for examples
+    loaded = load_tasks(["piqa", "wikitext"], data, num_fewshot=1)  # a page does not take examples
     assert [task.config.num_fewshot for task in loaded.values()] == [1, 0]
     with pytest.raises(TaskError, match=r"num_fewshot of wikitext.*1.*0"):
         load_tasks(["wikitext"], {"wikitext": data["wikitext"]}, num_fewshot={"wikitext": 1})

@@ -1,4 +1,4 @@
-"""Token ids on disk: what the model's own tokenization gives, faster, and never from a file that is not what it was."""
+"""Token ids on disk: what the model's tokenization gives, faster, and never from a damaged file."""
 
 import logging
 import multiprocessing
@@ -140,7 +140,7 @@ def test_reading_is_faster_than_tokenizing(lm: Tokenizing, tmp_path: Path) -> No
     first = TokenCache(tmp_path).encode_pairs(lm, pairs)
     computed = time.process_time() - start
     read = []
-    for _ in range(3):  # the best counts: a busy machine slows any one of them
+    for _ in range(3):  # take the best: a busy machine may slow down any of them
         start = time.process_time()
         assert TokenCache(tmp_path).encode_pairs(lm, pairs) == first
         read.append(time.process_time() - start)

@@ -1,4 +1,4 @@
-"""The normalizers beside softpick, on every backend, against their formulas in float64."""
+"""The normalizers besides softpick, on every backend, compared with their formulas in float64."""
 
 import itertools
 

@@ -98,7 +98,7 @@ def test_other_bits_than_asked_for(sabotage, method, used, asked, admits):
 def test_narrow_codes_spread_over_a_wide_range(sabotage):
     def quantizer(real, model, settings):
         real(bits=2)
-        for layer in packed_layers(model, settings["targets"]):  # 2-bit codes 0, 2, 4, 6 in place of 3-bit ones
+        for layer in packed_layers(model, settings["targets"]):  # 2-bit codes 0, 2, 4, 6 instead of 3-bit ones
             codes, weight, storage = layer.codes() * 2, layer.dequantize(), layer.storage()
             layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
             layer.bits = 3
@@ -131,7 +131,7 @@ def test_fewer_levels_in_every_second_block_of_nf4(sabotage):
     def quantizer(real, model, settings):
         real()
         for layer in packed_layers(model, settings["targets"]):
-            blocks = layer.weight.view(-1, 32)  # two codes a byte
+            blocks = layer.weight.view(-1, 32)  # two codes per byte
             blocks[::2] &= 0xCC  # every fourth level
 
     assert any(states(r, "level…nearest") for r in sabotage("bnb", 4, quantizer))
@@ -317,7 +317,7 @@ def test_what_was_to_stay_as_it_was(sabotage, untrained, name):
         ("gptq", 4, {"group_size": 32, "act_order": True}, {"act_order": False}, "act_order False, not True"),
     ],
 )
-def test_other_options_than_the_label_says(sabotage, method, bits, asked, used, says):
+def test_options_that_contradict_the_label(sabotage, method, bits, asked, used, says):
     kind = type(quantization(method, bits).options)
     reasons = sabotage(method, bits, lambda real, *_: real(options=kind(**(asked | used))), **asked)
     assert any(states(reason, f"model.layers.0.self_attn.q_proj: …{says}") for reason in reasons)

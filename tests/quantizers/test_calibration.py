@@ -175,7 +175,7 @@ def test_plans_do_not_import_torch() -> None:
     assert not {"torch", "transformers", "datasets"} & set(done.stdout.split())
 
 
-# --- a source without ids: the model's own tokenizer -----------------------------------------------------------------
+# --- a source without ids: the model's tokenizer ---------------------------------------------------------------------
 
 
 def test_a_source_is_read_with_the_models_tokenizer(

@@ -153,7 +153,7 @@ def test_gptqmodels_own_layer_packs_and_reads_the_same(bits: int) -> None:
     linear.weight.data = layer.dequantize()
     theirs.pack_original(linear, scales, zeros.float(), g_idx.int())
     assert torch.equal(theirs.qweight, layer.qweight)
-    assert torch.equal(theirs.qzeros, pack(zeros, bits).T)  # v2 holds them as they are; v1, which we write, minus one
+    assert torch.equal(theirs.qzeros, pack(zeros, bits).T)  # v2 stores them unchanged; v1, which we write, minus one
     assert torch.equal(theirs.scales, layer.scales.half())
     convert_gptq_v2_to_v1_format_module(theirs, QuantizeConfig(bits=bits, offload_to_disk=False))
     assert torch.equal(theirs.qzeros, layer.qzeros)
@@ -166,7 +166,7 @@ def test_gptqmodels_own_layer_packs_and_reads_the_same(bits: int) -> None:
 
 
 def paper_gptq(weight: Tensor, x: Tensor, bits: int, options: GptqOptions) -> Tensor:
-    """The codes [out, in] by Algorithm 1 of the paper in float64, a column at a time, without its blocks.
+    """The codes [out, in] by Algorithm 1 of the paper in float64, one column at a time, without its blocks.
 
     As in the authors' code, a group's scale and zero come from the weights as they are when its 128-column block
     starts, and act-order takes the columns by falling diagonal of the Hessian.
@@ -218,7 +218,7 @@ OPTIONS = {
 @pytest.mark.parametrize("bits", quantizers()["gptq"].widths)
 def test_the_codes_are_those_of_the_papers_algorithm(bits: int, options: GptqOptions) -> None:
     # float32 against float64: a weight halfway between two levels may fall to either side, and its error is passed on
-    # to the later columns of its row. So whole rows agree, but for a few that part at such a tie.
+    # to the later columns of its row. So whole rows agree, except a few that diverge at such a tie.
     model = tiny.trained_model()
     names = ["model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"]
     inputs = inputs_of(model, names, tiny.held_out_ids())
@@ -375,10 +375,10 @@ def test_lm_head_is_calibrated_on_the_final_norms_outputs() -> None:
 
 
 def test_the_models_own_attention_runs_in_the_loop() -> None:
-    # A model whose attention is another gets other codes from the second stage on.
+    # A model with a different attention gets different codes from the second stage on.
     from transformers import AttentionInterface
 
-    def uniform(module, q, k, v, mask, **_):  # every position attends to all alike
+    def uniform(module, q, k, v, mask, **_):  # every position attends equally to all
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
         return v.mean(2, keepdim=True).expand(q.shape).transpose(1, 2), None
 
@@ -421,7 +421,7 @@ def test_a_pass_writes_into_no_source_weight() -> None:
 
 
 def test_importing_the_solver_leaves_the_environment_alone() -> None:
-    # By itself gptqmodel's import moves the Hugging Face cache to /tmp, and numbers GPUs anew, for children as well.
+    # By itself gptqmodel's import moves the Hugging Face cache to /tmp, and renumbers GPUs, also for child processes.
     gptq.solver()
     moved = ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF")
     assert {name: os.environ.get(name) for name in moved} == {name: ENVIRONMENT.get(name) for name in moved}
@@ -431,7 +431,7 @@ def test_importing_the_solver_leaves_the_environment_alone() -> None:
 
 
 def refuse(match: str, options: GptqOptions = G64, calibration: object = None, **config: object) -> None:
-    """The call must fail with this sentence and leave the model as it was."""
+    """The call must fail with this message and leave the model unchanged."""
     model = LlamaForCausalLM(tiny.config(**config))
     before = copy.deepcopy(model.state_dict())
     ids = tiny.calibration_ids(2) if calibration is None else calibration
@@ -467,7 +467,7 @@ def test_quantizing_twice_is_refused() -> None:
         quantize_linears(model, 4, G64, targets=TARGETS, calibration=tiny.calibration_ids(1))
 
 
-# --- beside gptqmodel's own pipeline, and on CUDA --------------------------------------------------------------------
+# --- compared with gptqmodel's pipeline, and on CUDA -----------------------------------------------------------------
 
 
 def benchmarks_quantize() -> ModuleType:
@@ -492,7 +492,7 @@ def test_perplexity_agrees_with_gptqmodels_own_pipeline(bits: int, tmp_path: Pat
     benchmark.run_worker("gptqmodel", tmp_path, bits, cores=1, group_size=64)
     theirs = torch.load(tmp_path / "gptqmodel.pt", weights_only=True)
     model, ours = tiny.trained_model(), quantized(bits)
-    for name in TARGETS:  # v2: zeros as they are
+    for name in TARGETS:  # v2: zeros unchanged
         linear = GPTQLinear(
             *(theirs[f"{name}.{tensor}"] for tensor in ("qweight", "qzeros", "scales", "g_idx")),
             bits=bits, dtype=torch.float32,

@@ -1,4 +1,4 @@
-"""Our HQQ layer against the library's own."""
+"""Our HQQ layer compared with the library's."""
 
 import pytest
 import torch
@@ -65,7 +65,9 @@ def test_groups_share_a_scale(linear, bits, axis):
 def test_three_bits_are_stored_in_three_point_two():
     storage = HqqLinear.from_linear(nn.Linear(640, 640, bias=False), 3, HqqOptions()).storage()
     assert 8 * storage.code_bytes / 640**2 == pytest.approx(3.2)
-    assert storage.metadata_bytes > 640**2 // 64 * 2 * 4  # a scale and a zero a group, in float32, and the settings
+    assert (
+        storage.metadata_bytes > 640**2 // 64 * 2 * 4
+    )  # one scale and one zero per group, in float32, and the settings
 
 
 def test_zero_points_of_bfloat16_models_are_not_rounded_to_a_step(linear):

@@ -1,4 +1,4 @@
-"""quantize(): every method and width on offer, and every wrong call."""
+"""quantize(): every method and width, and every wrong call."""
 
 import copy
 import json

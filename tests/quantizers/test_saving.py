@@ -34,7 +34,7 @@ OPTIONS = [
     ("gptq", 3, {"group_size": 32, "act_order": True, "sym": False}),
 ]
 HEADS = [(m, bits, {"include_lm_head": True}) for m, bits in [("bnb", 4), ("bnb", 8), ("hqq", 2), ("gptq", 4)]]
-# Tensors that hold codes, by their names' ends; written out here so that the count is not the code's own.
+# Tensors that hold codes, by their names' ends; repeated here so the count does not depend on the code.
 CODES = {"gptq": ".qweight", "hqq": ".W_q", "bnb": ".weight"}
 
 
@@ -146,7 +146,7 @@ torch.save({folder: [read(load, folder) for load in classes] for folder in folde
 
 @pytest.fixture
 def read_by_transformers(probe, tmp_path):
-    """What plain transformers makes of folders, by either class: the logits, or the error as a text."""
+    """What plain transformers gets from folders, by either class: the logits, or the error as text."""
 
     def read(folders, *packages):
         torch.save(probe, tmp_path / "ids")
@@ -203,7 +203,7 @@ def test_with_optimum_plain_transformers_reads_gptq_folders_and_refuses_softpick
 
 @pytest.mark.parametrize("bits", quantizer("hqq").widths)
 def test_hqq_folders_of_older_versions_are_read(quantized, saved, probe, tmp_path, bits):
-    """They said `quant_method: hqq`, which transformers takes for its own."""
+    """They said `quant_method: hqq`, which transformers would try to read itself."""
     source = saved("hqq", bits)
     config = json.loads((source / "config.json").read_text())
     settings = config["quantization_config"]
@@ -224,7 +224,7 @@ def test_gptq_is_written_as_auto_gptq_v1_says(quantized, saved):
         name = "model.layers.1.mlp.down_proj"
         stored = {key: t.numpy() for key, t in load_file(folder / "model.safetensors").items() if name in key}
 
-        def unpack(words, bits=bits):  # [words, m] int32 to [values, m]: one little-endian stream of bits a column
+        def unpack(words, bits=bits):  # [words, m] int32 to [values, m]: one little-endian stream of bits per column
             stream = np.unpackbits(np.ascontiguousarray(words.T).view(np.uint8), axis=1, bitorder="little")
             return stream.reshape(len(stream), -1, bits) @ (1 << np.arange(bits))
 
@@ -256,7 +256,7 @@ def test_gptqmodel_reads_gptq_folders(quantized, probe, tmp_path, bits):
     arguments = [tmp_path / "model", tmp_path / "ids", tmp_path / "logits"]
     subprocess.run([sys.executable, "-c", READ_BY_GPTQMODEL, *arguments], check=True, timeout=200, cwd=tmp_path)
     ours, theirs = logits(model, probe), torch.load(tmp_path / "logits")
-    assert (theirs - ours).norm() / ours.norm() < 0.03  # its CPU kernel wants bfloat16, which rounds at 0.004
+    assert (theirs - ours).norm() / ours.norm() < 0.03  # its CPU kernel needs bfloat16, which rounds at 0.004
 
 
 @pytest.mark.parametrize(("method", "bits"), [("hqq", 4), ("bnb", 4), ("bnb", 8), ("gptq", 4)])

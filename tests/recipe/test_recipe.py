@@ -1,4 +1,4 @@
-"""Recipe: what is wrong with one, in sentences; what its cells are; and what their keys are made of."""
+"""Recipes: errors as sentences, the cells of a recipe, and what their keys depend on."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from ..small_recipe import fields, write_recipe
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """An empty cache for each test."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("QBENCH_CACHE", str(folder))
     return folder
@@ -144,7 +144,7 @@ def test_a_wrong_recipe_is_a_sentence_with_its_place(line: str, facts: str, tmp_
         load_recipe(file)
     said = str(error.value)
     assert states(said, facts), said
-    # gptq's missing calibration is where gptq is; nothing else is anywhere but on the line that is wrong.
+    # Missing calibration is reported where gptq is; everything else on the line that is wrong.
     assert said.startswith(f"{file}, line {number}: {field if field != '1' else '[1]'}") or line == "calibration:"
     assert said.endswith((".", "?"))
 
@@ -178,7 +178,7 @@ def test_a_misspelt_task_is_reported_where_it_is_and_not_at_the_data_of_what_it_
     own = tmp_path / "own.yaml"
     own.write_text("extends: recipe.yaml\nquantizations: [{method: none}]\ntasks: [mien]\n")
     manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
-    monkeypatch.setattr("qbench.evaluate.tasks.all_tasks", lambda *_: manager)  # lm-eval's own take 15 s
+    monkeypatch.setattr("qbench.evaluate.tasks.all_tasks", lambda *_: manager)  # lm-eval's take 15 s
     with pytest.raises(RecipeError, match=r"own\.yaml, line 3: tasks: .*'mien'.* Did you mean mine\?"):
         make_plan(load_recipe(own), tmp_path / "out")
 
@@ -257,7 +257,7 @@ def test_folders_are_found_from_anywhere(text: str, tmp_path: Path, monkeypatch:
     assert cell.ref.checkpoint == text
 
 
-def test_a_task_is_a_name_whatever_lies_beside_the_recipe(tmp_path: Path) -> None:
+def test_a_task_is_a_name_even_next_to_a_folder_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "piqa").mkdir()
     recipe = load_recipe(write_recipe(tmp_path, tasks=["piqa", "tasks/mine.yaml"], data=None))
     assert recipe.task_names() == ["piqa", str(tmp_path / "tasks/mine.yaml")]
@@ -352,7 +352,7 @@ CHANGES_KEYS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The keys of the recipe as it is."""
+    """The keys of the unchanged recipe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         return keys(write_recipe(tmp_path_factory.mktemp("before")))
@@ -373,7 +373,7 @@ def test_what_changes_numbers_changes_keys(name: str, before: dict[str, str], tm
 
 
 DOES_NOT: dict[str, Callable[[Path], None]] = {
-    "batch_tokens but for LLM.int8": field(
+    "batch_tokens except for LLM.int8": field(
         batch_tokens=512, quantizations=[q for q in QUANTIZATIONS if q["method"] != "bnb"]
     ),
     "workers": field(workers=3),
@@ -387,9 +387,9 @@ DOES_NOT: dict[str, Callable[[Path], None]] = {
     "the other spelling of a path": field(checkpoints={"tiny": {"softmax": "./softmax", "softpick": "softpick"}}),
     "the split that is the task's own": field(data=fields()["data"] | {"mine": {"test": "mine.jsonl"}}),
     "one draw of calibration": field(calibration=fields()["calibration"] | {"seeds": 1}),
-    "several draws but for gptq": field(calibration=fields()["calibration"] | {"seeds": 3}),
+    "several draws except for gptq": field(calibration=fields()["calibration"] | {"seeds": 3}),
     "a cell more": field(quantizations=[*QUANTIZATIONS, {"method": "hqq", "bits": 2}]),
-    "no calibration where gptq is not": field(
+    "no calibration without gptq": field(
         calibration=None, quantizations=[q for q in QUANTIZATIONS if q["method"] != "gptq"]
     ),
     "files that no model reads": lambda folder: (folder / "softmax" / "README.md").write_text("words") and None,
