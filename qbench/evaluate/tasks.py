@@ -259,9 +259,7 @@ def _files_by_split(name: str, config: Mapping[str, Any], data: DataFiles) -> di
                 + did_you_mean(split, known)
             )
     if evaluated not in data:
-        raise TaskError(
-            f"data has no file for the split {evaluated!r} of {name}, which is the split that is evaluated."
-        )
+        raise TaskError(f"{name} is evaluated on the split {evaluated!r}, but data has no file for it.")
     return dict(data)
 
 
