@@ -1,10 +1,11 @@
 """Token ids on disk: what the model's tokenization gives, faster, and never from a damaged file."""
 
-import logging
 import multiprocessing
+import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from lm_eval.api.model import TemplateLM
@@ -106,40 +107,39 @@ def test_a_folder_that_cannot_be_written_costs_time_only(
     assert "cannot be kept" in caplog.text
 
 
-class Verbose(Tokenizing):
-    """Large files without the work: a million tokens per text."""
-
-    IDS: ClassVar = list(range(1_000_000))
-
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        return self.IDS if string == "long" else super().tok_encode(string, add_special_tokens)
+TEXTS = [f"{number} words" for number in range(500)]
 
 
-def write_and_read(file: Path, lm: Verbose) -> None:
-    warned: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = warned.append  # type: ignore[method-assign]
-    logging.getLogger("qbench.evaluate.tokens").addHandler(handler)
-    for _ in range(20):
+def encode_on_a_full_disk(folder: Path, lm: Tokenizing, expected: list[list[int]]) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    assert TokenCache(folder).encode_texts(lm, TEXTS) == expected
+
+
+def encode_often(file: Path, lm: Tokenizing, expected: list[list[int]]) -> None:
+    for _ in range(10):
         file.unlink(missing_ok=True)
-        assert TokenCache(file.parent).encode_texts(lm, ["long"]) == [lm.IDS]  # writes
-        assert TokenCache(file.parent).encode_texts(lm, ["long"]) == [lm.IDS]  # reads, or writes after another's unlink
-    assert not warned  # half a file would be reported as damaged, and computed again
+        assert TokenCache(file.parent).encode_texts(lm, TEXTS) == expected
 
 
-def test_processes_that_write_the_same_file_never_see_half_of_it(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def run_in_processes(count: int, target: Callable[..., None], *arguments: Any) -> None:
     context = multiprocessing.get_context("fork")
-    lm = Verbose(tokenizer)
-    TokenCache(tmp_path).encode_texts(lm, ["long"])
+    processes = [context.Process(target=target, args=arguments) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def test_a_disk_that_is_full_midway_leaves_no_part_of_a_file(lm: Tokenizing, tmp_path: Path) -> None:
+    run_in_processes(1, encode_on_a_full_disk, tmp_path, lm, [lm.tok_encode(text) for text in TEXTS])
+    assert files(tmp_path) == []
+
+
+def test_processes_may_write_the_same_file_at_once(lm: Tokenizing, tmp_path: Path) -> None:
+    expected = TokenCache(tmp_path).encode_texts(lm, TEXTS)
     (file,) = files(tmp_path)
-    writers = [context.Process(target=write_and_read, args=[file, lm]) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    run_in_processes(3, encode_often, file, lm, expected)
     assert files(tmp_path) == [file]
 
 
