@@ -1,4 +1,4 @@
-"""Recipes as files: YAML with the line of every field, and `extends`, which puts one recipe on top of another."""
+"""Recipes as files: YAML with the line of every field, and `extends`, which lets one recipe override another."""
 
 import os
 from collections.abc import Callable, Hashable
@@ -11,7 +11,7 @@ import yaml
 from qbench.errors import InputError
 from qbench.evaluate.facts import is_task_path
 
-Field = tuple[Hashable, ...]  # the way to a field: ("checkpoints", "340M", "softpick")
+Field = tuple[Hashable, ...]  # the path to a field: ("checkpoints", "340M", "softpick")
 Lines = dict[Field, tuple[Path, int]]  # where each field is written
 
 # Fields that hold paths only, and fields that hold a path or a name.
@@ -38,7 +38,7 @@ TASKS: Field = ("tasks",)
 
 
 class RecipeError(InputError):
-    """A recipe that cannot be used as it is, in a sentence with the file, the line and the field."""
+    """A problem with a recipe, as a sentence with the file, the line and the field."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def field_name(field: Field) -> str:
 
 
 def read_recipe_file(file: Path, _within: tuple[Path, ...] = ()) -> RecipeFile:
-    """Read a recipe and what it extends: its own fields win, mappings are merged.
+    """Read a recipe and the one that it extends: its fields override the other's, and mappings are merged.
 
     A null removes what the other recipe has.
     """
@@ -75,7 +75,7 @@ def read_recipe_file(file: Path, _within: tuple[Path, ...] = ()) -> RecipeFile:
         raise own.error(("extends",), "must be the path of another recipe.")
     target, within = file.parent / base, (*_within, file.resolve())
     if target.resolve() in within:
-        raise own.error(("extends",), f"{base} extends this recipe in turn; a recipe must not extend itself.")
+        raise own.error(("extends",), f"{base} extends this recipe; a recipe must not extend itself.")
     if not target.is_file():
         raise own.error(("extends",), f"{target} is not a file.")
     below = read_recipe_file(target, within)
@@ -110,7 +110,7 @@ def _matches(field: Field, patterns: tuple[Field, ...]) -> bool:
 
 
 def _map_texts(content: Any, field: Field, change: Callable[[str, Field], str]) -> Any:
-    """The content with each text changed, and each task's name."""
+    """The content with each string and each task's name changed."""
     if isinstance(content, dict):
         names = {key: change(key, (*field, key)) if field == TASKS and isinstance(key, str) else key for key in content}
         return {names[key]: _map_texts(value, (*field, key), change) for key, value in content.items()}
@@ -136,7 +136,7 @@ def _merge(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _replaced(field: Field, below: Any, above: Any) -> bool:
-    """Whether what one recipe has at a field is gone when the other is put on top."""
+    """Whether a field of one recipe is replaced by the recipe that extends it."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return True
     return bool(field) and field[0] in above and _replaced(field[1:], below.get(field[0]), above[field[0]])
@@ -167,7 +167,7 @@ def _parse(file: Path) -> tuple[yaml.Node | None, Any]:
         mark = error.problem_mark or error.context_mark
         where = _place(file, mark.line + 1) if mark else str(file)
         raise RecipeError(f"{where}: not YAML: {error.problem or error.context}.") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise RecipeError(f"{file}: not YAML: {' '.join(str(error).split())}.") from None
 
 
