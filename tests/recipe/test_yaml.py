@@ -176,3 +176,31 @@ class TestExtends:
         write(tmp_path / "base" / "base.yaml", "tasks: [piqa, mine.yaml, sub/tasks]\n")
         own = write(tmp_path / "own.yaml", "extends: base/base.yaml\n")
         assert read_recipe_file(own).content == {"tasks": ["piqa", "base/mine.yaml", "base/sub/tasks"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("extends: !!bool x", ("'x'",)),
+        ("limit: !!int x", ("'x'",)),
+        ('extends: "\\ud800.yaml"', ("line 1", "ud800")),
+        ('checkpoints: {"a\\0b": {}}', ("line 1", "x00")),
+        (f"checkpoints: {{{'f' * 300}: {{}}}}", ("line 1", "300", "200")),
+        (f"extends: {'/x' * 3000}", ("line 1", "6,000", "4,000")),
+        ("a: &a [*a]", ("line 1", "itself")),
+        ("description: " + "[" * 5000 + "]" * 5000, ("nested",)),
+        (
+            "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)),
+            ("aliases", "100,000"),
+        ),
+    ],
+)
+def test_hostile_recipes_are_refused_with_a_sentence(tmp_path: Path, text: str, facts: tuple[str, ...]) -> None:
+    file = tmp_path / "hostile.yaml"
+    file.write_text(text)
+    with pytest.raises(RecipeError) as refused:
+        read_recipe_file(file)
+    assert str(file) in str(refused.value)
+    for fact in facts:
+        assert fact in str(refused.value)
+    assert str(refused.value).count("hostile.yaml") == 1
