@@ -26,7 +26,7 @@ def write(file: Path, text: str) -> Path:
         (b"seed: 1\nname: \xff\xfe\n", ": …UTF-8…byte 14"),
         (b"description: 2024-13-45\n", ": not YAML: …month must be in 1..12"),
         (b"description: \x00\n", ": not YAML: …unacceptable character"),
-        (b"tasks: &t [*t]\n", ": …contains itself"),
+        (b"tasks: &t [*t]\n", ", line 1: …contains itself"),
         (b"", ": …mapping…'checkpoints:'"),
         (b"- piqa\n", ": …mapping…'checkpoints:'"),
         (b"just words\n", ": …mapping…'checkpoints:'"),
