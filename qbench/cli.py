@@ -7,7 +7,9 @@ Each command imports what it needs when it runs: a table must not wait for torch
 import argparse
 import logging
 import os
+import shlex
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from qbench.errors import InputError
 from qbench.files import write_atomically
 from qbench.numbers import byte_size
+from qbench.output import runner_command, safe_output
 
 if TYPE_CHECKING:
     from qbench.gate.verdict import GateReport
@@ -32,6 +35,16 @@ Commands = Any  # argparse's subparsers; their type is private
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command."""
+    with safe_output() as (out, _):
+        code = _main(arguments)
+        out.flush()
+        if out.lost and code == DONE:
+            print(f"qbench: the output could not be written ({out.lost.strerror}).", file=sys.stderr)
+            return WRONG
+        return code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     # lm-eval logs every default that it uses.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -40,10 +53,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"qbench: {error}", file=sys.stderr)
         return WRONG
+    except KeyboardInterrupt:
+        print("\nqbench: stopped.", file=sys.stderr)
+        return INTERRUPTED
     except Exception:
-        traceback.print_exc()
-        print("qbench: this is a bug in qbench; please report it with the traceback above.", file=sys.stderr)
+        print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
         return CRASHED
+
+
+def _crash_log() -> str:
+    """Where the traceback of the current exception was written, or the traceback itself if that failed."""
+    trace = traceback.format_exc()
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="qbench-crash-", suffix=".log", encoding="utf-8", delete=False
+        ) as log:
+            log.write(f"{shlex.join(sys.argv)}\n\n{trace}")
+    except OSError:
+        return f"these lines:\n{trace}"
+    return f"the traceback in {log.name}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -345,7 +373,7 @@ def _check(options: argparse.Namespace) -> int:
     _write_reports(options, report)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in annotations(report):
-            print(line)
+            runner_command(line)
     return DONE if report.passed else FAILED
 
 

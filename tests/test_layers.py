@@ -13,7 +13,7 @@ LAYERS = (
     ("softpick",),
     ("qbench.errors",),
     ("qbench.plugins", "qbench.gpus"),
-    ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.attention.kinds"),
+    ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.output", "qbench.attention.kinds"),
     ("qbench.uncertainty", "qbench.tokenizer"),
     ("qbench.gate.settings",),
     ("qbench.identity",),
