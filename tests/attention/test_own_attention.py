@@ -95,7 +95,7 @@ def written(folder: Path, module: str = MODULE) -> Path:
 
 @pytest.mark.parametrize("add", [in_the_table, by_an_entry_point])
 def test_the_one_of_the_docs_runs_and_the_doctor_says_that_it_is_slow(tmp_path: Path, add) -> None:
-    entry_point = re.search(r'`sigmoid = "(\S+)"`', PAGE)
+    entry_point = re.search(r'`sigmoid =\s+"(\S+)"`', PAGE)
     assert entry_point
     assert entry_point[1] == "my_attention:SIGMOID"
     done = python(USE, add(written(tmp_path / "code")), tmp_path / "saved")

@@ -193,7 +193,7 @@ def test_weight_only_quantized_models_score_as_with_hflm(model, tokenizer, execu
 def test_llm_int8_scores_depend_on_the_requests_and_the_budget_alone(softmax_model, tokenizer) -> None:
     quantized, _ = quantize(softmax_model, "bnb", 8, copy=True)
     requests = instances(PAIRS)
-    with pytest.raises(ScoringError, match="give batch_tokens"):
+    with pytest.raises(ScoringError, match=r"activations.*batch_tokens"):
         Scorer(quantized, tokenizer)
     scores = Scorer(quantized, tokenizer, batch_tokens=200).loglikelihood(requests)
     order = random.Random(0).sample(range(len(requests)), len(requests))
@@ -302,7 +302,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(softmax_model, tokenize
 def test_models_whose_scores_depend_on_the_batch_keep_their_budget(softmax_model, tokenizer) -> None:
     model = copy.deepcopy(softmax_model)
     model.model.layers[0].mlp.down_proj.ACTIVATION_BITS = 8
-    with pytest.raises(ScoringError, match="give batch_tokens"):
+    with pytest.raises(ScoringError, match=r"activations.*batch_tokens"):
         Scorer(model, tokenizer)
     lm = Scorer(model, tokenizer, batch_tokens=500)
     with (
