@@ -72,7 +72,7 @@ TILES: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
         "blackwell": [TileConfig(128, 64, 8, 2), TileConfig(128, 64, 8, 3)],
         "cdna": [TileConfig(128, 32, 4, 1)],
     },
-    ("decode", 2, 63): {"any": [TileConfig(16, 64, 4, 2)]},
+    ("decode", 2, 63): {"any": [TileConfig(16, 64, 4, 2)], "cdna": [TileConfig(16, 64, 4, 1)]},
     ("decode", 2, 64): {
         "ampere": [TileConfig(16, 128, 4, 2)],
         "hopper": [TileConfig(16, 128, 4, 2)],
@@ -125,7 +125,7 @@ TILES: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
     },
     # Rarely used, and never fast (float32 in IEEE precision has no tensor cores): one tile serves nearly every family.
     ("forward", 2, 256): {"any": [TileConfig(64, 32, 8, 2)]},
-    ("decode", 2, 256): {"any": [TileConfig(16, 32, 8, 2)]},
+    ("decode", 2, 256): {"any": [TileConfig(16, 32, 8, 2)], "sm_120": [TileConfig(16, 16, 8, 2)]},
     ("key_value", 2, 256): {
         "any": [TileConfig(32, 32, 8, 1)],
         "cdna": [TileConfig(16, 32, 4, 1)],
