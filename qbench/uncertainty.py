@@ -1,8 +1,8 @@
 """An estimate with several sources of chance: the documents that were drawn, the draws of calibration, …
 
 half-width² = Σ t²·variance over the sources, each with Student's t for its degrees of freedom. If one source dominates,
-this is its t interval; if several count, it is conservative. Satterthwaite's single t with pooled degrees of freedom is
-not, for a handful of draws (docs/statistics.md).
+this is the usual t interval. If several matter, it is conservative; Satterthwaite's single t with pooled degrees of
+freedom is not, for a handful of draws (docs/statistics.md).
 """
 
 import math
@@ -16,7 +16,7 @@ SMALLEST_P = 1e-300
 
 @dataclass(frozen=True)
 class ChanceSource:
-    """How much an estimate would vary if one kind of thing were sampled again."""
+    """How much an estimate would vary if one kind of thing were drawn again."""
 
     variance: float  # of the estimate
     freedom: float  # degrees of freedom of that variance; infinite if it is known
@@ -24,7 +24,7 @@ class ChanceSource:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its independent sources of chance."""
+    """A number, and the independent sources of chance in it."""
 
     value: float
     sources: tuple[ChanceSource, ...]
@@ -35,7 +35,7 @@ class Estimate:
 
     @property
     def p(self) -> float:
-        """The two-sided p of zero: 1 − the level of the interval that just reaches zero."""
+        """The two-sided p of zero: 1 − the level of the interval that just reaches it."""
         size, sources = abs(self.value), [source for source in self.sources if source.variance > 0]
         if size == 0 or not math.isfinite(size):
             return 1.0
@@ -56,7 +56,7 @@ def of_draws(values: Sequence[float]) -> ChanceSource:
 
 
 def of_two_samples(before: Sequence[float], after: Sequence[float]) -> ChanceSource:
-    """How much the difference of two means over draws varies, if the draws differ (Welch)."""
+    """How much the difference of two means over draws varies, if they are different draws (Welch)."""
     sides = [of_draws(before), of_draws(after)]
     total = sum(side.variance for side in sides)
     shares = sum(side.variance**2 / side.freedom for side in sides)
@@ -68,7 +68,7 @@ def _half_width(sources: Sequence[ChanceSource], tail: float) -> float:
 
 
 def _quantile(freedom: float, tail: float) -> float:
-    """Student's t that |T| exceeds with this probability."""
+    """The t that |T| exceeds with this probability."""
     if math.isinf(freedom):
         return -NormalDist().inv_cdf(tail / 2)
     from scipy.special import stdtrit
@@ -77,7 +77,7 @@ def _quantile(freedom: float, tail: float) -> float:
 
 
 def _two_tails(freedom: float, t: float) -> float:
-    """The probability that |T| exceeds t."""
+    """The probability that |T| is beyond t."""
     if math.isinf(freedom):
         return math.erfc(t / math.sqrt(2))
     from scipy.special import stdtr

@@ -279,7 +279,7 @@ def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
             f"(bias {layer.median_bias:+.2f}); at most {MAX_MEDIAN_STEPS} (bias {MAX_MEDIAN_BIAS}) is plausible."
         )
     elif layer.nearest and layer.misplaced > MAX_MISPLACED:
-        reasons.append(f"{layer.misplaced:.2%} of its weights are not at the nearest level of their grid.")
+        reasons.append(f"{layer.misplaced:.2%} of its weights are not on the grid level nearest to them.")
     if bits == 1:
         alike = layer.cosine >= MIN_COSINE_1_BIT
     else:

@@ -118,13 +118,13 @@ def test_memory_that_never_suffices_is_a_sentence(cuda: PretendedCuda, folders: 
 def test_quantizing_without_memory_is_a_sentence(cuda: PretendedCuda, folders: Folders) -> None:
     model = load_checkpoint(folders("softmax", 1), device="cuda", dtype=torch.bfloat16)
     cuda.fail = lambda number, size: size > 2**17
-    with pytest.raises(QuantizeError, match="No memory left to quantize as hqq-4-g32"):
+    with pytest.raises(QuantizeError, match=r"memory.*hqq-4-g32"):
         quantize(model, "hqq", 4, group_size=32)
 
 
 def test_calibration_runs_in_larger_batches_on_cuda(cuda: PretendedCuda) -> None:
     samples = list(torch.zeros(20, 2048, dtype=torch.long).split(1))
     sizes = {
-        device: [batch.numel() for batch in layer._batches(samples, torch.device(device))] for device in ("cuda", "cpu")
+        device: [batch.numel() for batch in layer.batches(samples, torch.device(device))] for device in ("cuda", "cpu")
     }
     assert sizes == {"cuda": [16384, 16384, 8192], "cpu": [2048] * 20}
