@@ -209,7 +209,7 @@ def failures(audit: Audit) -> list[str]:
     """Why an audit does not prove what its label says, one sentence per reason; empty if it does."""
     reasons = [f"{name} was left on the meta device: it has no values." for name in audit.on_meta]
     reasons += [f"{name} was not quantized." for name in audit.untouched]
-    reasons += [f"{name} was quantized, but it is not a target." for name in audit.unasked]
+    reasons += [f"{name} was quantized, but this was not asked for." for name in audit.unasked]
     reasons += [f"{name} changed; only the weights of the targets may change." for name in audit.changed]
     reasons += [f"{name} contains NaN or infinite values." for name in audit.not_finite]
     reasons += [
