@@ -1,4 +1,4 @@
-"""kill -9 at random moments: the next run goes on as if nothing had happened."""
+"""kill -9 at random moments: the next run continues as if nothing had happened."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from .driver import Driver, finished, left_behind, results, run_here
 Undisturbed = tuple[Path, list[dict[str, Any]]]
 MOMENTS = 20
 WHO = ("driver", "worker", "both")
-QUICK = (11,)  # both, in the middle of the run; the others are slow together
+QUICK = (11,)  # kills both in the middle of the run; the other moments together are slow
 
 
 def strike(driver: Driver, who: str) -> None:
@@ -52,7 +52,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
         code, errors = driver.end()
         assert driver.gone(), [process.cmdline() for process in driver.processes()]
     if who == "worker":
-        assert code in (0, 1), errors  # 0 where no cell ran at that moment
+        assert code in (0, 1), errors  # 0 if no cell was running
     else:
         assert code == -signal.SIGKILL
     before = finished(tmp_path / "out") if (tmp_path / "out").exists() else {}
@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
 def test_ctrl_c_and_sigterm_stop_cleanly(sent: signal.Signals, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with Driver(small, out) as driver:
-        # A terminal sends Ctrl-C to every process; during the imports all of them are there, and none is ready.
+        # A terminal sends Ctrl-C to every process. During the imports all of them exist, and none is ready.
         driver.until("message" if sent == signal.SIGINT else "progress")
         time.sleep(1)
         if sent == signal.SIGINT:
@@ -76,7 +76,7 @@ def test_ctrl_c_and_sigterm_stop_cleanly(sent: signal.Signals, small: Path, tmp_
         lines = driver.process.communicate()
         assert driver.process.returncode == 130
         assert driver.gone()
-    assert f"Finished cells are kept in {out}; the same command goes on from there." in lines[1]
-    assert all(map(json.loads, lines[0].splitlines()))  # what came after the events that were read
+    assert f"cells are kept in {out}" in lines[1]
+    assert all(map(json.loads, lines[0].splitlines()))  # the events that were not read yet
     assert "Traceback" not in lines[1]
     assert not left_behind(out)
