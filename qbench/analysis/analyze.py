@@ -152,7 +152,7 @@ class _Pass:
         return counts | {"off": torch.stack(self._off, dim=2)} | whole | self._swept(layers, swept)
 
     def _swept(self, layers: dict[str, Tensor], states: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over layers and heads [batch, layers, heads, n + 1] and all states but the raw one; 0 for short texts."""
+        """Sums over layers, heads [batch, layers, heads, n + 1] and all states but the raw one; 0 for short texts."""
         by_head = {name: values[..., :-1].flatten(1, 2) for name, values in layers.items()}
         tokens = self._ends[:, :-1]
         above = [sinks.sinks(by_head[name], tokens) for name in ("first", "first_normalized")]

@@ -61,9 +61,8 @@ def checked_texts(model: LlamaForCausalLM, texts: Sequence[Any], length: int | N
     found = [Text(n, _checked(n, ids, model.config.vocab_size)[:length]) for n, ids in enumerate(texts)]
     kept = [text for text in found if len(text.ids) >= MIN_TOKENS]
     if not kept:
-        raise AnalysisError(
-            f"An analysis needs a text with at least {MIN_TOKENS} tokens; none of {len(found)} has them."
-        )
+        given = counted(len(found), "text")
+        raise AnalysisError(f"None of {given} has {MIN_TOKENS} tokens or more; an analysis needs at least one that does.")
     return kept, list(_notes(model, found, kept, length))
 
 
