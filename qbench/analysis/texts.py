@@ -62,7 +62,7 @@ def checked_texts(model: LlamaForCausalLM, texts: Sequence[Any], length: int | N
     kept = [text for text in found if len(text.ids) >= MIN_TOKENS]
     if not kept:
         given = counted(len(found), "text")
-        raise AnalysisError(f"None of {given} has {MIN_TOKENS} tokens or more; an analysis needs at least one that does.")
+        raise AnalysisError(f"None of {given} has {MIN_TOKENS} tokens or more; an analysis needs one that does.")
     return kept, list(_notes(model, found, kept, length))
 
 
