@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -161,7 +162,8 @@ def test_a_killed_analysis_continues_as_if_nothing_had_happened(
             pass
         time.sleep(draw.uniform(0, 0.2))
         for worker in driver.workers()[:1] if moment % 2 else []:
-            worker.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may have just ended
+                worker.kill()
         driver.process.kill()
         driver.end()
         assert driver.gone()
