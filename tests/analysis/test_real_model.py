@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_smollm2_beside_output_attentions(smollm2: Path, tmp_path: Path) -> None:
+def test_smollm2_compared_with_output_attentions(smollm2: Path, tmp_path: Path) -> None:
     # The texts are our documentation: sinks and massive activations need real English.
     texts = [file.read_text() for file in sorted((ROOT / "docs").glob("*.md"))]
     pages = [page for text in texts for page in (text[:3000], text[3000:6000]) if len(page) > 1500]

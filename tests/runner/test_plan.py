@@ -328,7 +328,7 @@ def test_a_checkpoint_that_may_have_been_trained_otherwise_is_noted_in_plan_and_
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5"])
-def test_a_limit_that_is_none(limit: str, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_limit(limit: str, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["plan", str(recipe.file), "--limit", limit])
     assert stopped.value.code == 2

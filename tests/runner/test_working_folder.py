@@ -36,7 +36,7 @@ def test_a_run_does_not_import_from_the_working_folder(folder: Path) -> None:
     assert code == 0, errors
 
 
-def test_the_doctors_checks_do_not_either(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_does_not_import_from_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     checks = list(run_checks("cpu", ("hqq",)))
     assert len(checks) > 1
@@ -56,7 +56,7 @@ def test_a_child_forgets_the_working_folder_of_its_driver(tmp_path: Path, monkey
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_rays_workers_do_not_either(folder: Path) -> None:
+def test_ray_workers_do_not_import_from_the_working_folder(folder: Path) -> None:
     pytest.importorskip("ray", reason="needs the package ray: pip install 'qbench[ray]'")
     options = ("--executor", "ray", "--no-preflight", "--only", "softpick-none")
     code, events, errors = run(Path("recipe.yaml"), Path("out"), *options, cwd=folder)

@@ -38,7 +38,6 @@ def runs() -> list[str]:
 
 
 def test_the_image_has_what_setup_needs() -> None:
-    assert [command.split()[0] for command in runs()] == ["apt-get", "make"]
     assert re.search(r"^FROM python:3\.1[123]-", DOCKERFILE, re.M)
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in DOCKERFILE
     assert re.search(r"^ARG TORCH=cuda$", DOCKERFILE, re.M)
