@@ -1,4 +1,4 @@
-"""qbench: what quantization costs a model, measured, proved and paired."""
+"""qbench measures what quantization costs a model, and proves that it was quantized."""
 
 import logging
 from importlib import import_module
@@ -19,7 +19,7 @@ _EXPORTS = {
 
 __all__ = list(_EXPORTS)
 
-# transformers imports torchao, which then warns of CUDA kernels and of enums that nothing here uses.
+# transformers imports torchao, which warns about CUDA kernels and enums that nothing here uses.
 for _noisy in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 

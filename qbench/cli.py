@@ -1,13 +1,15 @@
 """The `qbench` command: every command with its arguments, and what it calls.
 
-Exit codes: 0 fine, 1 a check or a cell failed, 2 a wrong call, recipe or file, 3 a crash of ours, 130 Ctrl-C.
+Exit codes: 0 success, 1 a check or a cell failed, 2 a wrong call, recipe or file, 3 a bug in qbench, 130 Ctrl-C.
 Each command imports what it needs when it runs: a table must not wait for torch.
 """
 
 import argparse
 import logging
 import os
+import shlex
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -17,37 +19,65 @@ from typing import TYPE_CHECKING, Any
 from qbench.errors import InputError
 from qbench.files import write_atomically
 from qbench.numbers import byte_size
+from qbench.output import runner_command, safe_output
 
 if TYPE_CHECKING:
     from qbench.gate.verdict import GateReport
     from qbench.recipe.schema import Recipe
 
 DONE, FAILED, WRONG, CRASHED, INTERRUPTED = 0, 1, 2, 3, 130
-STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # GitHub's runners name a file by it
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
 RECORDS = "a folder of records, as `qbench run` writes them"
-RESULTS = f"{RECORDS}, or a CSV file of published numbers or a folder of such"
+RESULTS = f"{RECORDS}, or published numbers: a CSV file or a folder of them"
 
-Commands = Any  # argparse's subparsers, whose type it keeps to itself
+Commands = Any  # argparse's subparsers; their type is private
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command."""
+    with safe_output() as (out, _):
+        code = _main(arguments)
+        out.flush()
+        if out.lost and code == DONE:
+            print(f"qbench: the output could not be written ({out.lost.strerror}).", file=sys.stderr)
+            return WRONG
+        return code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
-    # lm-eval reports every default that it takes.
+    # lm-eval logs every default that it uses.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
         return options.run(options)
     except InputError as error:
         print(f"qbench: {error}", file=sys.stderr)
         return WRONG
+    except KeyboardInterrupt:
+        print("\nqbench: stopped.", file=sys.stderr)
+        return INTERRUPTED
     except Exception:
-        traceback.print_exc()
-        print("qbench: this is a bug of qbench; please report it with the lines above.", file=sys.stderr)
+        print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
         return CRASHED
 
 
+def _crash_log() -> str:
+    """Where the traceback of the current exception was written, or the traceback itself if that failed."""
+    trace = traceback.format_exc()
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="qbench-crash-", suffix=".log", encoding="utf-8", delete=False
+        ) as log:
+            log.write(f"{shlex.join(sys.argv)}\n\n{trace}")
+    except OSError:
+        return f"these lines:\n{trace}"
+    return f"the traceback in {log.name}"
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="qbench", description="What quantization costs a model, measured and proved.")
+    parser = argparse.ArgumentParser(
+        prog="qbench", description="Measure what quantization costs a model, and prove that it was quantized."
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add in (
         _add_plan,
@@ -69,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add(
     commands: Commands, name: str, run: Callable[[argparse.Namespace], int], purpose: str, example: str
 ) -> argparse.ArgumentParser:
-    """A command, whose help shows its purpose and an example."""
+    """Add a command; its help shows its purpose and an example."""
     parser = commands.add_parser(
         name,
         help=purpose,
@@ -85,7 +115,7 @@ def _add(
 
 
 def _add_plan(commands: Commands) -> None:
-    purpose = "the matrix cell by cell: done, failed, to do, not offered by the method, and how long; loads no model"
+    purpose = "show the state and the estimated time of each cell: done, failed, to do, not offered; loads no model"
     _add_recipe(_add(commands, "plan", _plan, purpose, "qbench plan recipes/mini.yaml"))
 
 
@@ -94,13 +124,17 @@ def _add_run(commands: Commands) -> None:
     parser = _add(commands, "run", _run, purpose, "qbench run recipes/mini.yaml --only '*softpick*hqq*'")
     _add_recipe(parser)
     _add_running(parser, "'*softpick*hqq-3*'")
-    parser.add_argument("--preflight", action=argparse.BooleanOptionalAction, help="by default unless the run is short")
+    parser.add_argument(
+        "--preflight",
+        action=argparse.BooleanOptionalAction,
+        help="first try each checkpoint on a few documents, and each method on one layer; default: if the run is long",
+    )
 
 
 def _add_analyze(commands: Commands) -> None:
     purpose = (
-        "measure why quantization hurts: sinks, massive activations, sparsity and dead heads of every checkpoint of a "
-        "recipe, maps of heads, and where it hurts"
+        "measure why quantization hurts: sinks, massive activations, sparsity and dead heads of each checkpoint of a "
+        "recipe, attention maps, and the sensitivity of each layer"
     )
     example = "qbench analyze recipes/mini.yaml && qbench table results/runs/mini --kind analysis --plots figures"
     parser = _add(commands, "analyze", _analyze, purpose, example)
@@ -109,19 +143,23 @@ def _add_analyze(commands: Commands) -> None:
 
 
 def _add_running(parser: argparse.ArgumentParser, pattern: str) -> None:
-    parser.add_argument("--only", metavar="PATTERN", help=f"cells whose name matches, such as {pattern}")
+    parser.add_argument("--only", metavar="PATTERN", help=f"only cells whose name matches, such as {pattern}")
     parser.add_argument(
         "--executor",
         choices=["local", "ray"],
         default="local",
-        help="processes here, or a Ray cluster whose nodes have the same installation and paths",
+        help="local: processes on this machine; ray: a Ray cluster whose nodes have the same installation and paths",
     )
-    parser.add_argument("--reuse-stale", action="store_true", help="keep records of older code or packages")
-    parser.add_argument("--json", action="store_true", help="progress as JSON lines")
+    parser.add_argument(
+        "--reuse-stale", action="store_true", help="do not rerun cells whose records come from older code or packages"
+    )
+    parser.add_argument("--json", action="store_true", help="print progress as JSON lines")
 
 
 def _add_fetch(commands: Commands) -> None:
-    purpose = "download a recipe's checkpoints and datasets into the Hugging Face cache, for nodes without network"
+    purpose = (
+        "download a recipe's checkpoints and datasets into the Hugging Face cache, for machines without network access"
+    )
     example = "qbench fetch recipes/paper-340m.yaml && HF_HUB_OFFLINE=1 qbench run recipes/paper-340m.yaml"
     parser = _add(commands, "fetch", _fetch, purpose, example)
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
@@ -130,15 +168,15 @@ def _add_fetch(commands: Commands) -> None:
 def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of each task") -> None:
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the records; by default results/runs/<recipe>"
+        "--out", type=Path, metavar="DIR", help="folder for the records; default: results/runs/<recipe>"
     )
-    parser.add_argument("--limit", type=_count, metavar="N", help=f"only the first N {limited}: for a trial")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="in place of the recipe's")
+    parser.add_argument("--limit", type=_count, metavar="N", help=f"use only the first N {limited}, for a trial")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="override the recipe's device")
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be a whole number above 0.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
@@ -173,13 +211,13 @@ def _execute(options: argparse.Namespace, what: str, preflight: bool | None) -> 
 
     recipe, out = _load(options)
     go_offline_if_unreachable(recipe)
-    from qbench.runner import matrix  # after it, since this imports the hub's library
+    from qbench.runner import matrix  # after it, since this imports huggingface_hub
 
     how = matrix.RunOptions(options.only, options.reuse_stale, options.executor, preflight, options.json)
     try:
         return DONE if getattr(matrix, what)(recipe, out, how) else FAILED
     except KeyboardInterrupt:
-        print(f"\nStopped. Finished cells are kept in {out}; the same command goes on from there.", file=sys.stderr)
+        print(f"\nStopped. Finished cells are kept in {out}; run the same command to continue.", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -189,7 +227,7 @@ def _fetch(options: argparse.Namespace) -> int:
 
     recipe = load_recipe(options.recipe)
     go_offline_if_unreachable(recipe)
-    from qbench.runner.fetch import fetch  # after it, since this imports the hub's library
+    from qbench.runner.fetch import fetch  # after it, since this imports huggingface_hub
 
     missing, seen = 0, set[str]()
     found = [fetch(recipe), *([fetch(recipe, to_analyze=True)] if "analysis" in recipe.model_fields_set else [])]
@@ -199,7 +237,7 @@ def _fetch(options: argparse.Namespace) -> int:
             print(line if here else f"MISSING {line}", flush=True)
             seen.add(line)
     if missing:
-        print(f"qbench: {missing} of what {options.recipe} needs is not here.", file=sys.stderr)
+        print(f"qbench: {missing} of the files and datasets that {options.recipe} needs are missing.", file=sys.stderr)
     return FAILED if missing else DONE
 
 
@@ -209,36 +247,38 @@ def _fetch(options: argparse.Namespace) -> int:
 def _add_table(commands: Commands) -> None:
     from qbench.report.render import DEFAULT_KIND, FORMATS, KINDS
 
-    purpose = "Δ tables of results: Markdown, LaTeX, CSV, JSON, an HTML report, plots"
+    purpose = "make Δ tables of results as Markdown, LaTeX, CSV, JSON, an HTML report or plots"
     example = (
         "qbench table results/runs/mini --format latex --kind damage --out damage.tex\n"
         "  qbench table results/paper --plots figures"
     )
     parser = _add(commands, "table", _table, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
-    parser.add_argument("--format", choices=FORMATS, default="md", help="default: md; csv and json have all metrics")
+    parser.add_argument("--format", choices=FORMATS, default="md", help="default: md; csv and json contain all metrics")
     kinds = "; ".join(f"{kind.name}: {kind.help}" for kind in KINDS.values())
     parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {DEFAULT_KIND}; with html, all kinds")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the screen")
-    parser.add_argument("--standalone", action="store_true", help="latex: a document that compiles as it is")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write the plots there too, as PNG, SVG and PDF")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
+    parser.add_argument("--standalone", action="store_true", help="with latex: write a complete document")
+    parser.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="also write plots to this folder, as PNG, SVG and PDF"
+    )
 
 
 def _add_compare(commands: Commands) -> None:
     from qbench.report.render import COMPARISON_FORMATS
 
-    purpose = "our numbers beside published ones: do they agree, and are they of a quantized model"
+    purpose = "compare results with published numbers: whether they agree, and whether the models were really quantized"
     example = "qbench compare results/runs/paper-340m --with results/paper"
     parser = _add(commands, "compare", _compare, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
     parser.add_argument("--with", dest="published", type=Path, metavar="DIR", required=True, help="published numbers")
     parser.add_argument("--format", choices=COMPARISON_FORMATS, default="md", help="default: md")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the screen")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
 
 
 def _add_audit(commands: Commands) -> None:
     purpose = (
-        "the audits of a set of results, and what looks unquantized or impossible in it; exit code 1 if something does"
+        "show the audits of a set of results, and list those that look unquantized or impossible; exit code 1 if any"
     )
     parser = _add(commands, "audit", _audit, purpose, "qbench audit results/paper")
     parser.add_argument("source", type=Path, metavar="DIR|CSV", help=RESULTS)
@@ -295,24 +335,28 @@ def _add_check(commands: Commands) -> None:
     _add_folders(parser)
     parser.add_argument("--scores-only", action="store_true", help="do not compare the audits")
     for name in ("junit", "markdown", "json"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write the report as {name} too")
+        parser.add_argument(
+            f"--{name}", type=Path, metavar="FILE", help=f"also write the report to this file, as {name}"
+        )
 
 
 def _add_accept(commands: Commands) -> None:
-    purpose = "make a run the new baseline, after showing what changes; its CHANGES.jsonl keeps the reason"
-    example = 'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23: another kernel"'
+    purpose = "make a run the new baseline, after showing what changes; the reason is kept in its CHANGES.jsonl"
+    example = (
+        'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23 uses a different kernel"'
+    )
     parser = _add(commands, "accept", _accept, purpose, example)
     _add_folders(parser)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why the baseline changes")
 
 
 def _add_power(commands: Commands) -> None:
-    purpose = "how many documents the gate needs to see which loss, from the noise of recorded results"
+    purpose = "estimate how many documents the gate needs to detect a given loss, from the noise of recorded results"
     parser = _add(commands, "power", _power, purpose, "qbench power results/mini --against results/runs/mini")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of records")
-    against = "another run of the same cells; by default, quantized cells are compared with their unquantized ones"
+    against = "another run of the same cells; default: compare each quantized cell with its unquantized one"
     parser.add_argument("--against", type=Path, metavar="DIR", help=against)
-    parser.add_argument("--format", choices=("text", "markdown"), default="text", help="text by default")
+    parser.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
 
 
 def _add_folders(parser: argparse.ArgumentParser) -> None:
@@ -329,7 +373,7 @@ def _check(options: argparse.Namespace) -> int:
     _write_reports(options, report)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in annotations(report):
-            print(line)
+            runner_command(line)
     return DONE if report.passed else FAILED
 
 
@@ -342,7 +386,7 @@ def _accept(options: argparse.Namespace) -> int:
     try:
         report = check(options.folder, options.baseline)
         print(to_text(report))
-    except InputError as error:  # a first baseline, or one of other documents: that is what accept is for
+    except InputError as error:  # no baseline yet, or one with different documents: accept is there to replace it
         not_compared = str(error)
         print(f"Not compared: {not_compared}\n")
     size = accept(options.folder, options.baseline, options.reason, report, not_compared)
@@ -376,7 +420,7 @@ def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
 
 
 def _add_doctor(commands: Commands) -> None:
-    purpose = "what this machine has and can run, and why not the rest"
+    purpose = "show what this machine has, what it can run, and why it cannot run the rest"
     parser = _add(
         commands, "doctor", _doctor, purpose, "qbench doctor --checks\n  qbench doctor recipes/paper-340m.yaml"
     )
@@ -384,12 +428,14 @@ def _add_doctor(commands: Commands) -> None:
     parser.add_argument(
         "--checks",
         action=argparse.BooleanOptionalAction,
-        help="try each kernel and each quantizer on a small case; by default if there is a GPU",
+        help="try each kernel and each quantizer on a small case; default: only if there is a GPU",
     )
     parser.add_argument("--packages", action="store_true", help="list all packages, not just mismatched ones")
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
-        "--report", action="store_true", help="write qbench-doctor.md, to send to others: checks, tracebacks, timings"
+        "--report",
+        action="store_true",
+        help="write checks, tracebacks and timings to qbench-doctor.md, to send to others",
     )
 
 

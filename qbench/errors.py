@@ -1,4 +1,4 @@
-"""Errors that are sentences for the person who called, and the words that messages share."""
+"""Errors that are sentences for the caller, and phrases that messages share."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ class InputError(ValueError):
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """' Did you mean arc_easy?' if a known name is close, else nothing: to be put after a sentence."""
+    """' Did you mean arc_easy?' if a known name is close, else nothing; to append to a sentence."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {close[0]}?" if close else ""
 
@@ -34,7 +34,7 @@ def one_line(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error, or what caused it, says that there is no memory left."""
+    """Whether the error, or what caused it, says that memory ran out."""
     return any(map(_says_so, _causes(error)))
 
 

@@ -1,7 +1,7 @@
 """Files and folders written whole or not at all, and names that are safe for them.
 
 A folder is replaced with the help of three neighbours, whatever fails or is killed in between:
-.NAME.accept    says that the two folders beside it are ours; written first, removed last
+.NAME.accept    marks the two folders next to it as ours; written first, removed last
 .NAME.new       the new folder while it is being written
 .NAME.old       the old folder until the new one has its place
 """
@@ -18,18 +18,18 @@ from pathlib import Path
 from qbench.errors import InputError
 
 HASH_LETTERS = 10
-MARK = "`qbench accept` made the .new and .old folders beside this file; the next `qbench accept` removes them.\n"
+MARK = "`qbench accept` made the .new and .old folders next to this file; the next `qbench accept` removes them.\n"
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
-    """The file with this content, or as it was; never a part."""
+    """Write the file whole, or leave it as it was."""
     handle, unfinished = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(content.encode() if isinstance(content, str) else content)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(unfinished, 0o644)  # mkstemp's files are for their owner alone
+        os.chmod(unfinished, 0o644)  # mkstemp's files can be read only by their owner
         os.replace(unfinished, file)
         _sync_folder(file.parent)
     except BaseException:
@@ -38,9 +38,9 @@ def write_atomically(file: Path, content: str | bytes) -> None:
 
 
 def file_name(text: str) -> str:
-    """A text that people chose, as a part of a file's name: it cannot lead to another folder.
+    """A name that a person chose, as part of a file name: it cannot lead to another folder.
 
-    If a character had to be replaced, a hash of the text follows, so that 'a b' and 'a/b' stay two names.
+    If a character had to be replaced, a hash of the text follows, so 'a b' and 'a/b' remain two names.
     """
     name = "".join(c if c.isalnum() or c in "._-+" else "_" for c in text)
     return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]}"
@@ -55,13 +55,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def aside(folder: Path, which: str) -> Path:
-    """The hidden path beside a folder for one part of its replacement."""
+    """The hidden path next to a folder for one part of its replacement."""
     return folder.parent / f".{folder.name}.{which}"
 
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Give an empty folder to fill, which then takes this one's place. After any error, this one is as it was."""
+    """Yield an empty folder to fill, which then replaces this one. After any error, this one is unchanged."""
     new, old, mark = (aside(folder, which) for which in ("new", "old", "accept"))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.parent):
@@ -76,13 +76,15 @@ def replacing(folder: Path) -> Iterator[Path]:
                 folder.rename(old)
             new.rename(folder)
         finally:
-            with contextlib.suppress(OSError):  # the mark stays until all is tidy, so the next accept can finish this
+            with contextlib.suppress(
+                OSError
+            ):  # the mark stays until the rest is removed, so the next accept can finish this
                 _tidy(folder)
 
 
 @contextlib.contextmanager
 def _locked(parent: Path) -> Iterator[None]:
-    """Only one accept at a time: another one would take our folders for those of a killed accept."""
+    """Allow one accept at a time: another would mistake our folders for those of a killed accept."""
     handle = os.open(parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +100,7 @@ def _locked(parent: Path) -> Iterator[None]:
 
 
 def _left_by_a_killed_accept(folder: Path) -> bool:
-    """Whether there is something to tidy up; an error if someone else's files have the names that we need."""
+    """Whether there is something to clean up; an error if the names that we need belong to someone else's files."""
     new, old, mark = (aside(folder, which) for which in ("new", "old", "accept"))
     written = mark.read_bytes() if mark.is_file() else b""
     if written == MARK.encode():
@@ -108,7 +110,7 @@ def _left_by_a_killed_accept(folder: Path) -> bool:
         if os.path.lexists(path):
             raise InputError(
                 f"{path} was not made by `qbench accept`, which needs that name to replace {folder.name}. "
-                "Move it to another place, or remove it."
+                "Move it elsewhere, or remove it."
             )
     return False
 

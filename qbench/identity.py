@@ -1,7 +1,7 @@
 """What a cell's key is made of: Identity, typed; and the hashes of files, packages and our own code that go into it.
 
 Imports no torch. What takes long to compute (hashing gigabytes, loading tasks through lm-eval) is remembered with the
-size and time of the files it was computed from, so that a plan takes a second.
+size and time of the files it was computed from, so a plan takes a second.
 """
 
 import ast
@@ -37,7 +37,7 @@ PACKAGE = Path(__file__).parent
 # Our own code that computes numbers, within qbench; the kernels come first. runner/cell.py decides which model is
 # evaluated. Not records/audit.py and records/suspicious.py: their rules are applied again whenever a record is read.
 COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "tokenizer.py", "runner/cell.py")
-# The same for what is no score: an analysis, its maps and sensitivities (CellRef.measured).
+# The same for an analysis, its maps and sensitivities (CellRef.measured), which are not scores.
 ANALYZES = (
     "attention",
     "checkpoint",
@@ -49,7 +49,7 @@ ANALYZES = (
     "runner/cell.py",
     "runner/analyzing.py",
 )
-WRITES = ("checkpoint/save.py",)  # what a cell never calls
+WRITES = ("checkpoint/save.py",)  # never called by a cell
 
 
 class TaskIdentity(NamedTuple):
@@ -60,9 +60,9 @@ class TaskIdentity(NamedTuple):
 
 
 class WithoutUnused(BaseModel):
-    """A model whose fields that need not be given are left out of the JSON while they are None.
+    """A model whose optional fields are left out of the JSON while they are None.
 
-    A field that is added to such a model, with None as its default, leaves what is stored and hashed as it was.
+    Adding a field to such a model, with None as its default, does not change what is stored and hashed.
     """
 
     @model_serializer(mode="wrap")
@@ -72,9 +72,9 @@ class WithoutUnused(BaseModel):
 
 
 class What(WithoutUnused):
-    """What a cell computes, whichever code and packages compute it.
+    """What a cell computes, regardless of the code and packages that compute it.
 
-    A field that is added here needs None as its default: then cells that do not use it keep their keys.
+    A new field here needs None as its default, so cells that do not use it keep their keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -92,9 +92,9 @@ class What(WithoutUnused):
     device: str
     max_length: int | None  # None: what the checkpoint's config says
     seed: int
-    batch_tokens: int | None  # None if scores do not depend on what else is in a batch: on a CPU, but for LLM.int8
+    batch_tokens: int | None  # None if scores do not depend on what else is in a batch: on a CPU, except with LLM.int8
     parts: dict[str, dict[str, JsonValue]] | None = None  # options of what else is quantized, by the part's label
-    analysis: dict[str, JsonValue] | None = None  # what is measured in place of scores: its settings and its texts
+    analysis: dict[str, JsonValue] | None = None  # what is measured instead of scores: its settings and texts
 
 
 class Identity(BaseModel):
@@ -113,12 +113,12 @@ class Identity(BaseModel):
 
     @property
     def what_key(self) -> str:
-        """A hash of what is computed, whichever code and packages compute it."""
+        """A hash of what is computed, regardless of the code and packages that compute it."""
         return json_hash(self.what.model_dump())
 
 
 def json_hash(value: Any) -> str:
-    """SHA-256 of a value as JSON, whatever the order of its fields."""
+    """SHA-256 of a value as JSON; the order of its fields does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -138,14 +138,14 @@ def package_versions() -> dict[str, str]:
 def code_hash(*, analyzes: bool = False) -> str:
     """A hash of our own code that computes scores, or analyses, by what it means.
 
-    Comments, docstrings and formatting do not enter.
+    Comments, docstrings and formatting do not count.
     """
     files = _code_files(ANALYZES if analyzes else COMPUTES)
 
     def compute() -> str:
         return json_hash([[name, source_hash(file.read_bytes())] for name, file in files.items()])
 
-    # Parsing takes 0.2 s. This file stands for the way that it is hashed.
+    # Parsing takes 0.2 s. This file is included because it decides how code is hashed.
     asked = f"code{' of analyses' if analyzes else ''} in {PACKAGE}"
     return str(remembered(asked, [*files.values(), Path(__file__)], compute))
 
@@ -165,19 +165,19 @@ def _kernels_folder() -> Path:
     found = find_spec("softpick")
     if found is None or found.origin is None:
         raise InputError(
-            "The package softpick is not found; is a folder of that name in the working directory taken for it? "
-            "Start `qbench` rather than `python -m qbench.cli`, or from another folder."
+            "The package softpick cannot be found; a folder of that name in the working directory may hide it. "
+            "Run `qbench` instead of `python -m qbench.cli`, or run it from another folder."
         )
     return Path(found.origin).parent
 
 
 @functools.cache
 def package_code_hash(module: str) -> str:
-    """A hash of the code of the package, of another than ours, that a module is in, by what it means."""
+    """A hash of the code of the package (not ours) that a module is in, by what it means."""
     package = module.split(".")[0]
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise InputError(f"The package {package} is not found; install it, or put its folder on PYTHONPATH.")
+        raise InputError(f"The package {package} cannot be found; install it, or put its folder on PYTHONPATH.")
     origin = Path(spec.origin)
     files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
     by_name = {file.relative_to(origin.parent).as_posix(): source_hash(file.read_bytes()) for file in files}
@@ -190,7 +190,7 @@ def source_hash(source: str | bytes) -> str:
 
 
 def _meaning(node: Any) -> Any:
-    """A syntax tree as nested tuples; without empty fields, for newer versions of Python have more of them."""
+    """A syntax tree as nested tuples; without empty fields, since newer versions of Python have more of them."""
     if isinstance(node, ast.AST):
         fields = ((name, getattr(node, name, None)) for name in node._fields)
         return (type(node).__name__, *((name, _meaning(value)) for name, value in fields if value not in (None, [])))
@@ -200,7 +200,7 @@ def _meaning(node: Any) -> Any:
 
 
 def _is_docstring(node: Any) -> bool:
-    """Whether a statement is a text alone, which does nothing."""
+    """Whether a statement is only a string, which does nothing."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
@@ -234,7 +234,7 @@ def remembered(
         if stored["files"] == state + _stamps(read(stored["value"])):
             return stored["value"]
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or damaged: computed again
+        pass  # missing or damaged: computed again
     value = compute()
     try:
         note.parent.mkdir(parents=True, exist_ok=True)

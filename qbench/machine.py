@@ -33,7 +33,7 @@ def cpu_name() -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of qbench's own tree, with a + where the tree has changes; None outside of a repository."""
+    """The commit of qbench's source tree, with a + if the tree has changes; None outside a repository."""
     folder = Path(__file__).resolve().parents[1]
     if not (folder / ".git").exists():
         return None

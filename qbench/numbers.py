@@ -1,11 +1,11 @@
-"""How numbers are written in tables, reports and progress. A sentence may round a number of its own."""
+"""How numbers are written in tables, reports and progress. Sentences may round differently."""
 
 DECIMALS = 2
 MAX_DECIMALS = 6  # of a difference that two decimals would show as zero
 
 
 def fixed(value: float, decimals: int = DECIMALS) -> str:
-    """A number with so many decimals: 12.50."""
+    """A number with this many decimals: 12.50."""
     return f"{value:.{decimals}f}"
 
 
@@ -20,7 +20,7 @@ def signed(value: float, decimals: int = DECIMALS) -> str:
 
 
 def needed_decimals(value: float) -> int:
-    """Two, or as many as it takes for the value not to be rounded to zero."""
+    """Two, or as many as it takes for the value not to round to zero."""
     return next((n for n in range(DECIMALS, MAX_DECIMALS) if round(value, n)), MAX_DECIMALS)
 
 
@@ -32,7 +32,7 @@ def interval(low: float, high: float) -> str:
 def signed_interval(low: float, high: float, decimals: int = DECIMALS) -> str:
     """An interval of a difference: [-0.00, +1.20].
 
-    The ends keep their signs, so that -0.00 is below zero, and zero is seen to be inside.
+    The ends keep their signs: -0.00 is below zero, so readers can see that zero is inside.
     """
     ends = (f"{round(end, 9) + 0.0:+.{decimals}f}" for end in (low, high))  # equal sums may differ by rounding
     return f"[{', '.join(ends)}]"
@@ -44,7 +44,7 @@ def percent(share: float, decimals: int = 1) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number whose size is not known in advance, with so many significant digits: 0.0123."""
+    """A number whose size is not known in advance, with this many significant digits: 0.0123."""
     return f"{value:.{digits}g}"
 
 
@@ -59,7 +59,7 @@ def p_value(p: float) -> str:
 
 
 def magnitude(value: float) -> str:
-    """A number of which only its order matters: 1e-07."""
+    """A number whose order of magnitude is all that matters: 1e-07."""
     return f"{value:.0e}"
 
 

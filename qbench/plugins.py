@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @cache
 def declared(group: str, kind: type[T], error: type[InputError]) -> list[tuple[metadata.EntryPoint, T]]:
-    """The entry points of a group with what each of them names, which must be of that kind; sorted by name."""
+    """The entry points of a group with the objects that they name, which must be of that kind; sorted by name."""
     points = sorted(metadata.entry_points(group=group), key=lambda point: point.name)
     return [(point, _load(point, kind, error)) for point in points]
 
@@ -22,7 +22,7 @@ def _load(point: metadata.EntryPoint, kind: type[T], error: type[InputError]) ->
         found = point.load()
     except Exception as cause:  # whatever another package's import raises
         raise error(
-            f"{what} cannot be imported: {one_line(cause)}. Repair or uninstall the package that declares it."
+            f"{what} cannot be imported: {one_line(cause)}. Fix or uninstall the package that declares it."
         ) from cause
     if not isinstance(found, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"

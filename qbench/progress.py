@@ -1,4 +1,4 @@
-"""Progress of long work: a bar where there is a terminal, and whoever listens."""
+"""Progress of long work: a bar on a terminal, and calls to listeners."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-# unit, steps just done, steps done in all, steps in all where that is known
+# unit, steps just done, steps done so far, total steps if known
 Listener = Callable[[str, int, int, int | None], None]
 
 _listeners: list[Listener] = []
@@ -14,7 +14,7 @@ _listeners: list[Listener] = []
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell the listener of every step of every bar."""
+    """Call the listener at every step of every bar."""
     _listeners.append(listener)
     try:
         yield
@@ -23,7 +23,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 class Bar(tqdm):
-    """tqdm's bar on stderr where that is a terminal and `shown`; listeners hear of it in any case."""
+    """tqdm's bar on stderr, if that is a terminal and `shown`; listeners are called in any case."""
 
     def __init__(self, *args: Any, unit: str, shown: bool = True, **options: Any) -> None:
         self.steps, self.counted = 0, unit
@@ -36,7 +36,7 @@ class Bar(tqdm):
         self.close()
 
     def reset(self, total: float | None = None) -> None:
-        """Start again with another total."""
+        """Start again with a new total."""
         self.steps, self.total = 0, total
         super().reset(total)
 

@@ -1,6 +1,6 @@
-"""A checkpoint's tokenizer, with the rules of its tokenizer.json as they are.
+"""A checkpoint's tokenizer, with the rules of its tokenizer.json unchanged.
 
-transformers 5 builds Llama tokenizers anew from the vocabulary and the merges of tokenizer.json, with its own rules for
+transformers 5 rebuilds Llama tokenizers from the vocabulary and the merges of tokenizer.json, with its own rules for
 spaces: " = Robert" loses its first ▁, which moves every score of a text that begins with a space. What transformers
 adds to the file (special tokens, the chat template, truncation) is kept, and is what lm-eval's HFLM would have.
 """
@@ -15,7 +15,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def load_tokenizer(location: str | os.PathLike[str], revision: str | None = None) -> "PreTrainedTokenizerBase":
-    """The tokenizer in a folder or on the Hub; one without a tokenizer.json is transformers' own."""
+    """The tokenizer in a folder or on the Hub; without a tokenizer.json, the one that transformers builds."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import cached_file
 

@@ -1,8 +1,8 @@
 """An estimate with several sources of chance: the documents that were drawn, the draws of calibration, …
 
-half-width² = Σ t²·variance over the sources, each with Student's t of its own degrees of freedom. Where one source
-dominates this is its own t interval; where several count it is conservative, which Satterthwaite's one t of pooled
-degrees of freedom is not for a handful of draws (docs/statistics.md).
+half-width² = Σ t²·variance over the sources, each with Student's t for its degrees of freedom. If one source dominates,
+this is the usual t interval. If several matter, it is conservative; Satterthwaite's single t with pooled degrees of
+freedom is not, for a handful of draws (docs/statistics.md).
 """
 
 import math
@@ -16,7 +16,7 @@ SMALLEST_P = 1e-300
 
 @dataclass(frozen=True)
 class ChanceSource:
-    """How much an estimate would vary if one kind of thing were drawn anew."""
+    """How much an estimate would vary if one kind of thing were drawn again."""
 
     variance: float  # of the estimate
     freedom: float  # degrees of freedom of that variance; infinite if it is known
@@ -30,7 +30,7 @@ class Estimate:
     sources: tuple[ChanceSource, ...]
 
     def half_width(self, level: float = LEVEL) -> float:
-        """Of the interval around the value."""
+        """Half the width of the interval around the value."""
         return _half_width(self.sources, 1 - level)
 
     @property
@@ -51,12 +51,12 @@ class Estimate:
 
 
 def of_draws(values: Sequence[float]) -> ChanceSource:
-    """What a mean over draws varies by, from the values of the draws."""
+    """How much a mean over draws varies, from the values of the draws."""
     return ChanceSource(variance(values) / len(values), len(values) - 1)
 
 
 def of_two_samples(before: Sequence[float], after: Sequence[float]) -> ChanceSource:
-    """What the difference of two means over draws varies by, if these are not the same draws (Welch)."""
+    """How much the difference of two means over draws varies, if they are different draws (Welch)."""
     sides = [of_draws(before), of_draws(after)]
     total = sum(side.variance for side in sides)
     shares = sum(side.variance**2 / side.freedom for side in sides)
@@ -68,7 +68,7 @@ def _half_width(sources: Sequence[ChanceSource], tail: float) -> float:
 
 
 def _quantile(freedom: float, tail: float) -> float:
-    """Student's t that |T| is beyond with this probability."""
+    """The t that |T| exceeds with this probability."""
     if math.isinf(freedom):
         return -NormalDist().inv_cdf(tail / 2)
     from scipy.special import stdtrit

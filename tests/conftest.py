@@ -9,7 +9,7 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    # Triton kernels run in its interpreter. Here and not beside their tests: it must be set before anything imports
+    # Triton kernels run in its interpreter. Set here, not next to their tests: it must come before anything imports
     # triton. Tests that compile do so in a child process.
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -1,4 +1,4 @@
-"""A recipe with all that a plan looks at, and nothing that could run: no weights are loaded."""
+"""A recipe with everything that a plan reads, and nothing that could run: no weights are loaded."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ CODE = "def shout(dataset):\n    return dataset.map(lambda row: {'goal': row['go
 
 
 def fields() -> dict[str, Any]:
-    """The recipe's fields; a dictionary of its own for each caller."""
+    """The recipe's fields; a new dictionary for each caller."""
     return {
         "checkpoints": {"tiny": {"softmax": "softmax", "softpick": "./softpick"}},
         "quantizations": [

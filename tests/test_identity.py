@@ -1,4 +1,4 @@
-"""What keys are made of: a typed identity, hashes of our own code by its meaning, and what is remembered of files."""
+"""What keys depend on: a typed identity, hashes of our code by its meaning, and remembered hashes of files."""
 
 import json
 import os
@@ -22,7 +22,7 @@ MINI = Path(__file__).parents[1] / "results" / "mini"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """An empty cache for each test."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("QBENCH_CACHE", str(folder))
     return folder
@@ -99,7 +99,7 @@ class TestRemembered:
         other = tmp_path / "other"
         other.write_text("six")
         shutil.copystat(file, other)
-        os.replace(other, file)  # another file under its name, as atomic writers do
+        os.replace(other, file)  # replaced by another file, as atomic writers do
         assert [ask(), len(calls)] == ["six", 3]
 
     def test_a_file_more_or_less_is_a_change(self, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ class TestCode:
 
     @pytest.fixture
     def code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A copy of our own code, which is hashed in place of it."""
+        """A copy of our code, which is hashed instead of it."""
         shutil.copytree(identity.PACKAGE, tmp_path / "qbench")
         shutil.copytree(identity.PACKAGE.parent / "kernels" / "softpick", tmp_path / "kernels" / "softpick")
         monkeypatch.setattr(identity, "PACKAGE", tmp_path / "qbench")

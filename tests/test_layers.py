@@ -13,7 +13,7 @@ LAYERS = (
     ("softpick",),
     ("qbench.errors",),
     ("qbench.plugins", "qbench.gpus"),
-    ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.attention.kinds"),
+    ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.output", "qbench.attention.kinds"),
     ("qbench.uncertainty", "qbench.tokenizer"),
     ("qbench.gate.settings",),
     ("qbench.identity",),
@@ -39,7 +39,7 @@ ABOVE_RECORDS = (
 
 
 def layer(module: str) -> tuple[int, str]:
-    """The line of a module, and the name by which it stands there: the longest that fits."""
+    """The line of a module, and its name there: the longest that matches."""
     named = {name: line for line, names in enumerate(LAYERS) for name in names}
     fitting = [name for name in named if module == name or (name != "qbench" and module.startswith(f"{name}."))]
     assert fitting, f"{module} is in no layer; add it to LAYERS."
@@ -57,7 +57,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(source: str, known: dict[str, Path]) -> Iterator[str]:
-    """The modules of ours that a source imports, in functions too, but not for type checkers alone."""
+    """The modules of ours that a source imports, including those in functions, except those only for type checkers."""
     tree = ast.parse(source)
     typing = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     for_types = {id(inner) for node in typing for inner in ast.walk(node)}

@@ -6,14 +6,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RUN = "results/runs/mini"
-TABLES = [
-    f"table {RUN} --kind summary",
-    f"table {RUN}",
-    f"table {RUN} --kind damage",
-    f"table {RUN} --format html --out {RUN}/report.html",
-]
-GATE = "check results/runs/ci --baseline results/mini --junit results/runs/ci/gate.xml --json results/runs/ci/gate.json"
 
 
 def make(target: str, venv: Path, run_ends_with: int) -> tuple[int, list[str]]:
@@ -33,14 +25,17 @@ def make(target: str, venv: Path, run_ends_with: int) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("failed", [0, 1])
 def test_make_bench_prints_its_commands_and_nothing_of_its_shell(failed: int, tmp_path: Path) -> None:
     code, printed = make("bench", tmp_path, failed)
-    commands = ["doctor recipes/mini.yaml", "run recipes/mini.yaml", *TABLES]
-    assert printed == [*(f"{tmp_path}/bin/qbench {command}" for command in commands), f"report: {RUN}/report.html"]
+    *commands, report = printed
+    called = [command.removeprefix(f"{tmp_path}/bin/qbench ").split()[0] for command in commands]
+    assert called[:3] == ["doctor", "run", "table"]
+    assert set(called[3:]) == {"table"}
+    assert [command for command in commands if report.removeprefix("report: ") in command]
     assert bool(code) == bool(failed)  # make has its own code for a failure
 
 
 @pytest.mark.parametrize(("ends_with", "checked"), [(0, True), (1, True), (2, False)])
 def test_make_check_leaves_a_failed_cell_to_the_gate(ends_with: int, checked: bool, tmp_path: Path) -> None:
     code, printed = make("check", tmp_path, ends_with)
-    commands = ["run recipes/ci.yaml", GATE] if checked else ["run recipes/ci.yaml"]
-    assert printed == [f"{tmp_path}/bin/qbench {command}" for command in commands]
+    called = [command.removeprefix(f"{tmp_path}/bin/qbench ").split()[0] for command in printed]
+    assert called == (["run", "check"] if checked else ["run"])
     assert bool(code) != checked

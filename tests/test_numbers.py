@@ -1,4 +1,4 @@
-"""The formats of numbers: rounded once, signs that tell the truth, units that fit."""
+"""The formats of numbers: rounded once, with honest signs and suitable units."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_what_is_not_zero_gets_the_decimals_to_show_it(value: float, decimals: i
     ("low", "high", "decimals", "text"),
     [
         (-0.0004, 1.2, 2, "[-0.00, +1.20]"),
-        (-1e-15, 0.5, 2, "[+0.00, +0.50]"),  # zero but for rounding
+        (-1e-15, 0.5, 2, "[+0.00, +0.50]"),  # zero, apart from rounding
         (0.0044, 0.021, 3, "[+0.004, +0.021]"),
     ],
 )

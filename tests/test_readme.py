@@ -25,12 +25,12 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 PAGES = [README, *DOCS, CONTRIBUTING, ROOT / "CHANGELOG.md", *ROOT.glob("re*/*/README.md")]
 
-# A fenced block, with the line before it where that ends with a file's name: the block is that file.
+# A fenced block, with the line before it if that ends with a file's name: the block is that file.
 BLOCK = re.compile(r"(?:^(?P<before>.*)`(?P<file>[\w./]+)`:\n\n)?^```(?P<kind>\w*)\n(?P<text>[\s\S]*?)^```$", re.M)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-ONLY_PARSED = {"On a GPU"}  # it needs a GPU and the Hub: all that can be known without is that these are commands
+ONLY_PARSED = {"On a GPU"}  # needs a GPU and the Hub; otherwise only check that these are commands
 NEEDS_OPTIMUM = "Who else reads the folders"
-# Sections of docs whose commands are run; of the other ones' it is known that they are commands.
+# Sections of docs whose commands are run; the others are only parsed.
 TUTORIALS = {
     ("recipes.md", "A task of your own"),
     ("quantizers.md", "Adding one"),
@@ -46,11 +46,11 @@ class Block:
     kind: str
     text: str
     file: str | None
-    added: bool  # to a file that is there
+    added: bool  # to an existing file
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a block of shell, without their remarks."""
+        """The commands of a shell block, without comments."""
         lines = self.text.splitlines() if self.kind in ("", "sh") else []
         return [command for line in lines if (command := re.sub(r"(^|\s+)#.*", "", line))]
 

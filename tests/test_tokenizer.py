@@ -43,7 +43,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def bpe() -> Tokenizer:
-    """A tokenizer laid out as Llama-2's: BPE with byte fallback, spaces by the normalizer alone."""
+    """A tokenizer like Llama-2's: BPE with byte fallback; only the normalizer handles spaces."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     # Words by themselves for training; Llama's file has no pre-tokenizer.
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -93,7 +93,7 @@ def test_ids_are_those_of_the_file(bpe: Tokenizer, tmp_path: Path, config: dict 
 
 
 def test_transformers_own_tokenizer_moves_texts_that_begin_with_a_space(bpe: Tokenizer, tmp_path: Path) -> None:
-    """If this fails, transformers loads the file as it is again, and load_tokenizer has nothing left to do."""
+    """If this fails, transformers loads the file unchanged again, and load_tokenizer is no longer needed."""
     theirs = AutoTokenizer.from_pretrained(written(bpe, tmp_path, CONFIG))
     raw = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert theirs.encode(" = Robert") != raw.encode(" = Robert").ids
@@ -116,7 +116,7 @@ def test_special_tokens_and_templates_are_what_hflm_would_have(
 
 
 def facts(tokenizer: PreTrainedTokenizerBase) -> dict:
-    """What HFLM reads of a tokenizer besides the ids of texts."""
+    """What HFLM reads from a tokenizer besides the ids of texts."""
     chat = [{"role": "user", "content": "Robert"}]
     return {
         "special": tokenizer.special_tokens_map,

@@ -45,7 +45,7 @@ def test_two_samples_are_welchs() -> None:
 
 
 def simulate(error: float, spread: float, draws: int, freedom: int | None = None) -> float:
-    """How often the interval covers the truth; freedom: of the draws' t, in place of the right one."""
+    """How often the interval covers the truth; freedom: used for the draws' t instead of the right one."""
     random = np.random.default_rng([draws, int(1e6 * error), int(1e6 * spread)])
     covered = 0
     for _ in range(SIMULATIONS):

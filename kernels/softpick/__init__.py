@@ -1,4 +1,4 @@
-"""Softpick, a rectified softmax, and attention with it and its kin on CUDA (Triton), CPU and in plain torch."""
+"""Softpick, a rectified softmax; attention with it and related normalizers on CUDA (Triton), CPU and plain torch."""
 
 from softpick.attention import attention_weights, normalized_attention, softpick_attention
 from softpick.normalizers import NORMALIZERS

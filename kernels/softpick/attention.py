@@ -1,4 +1,4 @@
-"""The front door: checks the arguments, then hands them to the backend that fits the device."""
+"""The entry point: checks the arguments, then calls the backend for the device."""
 
 import math
 from importlib.util import find_spec
@@ -26,10 +26,10 @@ def softpick_attention(
     eps: float = 1e-6,
     backend: str | None = None,
 ) -> Tensor:
-    """Attention with softpick for softmax: softpick(q kᵀ · scale) v, as [batch, heads, q_len, dim].
+    """Attention with softpick instead of softmax: softpick(q kᵀ · scale) v, as [batch, heads, q_len, dim].
 
     q [batch, heads, q_len, dim]; k, v [batch, kv_heads, k_len, dim]; the queries are the last q_len positions.
-    key_mask [batch, k_len] bool, False = padding. backend: "triton", "cpu", "reference", or None: by device.
+    key_mask [batch, k_len] bool, False = padding. backend: "triton", "cpu", "reference", or None to choose by device.
     """
     return normalized_attention(
         q, k, v, normalizer="softpick", scale=scale, causal=causal, key_mask=key_mask, eps=eps, backend=backend
@@ -52,7 +52,7 @@ def normalized_attention(
     """Attention with one of NORMALIZERS: normalizer(q kᵀ · scale) v, as [batch, heads, q_len, dim].
 
     Shapes and masks as in `softpick_attention`; sinks [heads] are the logits s of "sink_softmax", and have gradients.
-    backend: as there, or "sdpa", torch's own softmax; None takes "sdpa" for "softmax".
+    backend: the same, or "sdpa", torch's softmax; None chooses "sdpa" for "softmax".
     """
     check_normalizer(normalizer)
     _check_shapes(q, k, v)
@@ -86,9 +86,10 @@ def attention_weights(
     key_mask: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """What `normalized_attention` multiplies the values with: [batch, heads, q_len, k_len], in float32 or float64.
+    """The weights of the values in `normalized_attention`: [batch, heads, q_len, k_len], in float32 or float64.
 
-    By the reference, which holds the whole matrix: give it some of the queries, with the keys up to the last of them.
+    Computed by the reference, which holds the whole matrix: to save memory, pass some of the queries, with the keys up
+    to the last of them.
     """
     check_normalizer(normalizer)
     _check_shapes(q, k, k)
@@ -99,7 +100,7 @@ def attention_weights(
 
 
 def choose_backend(q: Tensor, backend: str | None = None, normalizer: str = "softpick") -> str:
-    """The backend for a tensor's device and dtype, or the one asked for if this machine can run it."""
+    """The backend for a tensor's device and dtype, or the requested one if this machine can run it."""
     if backend is None:
         if normalizer == "softmax":
             return "sdpa"
@@ -112,9 +113,7 @@ def choose_backend(q: Tensor, backend: str | None = None, normalizer: str = "sof
     if backend == "sdpa" and normalizer != "softmax":
         raise ValueError(f"backend 'sdpa' computes softmax only; normalizer is {normalizer!r}.")
     if backend == "cpu" and q.device.type != "cpu":
-        raise ValueError(
-            f"backend 'cpu' needs CPU tensors; q is on {q.device}. Leave backend=None to choose by device."
-        )
+        raise ValueError(f"backend 'cpu' needs CPU tensors; q is on {q.device}. Use backend=None to choose by device.")
     if backend == "triton":
         _check_triton(q)
     return backend
@@ -151,7 +150,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} is {tensor.dtype}; it must be float16, bfloat16, float32 or float64.")
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ValueError(
-                f"{name} is {tensor.dtype} on {tensor.device} and q is {q.dtype} on {q.device}; they must be alike."
+                f"{name} is {tensor.dtype} on {tensor.device} and q is {q.dtype} on {q.device}; they must be the same."
             )
     if k.shape != v.shape:
         raise ValueError(f"k has shape {list(k.shape)} and v {list(v.shape)}; they must be the same.")
@@ -160,7 +159,9 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[3] != k.shape[3] or q.shape[3] == 0:
         raise ValueError(f"q has head dim {q.shape[3]} and k {k.shape[3]}; they must be the same, and not 0.")
     if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"q has {q.shape[1]} heads and k has {k.shape[1]}; k's must divide q's, and neither may be 0.")
+        raise ValueError(
+            f"q has {q.shape[1]} heads and k has {k.shape[1]}; k's must divide q's, and both must be above 0."
+        )
     if q.shape[2] > k.shape[2]:
         raise ValueError(
             f"q_len is {q.shape[2]} and k_len is {k.shape[2]}; q_len must be at most k_len: "
@@ -175,10 +176,10 @@ def _check_key_mask(key_mask: Tensor | None, k: Tensor) -> None:
     if list(key_mask.shape) != expected or key_mask.dtype != torch.bool:
         raise ValueError(
             f"key_mask has shape {list(key_mask.shape)} and dtype {key_mask.dtype}; "
-            f"it must be bool of shape [batch, k_len] = {expected}, False where a key is padding."
+            f"it must be bool of shape [batch, k_len] = {expected}, False for padding keys."
         )
     if key_mask.device != k.device:
-        raise ValueError(f"key_mask is on {key_mask.device} and k on {k.device}; they must be on one device.")
+        raise ValueError(f"key_mask is on {key_mask.device} and k on {k.device}; they must be on the same device.")
 
 
 def _check_sinks(sinks: Tensor | None, q: Tensor, normalizer: str) -> None:

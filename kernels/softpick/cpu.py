@@ -2,11 +2,11 @@
 
 For a row's scores x:  out = sum_j n_j v_j / (sum_j d_j + constant),  with n, d and constant as in normalizers.py:
 n = relu(y) and d = |y| or n, for y = e^x - 1, in softpick and ReLU softmax; n = d = y, for y = e^x, in the others.
-The sums of a row are kept times e^-c, and c stays 0 while its maximum m is within 60 of 0: hardly any tile pays for
-a running maximum. Scores of keys that are not seen are 0: e^0 - 1 adds 0 to both sums, and e^0 is multiplied by 0,
-as exp(-inf) takes five times as long as exp(0).
+The sums of a row are multiplied by e^-c, and c stays 0 while its maximum m is within 60 of 0, so few tiles pay for a
+running maximum. Scores of unseen keys are 0: e^0 - 1 adds 0 to both sums, and e^0 is multiplied by 0, because
+exp(-inf) takes five times as long as exp(0).
 
-In the shapes below: N pairs of a batch item and a kv head, G query heads to a kv head, R queries, C keys, D head dim.
+In the shapes below: N pairs of a batch item and a kv head, G query heads per kv head, R queries, C keys, D head dim.
 """
 
 import math
@@ -20,9 +20,9 @@ from softpick.normalizers import NORMALIZERS, Normalizer
 from softpick.op import empty_lse, empty_output, register, sink_gradient
 
 ROWS, COLUMNS = 128, 256  # queries and keys of a tile
-SCORES = 2**19  # of a tile with all its heads: 2 MiB in float32, so that it stays in cache from one op to the next
+SCORES = 2**19  # in a tile with all its heads: 2 MiB in float32, so it stays in cache from one op to the next
 
-Part = tuple[slice, slice]  # of the batch and of the kv heads: what is worked on together
+Part = tuple[slice, slice]  # slices of the batch and of the kv heads that are processed together
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """The output, and what `_decode` reads: the log of each row's denominator.
 
-    With e^x - 1 it is the denominator itself, or minus the log of it where that is above 20: the backward takes
-    differences of nearly equal numbers there, and e^log has lost a digit by then.
+    With e^x - 1 it is the denominator itself, or minus its log if that is above 20: the backward takes differences of
+    nearly equal numbers, and e^log would have lost a digit.
     """
     kind = NORMALIZERS[normalizer]
     out, lse = empty_output(q), empty_lse(q)
@@ -84,7 +84,7 @@ def _forward_rows(
         m.copy_(s)
     elif not (kind.minus_one or kind.rectified):  # in these two, 0 is a lower bound of the maximum
         m.fill_(-math.inf)
-    shifted = False  # whether any c is not 0
+    shifted = False  # whether any c is nonzero
     for tile in tiles:
         x = _matmul(q, k[:, tile.columns].mT, buffers[0], scale)  # [N, GR, C]
         _zero_future(x, tile)
@@ -94,10 +94,12 @@ def _forward_rows(
         shifted = shifted or not (high <= 60 and low >= -60)  # NaN too: it must stay in its row
         if shifted:
             moved = torch.where((m > c + 60) | ((m < c - 60) & (m > -math.inf)), m, c)
-            shrink = (c - moved).clamp_max_(0).exp_()  # c falls only while the row has seen no key: nothing to grow
+            shrink = (
+                (c - moved).clamp_max_(0).exp_()
+            )  # c decreases only before the row has seen a key, so there is nothing to grow
             c, total, weighted = moved, total.mul_(shrink), weighted.mul_(shrink)
         if kind.minus_one:
-            # e^x - 1 rounds by up to 6e-8 a key: lost in a total of sqrt(keys) / 32, which is at least e^m - 1.
+            # e^x - 1 has a rounding error up to 6e-8 per key: negligible in a total above e^m - 1 >= sqrt(keys) / 32.
             precise = not low >= math.log1p(tile.columns.stop**0.5 / 32)
             y = _exp_minus_one(x, c if shifted else None, precise)
             if kind.absolute:
@@ -119,7 +121,7 @@ def _forward_rows(
 
 
 def _decode(lse: Tensor, kind: Normalizer) -> tuple[Tensor, Tensor, bool]:
-    """c and inverse [N, GR, 1], so that 1 / denominator = inverse e^-c, and whether any c is not 0."""
+    """c and inverse [N, GR, 1] with 1 / denominator = inverse e^-c, and whether any c is nonzero."""
     if kind.minus_one:
         return lse.clamp_max(0).neg_(), torch.where(lse > 0, 1 / lse, 1), lse.min().item() < 0
     large = lse.abs() > 20
@@ -140,7 +142,7 @@ def backward(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and dsinks; the scores are computed anew, tile by tile."""
+    """dq, dk, dv and dsinks; the scores are recomputed, tile by tile."""
     kind = NORMALIZERS[normalizer]
     dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
     dsinks = sink_gradient(grad, out, sinks, None if sinks is None else sinks[:, None].to(lse.dtype) - lse)
@@ -157,7 +159,7 @@ def backward(
             rows = [_pack_rows(t, tiles, lse.dtype) for t in inputs]  # [N, GR, D] and lse [N, GR, 1]
             dq_rows = _backward_rows(rows, keys, values, dkeys, dvalues, keep, tiles, kind, scale, buffers)
             _store_rows(dq_part, tiles, dq_rows)
-        if key_mask is not None:  # To the sums of e^x - 1 a masked key is one of zeros, which has a gradient.
+        if key_mask is not None:  # For the sums of e^x - 1, a masked key is a key of zeros, which has a gradient.
             dkeys.view(dk[part].shape).masked_fill_(~key_mask[part[0], None, :, None], 0)
         dk[part] = dkeys.view(dk[part].shape)
         dv[part] = dvalues.view(dv[part].shape)
@@ -176,18 +178,18 @@ def _backward_rows(
     scale: float,
     buffers: list[Tensor],
 ) -> Tensor:
-    """dq [N, GR, D] of a block of rows, whose share is added to dk and dv [N, Tk, D].
+    """dq [N, GR, D] of a block of rows; its contribution is added to dk and dv [N, Tk, D].
 
     dv = p^T grad,  dq = dx k,  dk = dx^T q,  with p = n e^-lse, delta = grad . out, and dx by the kind:
     e^(x-lse) (step(x) grad v^T - sign(x) delta) for d = |y|, step(0) = 0 and sign(0) = +1;
     e^(x-lse) step(x) (grad v^T - delta) for d = relu(y);  p (grad v^T - delta) for n = d = e^x.
-    e^-lse is multiplied into grad and delta, not into the scores; where it would be too small, c = lse does its work.
+    e^-lse is multiplied into grad and delta, not into the scores; if it would be too small, c = lse is used instead.
     """
     q, grad, out, lse = rows
     c, inverse, large = _decode(lse, kind)
     delta = (grad * out).sum(-1, keepdim=True).mul_(inverse)
     grad = grad * inverse
-    # Where |y| is 0.2 or more on average, the rounding of e^x - 1 is lost in it.
+    # If |y| is 0.2 or more on average, the rounding error of e^x - 1 is negligible.
     precise = kind.minus_one and not lse.min().item() >= 0.2 * tiles[-1].columns.stop
     dq = torch.zeros_like(q)
     for tile in tiles:
@@ -200,15 +202,15 @@ def _backward_rows(
             torch.ops.aten.threshold_backward.grad_input(dx, y, 0, grad_input=dx)  # step(x) grad v^T
         else:
             y = _exp(x, c if large else None, _seen(tile, keep), kind, buffers[2])
-        other = x if kind.rectified else _view(buffers[2], y.shape)  # neither y nor dx
+        other = x if kind.rectified else _view(buffers[2], y.shape)  # y and dx are not needed
         if len(tiles) == 1:
-            # Of few keys one may have all the weight, and p near 1: sum p (grad v^T) rounds as what it is taken from.
+            # With few keys, one may have all the weight (p near 1): sum p (grad v^T) rounds like its minuend.
             delta = torch.mul(y, dx, out=other).sum(-1, keepdim=True).mul_(inverse)
         dx.sub_(delta)
         if kind.minus_one:
             e = torch.add(y, (-c).exp_() if large else 1, out=other)  # e^(x-c)
             if kind.absolute:
-                e.copysign_(y)  # sign(x) e^(x-c): where step(x) is 1, so is sign(x)
+                e.copysign_(y)  # sign(x) e^(x-c): if step(x) is 1, so is sign(x)
             else:
                 torch.ops.aten.threshold_backward.grad_input(dx, y, 0, grad_input=dx)
             dx.mul_(e)
@@ -222,20 +224,20 @@ def _backward_rows(
 
 
 def _exp_minus_one(x: Tensor, c: Tensor | None, precise: bool) -> Tensor:
-    """e^(x-c) - e^-c in place of x, and never -0.0, whose sign would be -1; c [N, GR, 1], None for 0 in all rows."""
+    """e^(x-c) - e^-c in place of x, never -0.0, whose sign would be -1; c [N, GR, 1], or None if all are 0."""
     if c is None:
         return x.expm1_().add_(0.0) if precise else x.exp_().sub_(1)  # expm1 takes twice the time of exp
-    shifted = (x - c).exp_().sub_((-c).exp_())  # no cancellation to fear: e^-c is nothing beside the row's sum
+    shifted = (x - c).exp_().sub_((-c).exp_())  # no cancellation: e^-c is negligible compared with the row's sum
     return torch.where(c > 0, shifted, x.expm1_().add_(0.0), out=x)
 
 
 def _exp(x: Tensor, c: Tensor | None, seen: Tensor | None, kind: Normalizer, buffer: Tensor) -> Tensor:
-    """e^(x-c), 0 where a key is not seen: in place of x [N, GR, C], or for `rectified` in the buffer."""
+    """e^(x-c), 0 for unseen keys: in place of x [N, GR, C], or in the buffer for `rectified`."""
     y = _view(buffer, x.shape) if kind.rectified else x
     if c is None:
         torch.exp(x, out=y)
     else:
-        torch.sub(x, c, out=y).clamp_max_(80).exp_()  # unseen scores may be far above c: inf times 0 would be NaN
+        torch.sub(x, c, out=y).clamp_max_(80).exp_()  # unseen scores may be far above c, and inf times 0 would be NaN
     if kind.rectified:  # zero where x < 0
         torch.ops.aten.threshold_backward.grad_input(y, x, -torch.finfo(x.dtype).smallest_normal, grad_input=y)
     if seen is not None:
@@ -244,7 +246,7 @@ def _exp(x: Tensor, c: Tensor | None, seen: Tensor | None, kind: Normalizer, buf
 
 
 def _row_max(x: Tensor, seen: Tensor | None, buffer: Tensor) -> Tensor:
-    """[N, GR, 1], the largest score that is seen in x [N, GR, C]; -inf if there is none."""
+    """[N, GR, 1], the largest score of a seen key in x [N, GR, C]; -inf if there is none."""
     if seen is None:
         return x.amax(-1, keepdim=True)
     masked = _view(buffer, x.shape)
@@ -253,7 +255,7 @@ def _row_max(x: Tensor, seen: Tensor | None, buffer: Tensor) -> Tensor:
 
 
 def _seen(tile: Tile, keep: Tensor | None) -> Tensor | None:
-    """[N or 1, 1, R or 1, C], 1 where a key is seen and 0 elsewhere; None where all are. keep [N, 1, 1, Tk]."""
+    """[N or 1, 1, R or 1, C], 1 for seen keys and 0 for others; None if all are seen. keep [N, 1, 1, Tk]."""
     seen = None if keep is None else keep[..., tile.columns]
     if tile.diagonal is None:
         return seen
@@ -287,10 +289,10 @@ def _view(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _tile_shape(q: Tensor, k: Tensor) -> tuple[int, int]:
-    """(R, C): all rows up to ROWS where one tile holds it all, which saves ops.
+    """(R, C): all rows up to ROWS if one tile holds everything, which saves ops.
 
-    Else fewer rows where the sequence is short, as the causal mask hides half of a row block's last R columns,
-    or where many heads share a key; and more columns in return.
+    Otherwise fewer rows and more columns if the sequence is short, as the causal mask hides half of a row block's last
+    R columns, or if many heads share a key.
     """
     (batch, heads, q_len, _), (_, kv_heads, k_len, _) = q.shape, k.shape
     rows = min(q_len, ROWS)
@@ -300,7 +302,7 @@ def _tile_shape(q: Tensor, k: Tensor) -> tuple[int, int]:
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[Part]:
-    """Cut batch and kv heads so that a tile has about SCORES scores; whole batch items where they fit."""
+    """Cut batch and kv heads into parts whose tiles have about SCORES scores; whole batch items if they fit."""
     (batch, heads, q_len, _), kv_heads = q.shape, k.shape[1]
     if batch == 0 or q_len == 0:
         return
@@ -313,13 +315,13 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[Part]:
 
 
 def _row_blocks(q: Tensor, k: Tensor, causal: bool) -> Iterator[list[Tile]]:
-    """The tiles of one block of rows after another; those that lie wholly in the future are left out."""
+    """The tiles of each block of rows; those entirely in the future are left out."""
     (q_len, k_len), (height, width) = (q.shape[2], k.shape[2]), _tile_shape(q, k)
     for row in range(0, q_len, height):
         rows = slice(row, min(row + height, q_len))
         first, last = (row + k_len - q_len, rows.stop + k_len - q_len) if causal else (k_len, k_len)
         columns = (slice(column, min(column + width, last)) for column in range(0, last, width))
-        # Row 0 sees up to column `first`: beyond it the mask cuts through the tile.
+        # Row 0 sees up to column `first`; after it, the mask cuts through the tile.
         yield [Tile(rows, c, first - c.start if c.stop > first + 1 else None) for c in columns]
 
 
@@ -329,7 +331,7 @@ def _buffer_size(q: Tensor, k: Tensor, part: Part) -> int:
 
 
 def _pack_keys(t: Tensor, key_mask: Tensor | None, part: Part, dtype: torch.dtype) -> Tensor:
-    """[N, Tk, D] of k or v [batch, kv_heads, Tk, D]: a view where mask, dtype and strides allow it."""
+    """[N, Tk, D] of k or v [batch, kv_heads, Tk, D]: a view if mask, dtype and strides allow it."""
     t = t[part].to(dtype)
     if key_mask is not None:
         t = t.masked_fill(~key_mask[part[0], None, :, None], 0)
@@ -337,7 +339,7 @@ def _pack_keys(t: Tensor, key_mask: Tensor | None, part: Part, dtype: torch.dtyp
 
 
 def _pack_mask(key_mask: Tensor | None, part: Part, dtype: torch.dtype) -> Tensor | None:
-    """[N, 1, 1, Tk] of a mask [batch, Tk]: 1 where a key is real, 0 where it is padding."""
+    """[N, 1, 1, Tk] of a mask [batch, Tk]: 1 for real keys, 0 for padding."""
     if key_mask is None:
         return None
     heads = part[1].stop - part[1].start

@@ -9,7 +9,7 @@ For a row's scores x, over the keys that its query sees, with m = max(0, max x):
     softpick        ReLU(e^x - 1)    Σ |e^x - 1|      eps · e^m
     relu_softmax    ReLU(e^x - 1)    Σ numerator      eps · e^m
 
-A row with nothing to attend to gives zeros. m is a constant to the gradient: it only scales eps.
+A row with nothing to attend to gives zeros. The gradient treats m as a constant: it only scales eps.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ NORMALIZERS = {
 
 
 def check_normalizer(name: str) -> None:
-    """Raise a ValueError for a name that NORMALIZERS does not have, with the nearest one that it has."""
+    """Raise a ValueError for a name that is not in NORMALIZERS, with the closest one that is."""
     if name in NORMALIZERS:
         return
     near = get_close_matches(str(name), NORMALIZERS, n=1)

@@ -1,4 +1,4 @@
-"""A forward and a backward function made into one torch op that autograd, torch.compile and opcheck accept."""
+"""Make a forward and a backward function into one torch op that autograd, torch.compile and opcheck accept."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def sink_gradient(grad: Tensor, out: Tensor, sinks: Tensor | None, log_share: Te
 
 
 def register(name: str, forward: Forward, backward: Backward) -> Forward:
-    """Register `softpick::<name>` and its backward; the result is the differentiable op, giving (out, lse)."""
+    """Register `softpick::<name>` and its backward; return the differentiable op, which gives (out, lse)."""
 
     @torch.library.custom_op(f"softpick::{name}", mutates_args=())
     def op(

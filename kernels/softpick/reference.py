@@ -1,4 +1,4 @@
-"""The normalizers in plain torch: the definitions that every other backend is measured against.
+"""The normalizers in plain torch: the definitions that every other backend is compared with.
 
 softpick(x)_i = ReLU(e^{x_i} - 1) / (sum_j |e^{x_j} - 1| + eps), https://arxiv.org/abs/2504.20966
 """
@@ -15,7 +15,7 @@ def softpick(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
     """Rectified softmax along `dim`: weights that are sparse and need not sum to one."""
     dtype = x.dtype
     if not dtype.is_floating_point:
-        raise ValueError(f"x is {dtype}; softpick takes floating-point scores.")
+        raise ValueError(f"x is {dtype}; softpick needs floating-point scores.")
     if dtype in (torch.float16, torch.bfloat16):
         x = x.float()
     return _shifted_weights(x, dim, eps, absolute=True).to(dtype)
@@ -25,10 +25,10 @@ def _shifted_weights(x: Tensor, dim: int, eps: float, absolute: bool) -> Tensor:
     """ReLU(e^x - 1) over its sum, or over the sum of |e^x - 1|, plus eps e^m; a score of 0 adds nothing."""
     if x.shape[dim] == 0:
         return x
-    # m >= 0 keeps e^{-m} finite. It is a constant to autograd: it only scales eps.
+    # m >= 0 keeps e^{-m} finite. Autograd treats it as a constant: it only scales eps.
     m = x.detach().amax(dim, keepdim=True).clamp_min(0)
     above, below = x.clamp_min(0), x.clamp_max(0)
-    # e^{x-m} - e^{-m} without cancellation, each half finite where the other one is chosen.
+    # e^{x-m} - e^{-m} without cancellation; each branch is finite where the other is chosen.
     positive = -torch.exp(above - m) * torch.expm1(-above)
     negative = torch.exp(-m) * torch.expm1(below)
     # `where` rather than abs and relu: sign(0) is +1 and step(0) is 0 in the derivative
@@ -45,7 +45,7 @@ def _exponential_weights(x: Tensor, normalizer: Normalizer, sinks: Tensor | None
     logits = x if sinks is None else torch.cat([x, sinks[:, None, None].expand(*x.shape[:3], 1)], -1)
     if logits.shape[-1] == 0:
         return x
-    # A constant to autograd, as the weights do not depend on it; 0 in a row that has nothing to attend to.
+    # Autograd treats it as a constant, as the weights do not depend on it; 0 in a row with nothing to attend to.
     m = logits.detach().amax(-1, keepdim=True)
     numerator = torch.exp(logits - m.masked_fill(m == -math.inf, 0))
     total = numerator.sum(-1, keepdim=True)
@@ -75,7 +75,7 @@ def weights(
     kind = NORMALIZERS[normalizer]
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(wide), k.to(wide)
-    # A score of 0 adds 0 to numerator and denominator of ReLU(e^x - 1); elsewhere only -inf does.
+    # A score of 0 adds 0 to numerator and denominator of ReLU(e^x - 1); for the others, only -inf does.
     unseen = 0 if kind.minus_one else -math.inf
     if key_mask is not None:
         k = k.masked_fill(~key_mask[:, None, :, None], 0)

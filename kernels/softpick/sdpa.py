@@ -1,4 +1,4 @@
-"""Softmax attention by torch's own scaled_dot_product_attention, with the conventions of `normalized_attention`."""
+"""Softmax attention by torch's scaled_dot_product_attention, with the conventions of `normalized_attention`."""
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: f
     # 0 times the NaN of a padded key or value would be NaN.
     k, v = (t.masked_fill(~key_mask[:, None, :, None], 0) for t in (k, v))
     seen = seen & key_mask[:, None, None, :]  # [batch, 1, q_len or 1, k_len]
-    # Kernels differ in what they make of a row without keys, and of its gradient: it sees all, and is zeroed.
+    # Kernels differ in how they treat a row without keys and its gradient: let it see all keys, then zero it.
     alone = ~seen.any(-1, keepdim=True)
     mask = (seen | alone).expand(-1, 1, q_len, -1)
     out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)

@@ -1,8 +1,8 @@
 """Which tiles each kernel runs with: chosen by architecture, head dim and element size from the compiler's report.
 
-A tile is shipped only if it compiles for causal attention with no spills and fits into shared memory, for every
+A tile is shipped only if it compiles for causal attention without spills and fits into shared memory, for every
 normalizer and, at the head dims 64 and 128, with a padding mask as well; among those, the ones with the fewest
-instructions per score. `make kernels` shows what the compilers say of each.
+instructions per score. `make kernels` shows what the compilers report for each.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class Limits:
     warps: int
     registers: int
     shared: int  # bytes per SM
-    shared_block: int  # bytes a block may have
-    shared_reserved: int = 1024  # bytes an SM keeps for each block
+    shared_block: int  # maximum bytes per block
+    shared_reserved: int = 1024  # bytes that an SM reserves per block
 
 
 ARCHITECTURES = {
@@ -49,9 +49,9 @@ ARCHITECTURES = {
 INTERPRETER = "interpreter"
 FAMILIES = {"sm_90": "hopper", "sm_100": "blackwell", "gfx942": "cdna"}  # the others are "ampere": mma.sync, cp.async
 
-# (kernel, bytes per element, widest head dim): the tiles of each family, best guess first. An architecture's own tiles
-# go before its family's; "any" has those of all not named. On cdna each key's flag, for padding or a score below 0,
-# takes two scalar registers, so tiles have fewer keys; and 4 warps may have twice the vector registers that 8 may have.
+# (kernel, bytes per element, widest head dim): the tiles of each family, best guess first. An architecture's tiles
+# come before its family's; "any" is for all others. On cdna each key's flag, for padding or a score below 0,
+# takes two scalar registers, so tiles have fewer keys; and 4 warps may use twice as many vector registers as 8.
 TILES: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
     ("forward", 2, 64): {
         "ampere": [TileConfig(128, 64, 8, 3)],
@@ -72,7 +72,7 @@ TILES: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
         "blackwell": [TileConfig(128, 64, 8, 2), TileConfig(128, 64, 8, 3)],
         "cdna": [TileConfig(128, 32, 4, 1)],
     },
-    ("decode", 2, 63): {"any": [TileConfig(16, 64, 4, 2)]},
+    ("decode", 2, 63): {"any": [TileConfig(16, 64, 4, 2)], "cdna": [TileConfig(16, 64, 4, 1)]},
     ("decode", 2, 64): {
         "ampere": [TileConfig(16, 128, 4, 2)],
         "hopper": [TileConfig(16, 128, 4, 2)],
@@ -123,9 +123,9 @@ TILES: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
         "blackwell": [TileConfig(64, 64, 8, 2)],
         "cdna": [TileConfig(128, 16, 4, 1)],
     },
-    # Rarely met, and never fast (float32 in IEEE precision has no tensor cores): one tile serves nearly every family.
+    # Rarely used, and never fast (float32 in IEEE precision has no tensor cores): one tile serves nearly every family.
     ("forward", 2, 256): {"any": [TileConfig(64, 32, 8, 2)]},
-    ("decode", 2, 256): {"any": [TileConfig(16, 32, 8, 2)]},
+    ("decode", 2, 256): {"any": [TileConfig(16, 32, 8, 2)], "sm_120": [TileConfig(16, 16, 8, 2)]},
     ("key_value", 2, 256): {
         "any": [TileConfig(32, 32, 8, 1)],
         "cdna": [TileConfig(16, 32, 4, 1)],
@@ -165,7 +165,7 @@ def architecture(device: torch.device) -> str:
     if torch.version.hip:
         return "gfx942"
     major, minor = torch.cuda.get_device_capability(device)
-    # A minor revision without an entry (sm_87, sm_103) takes the one below it, which has no more to offer.
+    # A minor revision without an entry (sm_87, sm_103) uses the one below it, which does not need more resources.
     fitting = [name for name in ARCHITECTURES if name[3:-1] == str(major) and int(name[-1]) <= minor]
     if not fitting:
         raise ValueError(
@@ -190,7 +190,9 @@ def block_dim(head_dim: int) -> int:
 
 def tiles(kernel: str, arch: str, head_dim: int, itemsize: int) -> list[TileConfig]:
     """The tiles to choose from, best guess first."""
-    if arch == INTERPRETER:  # large ones: there, time goes by the number of operations and not by their size
+    if (
+        arch == INTERPRETER
+    ):  # large ones: in the interpreter, time depends on the number of operations, not on their size
         return [TileConfig(16, 128, 4, 1) if kernel == "decode" else TileConfig(128, 64, 4, 1)]
     widest = min(dim for name, size, dim in TILES if (name, size) == (kernel, itemsize) and head_dim <= dim)
     by_family = TILES[kernel, itemsize, widest]

@@ -7,10 +7,10 @@ With e_ij = 2^{x_ij - LSE_i}, dP = dO Vᵀ and delta_i = dO_i · O_i:
     p_ij  = e_ij, ds_ij = p_ij (dP_ij - delta_i)                without MINUS_ONE; e_ij = 0 for keys that are not seen
     dV = pᵀ dO      dK = scale · dsᵀ Q      dQ = scale · ds K
 With MINUS_ONE e is at most about 2 while LSE >= 0, but reaches 1/eps in a row whose scores are all near 0, which
-float16 cannot hold: such a row's ds is computed times 2^shift, shift = min(LSE, 0), and what comes of it times
-2^-shift. Without it e is at most 1.
-Padded queries are loaded as zeros, and so are padded keys where dQ is made: what they score is multiplied by zero.
-Two kernels, one for a block of keys and one for a block of queries, so that nothing is added atomically.
+float16 cannot hold: such a row's ds is multiplied by 2^shift, shift = min(LSE, 0), and the results are multiplied by
+2^-shift. Without MINUS_ONE e is at most 1.
+Padded queries are loaded as zeros, and so are padded keys for dQ, so their scores are multiplied by zero.
+Two kernels, one for a block of keys and one for a block of queries, so no atomic additions are needed.
 """
 
 import triton
@@ -45,7 +45,7 @@ def delta_kernel(
 
 @triton.jit
 def half_shift(lse):
-    """min(LSE, 0) / 2 as a whole number: for dK, one half goes to ds and one to q, where it is exact."""
+    """min(LSE, 0) / 2 as a whole number: for dK, one half goes to ds and the other to q, where it is exact."""
     return tl.floor(tl.minimum(lse, 0.0) * 0.5)
 
 
@@ -75,7 +75,7 @@ def key_value_kernel(
     MINUS_ONE: tl.constexpr, ABSOLUTE: tl.constexpr, RECTIFIED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: what one query head adds to dK and dV of BLOCK_N keys, over all the queries that see them."""
+    """One program: one query head's contribution to dK and dV of BLOCK_N keys, over all queries that see them."""
     blocks = tl.cdiv(k_len, BLOCK_N)
     block = tl.program_id(0) % blocks  # the first keys are seen by the most queries: they come first
     batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
@@ -117,7 +117,7 @@ def key_value_kernel(
         MINUS_ONE, ABSOLUTE, RECTIFIED,
     )  # fmt: skip
     if HAS_MASK:
-        # Each key has its own row of dk and dv, so that padding needs no mask before this one.
+        # Each key has its own row of dk and dv, so padding needs no mask before this one.
         keep = tl.load(KEY_MASK + batch * stride_mb + keys * stride_mt, mask=keys < k_len, other=0) != 0
         dk = tl.where(keep[:, None], dk, 0.0)
         dv = tl.where(keep[:, None], dv, 0.0)

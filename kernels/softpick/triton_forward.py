@@ -29,7 +29,7 @@ def forward_kernel(
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head against all the keys they see; SINKS [heads] or None."""
     blocks = tl.cdiv(q_len, BLOCK_M)
-    # The last queries see the most keys: start with them, so that the short ones fill the gaps.
+    # The last queries see the most keys: start with them, so the short ones fill the gaps.
     block = blocks - 1 - tl.program_id(0) % blocks
     batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
     head = (tl.program_id(0) // blocks % heads).to(tl.int64)
@@ -53,7 +53,7 @@ def forward_kernel(
     else:
         full = k_len // BLOCK_N * BLOCK_N
         end = k_len
-    # A lower bound of the maximum. Finite: a tile may have nothing to see, and -inf - -inf is NaN.
+    # A lower bound of the maximum. It is finite because a tile may have nothing to see, and -inf - -inf is NaN.
     m = tl.full([BLOCK_M], 0.0 if MINUS_ONE or RECTIFIED else -1e30, tl.float32)
     den = tl.zeros([BLOCK_M], tl.float32)
     if SINKS is not None:
@@ -106,14 +106,14 @@ def attend(
         keep = keep_keys(KEY_MASK, keys, k_len, stride_mt, EDGE, HAS_MASK)
         k = load_tile(k_pointers, (keys < k_len)[None, :], dims[:, None], HEAD_DIM, BLOCK_D, EDGE)
         s = tl.dot(q, k, input_precision=PRECISION)  # [BM, BN]
-        # Beyond k_len k is zeros: only without MINUS_ONE does the edge need a mask.
+        # After k_len, k is zeros: the edge needs a mask only without MINUS_ONE.
         if HAS_MASK or (EDGE and not MINUS_ONE):
             s = tl.where(keep[None, :], s, 0.0 if MINUS_ONE else float("-inf"))
         if DIAGONAL:
             s = tl.where(keys[None, :] <= positions[:, None], s, 0.0 if MINUS_ONE else float("-inf"))
         if RECTIFIED:
             s = tl.where(s < 0, float("-inf"), s)
-        # The scale comes after the max: it is positive, and so one FMA makes the exponent.
+        # The scale is positive, so it can be applied after the max: one FMA computes the exponent.
         m_new = tl.maximum(m, tl.max(s, 1) * scale_log2)
         p = tl.exp2(s * scale_log2 - m_new[:, None])
         alpha = tl.exp2(m - m_new)
@@ -134,7 +134,7 @@ def attend(
 
 @triton.jit
 def keep_keys(KEY_MASK, keys, k_len, stride_mt, EDGE: tl.constexpr, HAS_MASK: tl.constexpr):
-    """[BN] True where a key exists and is not padding."""
+    """[BN] True if a key exists and is not padding."""
     if not HAS_MASK:
         return keys < k_len
     if EDGE:
@@ -144,7 +144,7 @@ def keep_keys(KEY_MASK, keys, k_len, stride_mt, EDGE: tl.constexpr, HAS_MASK: tl
 
 @triton.jit
 def load_tile(pointers, keep, dims, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """A tile with zeros where a row is not kept or a dim is padding; unpredicated where neither can be."""
+    """A tile with zeros for rows that are not kept and for padding dims; without a mask if there can be none."""
     if MASKED and HEAD_DIM < BLOCK_D:
         return tl.load(pointers, mask=keep & (dims < HEAD_DIM), other=0.0)
     if MASKED:

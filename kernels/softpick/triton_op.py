@@ -1,4 +1,4 @@
-"""The Triton kernels behind one torch op, `softpick::triton_attention`: strides as they come, no copies."""
+"""The Triton kernels behind one torch op, `softpick::triton_attention`: any strides, no copies."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from softpick.triton_backward import delta_kernel, key_value_kernel, query_kerne
 from softpick.triton_forward import forward_kernel
 
 LOG2_E = math.log2(math.e)
-LONG_LENGTH = 1024  # keys; tiles are tuned apart for shorter and for longer sequences
+LONG_LENGTH = 1024  # keys; tiles are tuned separately for shorter and for longer sequences
 DECODE_LENGTH = 16  # up to this many queries run on tiles of 16 rows
 FUNCTIONS = {
     "forward": forward_kernel,
@@ -133,14 +133,14 @@ def backward(
 
 
 @functools.cache
-def _tuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
+def autotuned(kernel: str, arch: str, head_dim: int, itemsize: int) -> Any:
     """The kernel with the tiles that compile without spills for this architecture, head dim and element size."""
     configs = [
         triton.Config({"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}, num_warps=tile.warps, num_stages=tile.stages)
         for tile in tiles(kernel, arch, head_dim, itemsize)
     ]
-    # LONG and not the length is a key: a benchmark meets hundreds of lengths. Choices are kept on disk, so that one
-    # machine keeps to them.
+    # LONG is a key instead of the length, since a benchmark has hundreds of lengths. Choices are kept on disk, so a
+    # machine does not change them.
     key = ["HEAD_DIM", "CAUSAL", "HAS_MASK", "PRECISION", "LONG", *constants("softpick")]
     return triton.autotune(configs, key=key, cache_results=True)(FUNCTIONS[kernel])
 
@@ -157,7 +157,7 @@ def _launch(
     **options: bool,
 ) -> None:
     """Run a kernel; its arguments are tensors, strides and numbers, in this order."""
-    tuned = _tuned(kernel, architecture(q.device), q.shape[-1], q.element_size())
+    tuned = autotuned(kernel, architecture(q.device), q.shape[-1], q.element_size())
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     with _device(q):
         tuned[grid](
@@ -173,7 +173,7 @@ def _launch(
 
 
 def _mask_arguments(key_mask: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    # Without a mask the kernel reads nothing there, but a pointer it must have.
+    # Without a mask the kernel reads nothing there, but it needs a pointer.
     return (q, (0, 1)) if key_mask is None else (key_mask, (key_mask.stride(0), key_mask.stride(1)))
 
 

@@ -15,16 +15,22 @@ from qbench.plugins import declared
 
 ENTRY_POINTS = "qbench.attentions"
 TRANSFORMERS_OWN = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-NORMALIZERS = ("softmax", "sink_softmax", "rectified", "softpick", "relu_softmax")  # softpick's, which imports torch
+NORMALIZERS = (
+    "softmax",
+    "sink_softmax",
+    "rectified",
+    "softpick",
+    "relu_softmax",
+)  # softpick has the same list, but importing it imports torch
 
 
 class AttentionError(InputError):
-    """A kind of attention that is declared wrongly."""
+    """A wrong declaration of a kind of attention."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the shapes of a network follow from, by Llama's names."""
+    """The sizes that determine a network's shapes, by Llama's names."""
 
     vocab_size: int
     hidden_size: int
@@ -39,7 +45,7 @@ class Sizes:
     mlp_bias: bool
 
 
-# What a shape may be given by.
+# The names that a shape may use.
 SIZE_NAMES = tuple(size.name for size in fields(Sizes) if size.type is int)
 HEADS = "num_attention_heads"
 
@@ -49,14 +55,14 @@ class Attention:
     """A kind of attention: its names in configs, its extra tensors, and what computes it."""
 
     name: str  # in recipes and records; in our configs and in transformers' registry, unless it is softmax
-    title: str  # for people
+    title: str  # shown to people
     attn_impl: tuple[str, ...] = ()  # what the FLA layout's config calls it
     model_type: str = "transformer"  # the FLA layout's
-    fla_flag: str | None = None  # a field of the FLA layout's config that is true for this kind alone
-    # Values of attn_impl that another formula may have been trained under: they load with this warning.
+    fla_flag: str | None = None  # a field of the FLA layout's config that is true only for this kind
+    # Values of attn_impl whose models may have been trained with another formula: they load with this warning.
     doubts: Mapping[str, str] = field(default_factory=dict)
-    # What computes it: a normalizer of softpick.normalized_attention, or "module:function" for a function
-    # f(q, k, v, *, scale, causal, key_mask), the arguments as there, with the extra tensors as further keywords.
+    # What computes it: a normalizer of softpick.normalized_attention, or "module:function", the name of a function
+    # f(q, k, v, *, scale, causal, key_mask), with the same arguments, and the extra tensors as further keywords.
     normalizer: str | None = None
     function: str | None = None
     scaled: bool = False  # queries times s_h · ln(t + 2), t = the query's position in real tokens, from 0
@@ -66,9 +72,9 @@ class Attention:
     initial: Mapping[str, float] = field(default_factory=dict)  # what extra tensors are before training, if not 0
 
     def __post_init__(self) -> None:
-        """Check that one thing computes it, and that its extra tensors are what that takes."""
+        """Check that exactly one thing computes it, and that it takes the extra tensors."""
         if (self.normalizer is None) == (self.function is None):
-            raise self._error("it must have a normalizer or a function, and not both.")
+            raise self._error("it must have either a normalizer or a function.")
         if self.normalizer is not None and self.normalizer not in NORMALIZERS:
             near = did_you_mean(self.normalizer, NORMALIZERS)
             raise self._error(f"normalizer is {self.normalizer!r}; it must be one of {', '.join(NORMALIZERS)}.{near}")
@@ -92,7 +98,7 @@ class Attention:
                 )
 
     def _check_taken(self) -> None:
-        """The factor on the queries takes s; a normalizer takes sinks or nothing, a function whatever it likes."""
+        """The factor on the queries takes s; a normalizer takes sinks or nothing; a function takes anything."""
         taken: dict[str, tuple[str | int, ...]] = {"s": (HEADS, 1)} if self.scaled else {}
         if self.scaled and "s" not in self.extra_tensors:
             raise self._error(f"scaled is True, which needs extra_tensors={{'s': {taken['s']}}}.")
@@ -103,15 +109,15 @@ class Attention:
                 raise self._error(f"extra_tensors[{tensor!r}] is {shape!r}; it must be {taken[tensor]!r}.")
             if self.normalizer and tensor not in taken:
                 raise self._error(
-                    f"extra_tensors has {tensor!r}, which nothing takes: normalizer 'sink_softmax' takes sinks, "
-                    "scaled=True takes s, and a function takes what it has keywords for."
+                    f"extra_tensors has {tensor!r}, which nothing uses: normalizer 'sink_softmax' takes sinks, "
+                    "scaled=True takes s, and a function takes its keyword arguments."
                 )
 
     def _error(self, what: str) -> AttentionError:
         return AttentionError(f"Attention {self.name!r}: {what}")
 
     def declaration(self) -> dict[str, Any]:
-        """All that is declared, as JSON has it."""
+        """The whole declaration, as JSON."""
         values = {own.name: getattr(self, own.name) for own in fields(self)}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
@@ -124,7 +130,7 @@ class Attention:
 
     @property
     def is_softmax(self) -> bool:
-        """Whether it is transformers' own attention."""
+        """Whether it is transformers' built-in attention."""
         return self.name == "softmax"
 
     @property
@@ -139,17 +145,17 @@ class Attention:
 
     @property
     def architecture(self) -> str:
-        """What config.json says on saving; vLLM refuses the ones that it does not know."""
+        """What a saved config.json says; vLLM refuses names that it does not know."""
         own = "" if self.is_softmax else "".join(part.capitalize() for part in self.name.split("_"))
         return f"{own}LlamaForCausalLM"
 
     @property
     def fla_architecture(self) -> str:
-        """The same in the FLA layout, of all kinds of one model_type."""
+        """The same in the FLA layout, shared by all kinds with one model_type."""
         return "".join(part.capitalize() for part in self.model_type.split("_")) + "ForCausalLM"
 
 
-# The first one is what a config means that says nothing of attention.
+# The first one is the default for a config that does not mention attention.
 ATTENTIONS: dict[str, Attention] = {
     kind.name: kind
     for kind in (
@@ -192,8 +198,8 @@ ATTENTIONS: dict[str, Attention] = {
             model_type="gpt_oss_sink_transformer",
             fla_flag="gpt_oss_sink",
             doubts={
-                "gpt_oss_naive_sink": "the code that trains under this name mixes heads and positions before o_proj, "
-                "and the checkpoint runs by the formula, without that; its scores may not be those of its training."
+                "gpt_oss_naive_sink": "the training code with this name mixes heads and positions before o_proj, but "
+                "here the checkpoint runs by the formula, without that; its scores may differ from those in training."
             },
             normalizer="sink_softmax",
             extra_tensors={"sinks": ("num_attention_heads",)},
@@ -230,12 +236,12 @@ ATTENTIONS: dict[str, Attention] = {
 
 
 def attentions() -> dict[str, Attention]:
-    """Every kind by its name: ours, then those of other packages."""
+    """Every kind by name: ours, then those of other packages."""
     return ATTENTIONS | _installed()
 
 
 def declaring_module(name: str) -> str | None:
-    """The module of another package that declares a kind; None of those in our table."""
+    """The module of another package that declares a kind; None if it is in our table."""
     points = {kind.name: point for point, kind in declared(ENTRY_POINTS, Attention, AttentionError)}
     return points[name].module if name in points else None
 
@@ -249,7 +255,7 @@ def _installed() -> dict[str, Attention]:
             if shared:
                 raise AttentionError(
                     f"The attentions {kind.name} ({point.value}) and {other.name} are both called "
-                    f"{min(shared)}; a name must mean one kind: rename it in {point.value}."
+                    f"{min(shared)}; each name must mean one kind, so rename it in {point.value}."
                 )
         found[kind.name] = kind
     return found

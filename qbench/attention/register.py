@@ -1,8 +1,8 @@
-"""The kinds of attention inside transformers' own models.
+"""Run the kinds of attention inside transformers' models.
 
 `register_all` makes each kind but softmax an `attn_implementation`: the attention function with transformers'
-AttentionInterface, and beside it the mask function that hands it the padding and nothing else. A gate needs a module of
-its own besides, `GatedAttention`.
+AttentionInterface, and a mask function that passes it only the padding. A gate also needs its own module,
+`GatedAttention`.
 """
 
 import pkgutil
@@ -29,15 +29,15 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 from qbench.attention.kinds import Attention, AttentionError, attentions
 from qbench.errors import one_line
 
-# Arguments of transformers that change what attention computes or returns: to ignore one would be silently wrong.
+# Arguments of transformers that change what attention computes or returns: ignoring one would give wrong results.
 _UNSUPPORTED = ("output_attentions", "softcap", "sliding_window", "position_bias", "s_aux", "cu_seq_lens_q", "cache")
 
 
 def attention_function(kind: Attention) -> Callable[..., Tensor]:
-    """What computes a kind, from rotated queries to what its gate, if any, is multiplied with.
+    """The function that computes a kind, from rotated queries up to (not including) its gate.
 
     f(q, k, v, *, scale, causal, key_mask), the arguments of `softpick.normalized_attention`, and the extra tensors; a
-    kind without a function of its own takes `backend` too.
+    kind that has a normalizer also takes `backend`.
     """
     if kind.normalizer is None:
         return _with_factors(kind, _own_function(kind))
@@ -45,7 +45,7 @@ def attention_function(kind: Attention) -> Callable[..., Tensor]:
 
 
 def attention_weights(kind: Attention) -> Callable[..., Tensor]:
-    """What the same function multiplies the values with: [batch, heads, q_len, k_len], in float32 or float64.
+    """The weights that this function multiplies the values with: [batch, heads, q_len, k_len], in float32 or float64.
 
     f(q, k, *, scale, causal, key_mask) and the extra tensors.
     """
@@ -58,7 +58,7 @@ def attention_weights(kind: Attention) -> Callable[..., Tensor]:
 
 
 def _with_factors(kind: Attention, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function of a kind with the constants and factors that the kind declares beside it."""
+    """The function of a kind with the constants and factors that the kind declares."""
     if kind.normalizer == "sink_softmax" and "sinks" not in kind.extra_tensors:
         function = partial(_plus_one, function)
     return partial(_scaled, function) if kind.scaled else function
@@ -69,7 +69,7 @@ def _weights(normalizer: str, q: Tensor, k: Tensor, _: Tensor, **options: Any) -
 
 
 def _own_weights(function: Callable[..., Tensor], q: Tensor, k: Tensor, _: Tensor, **options: Any) -> Tensor:
-    """Weights by a function of values: values that are columns of the identity, as many at a time as values have."""
+    """Get weights from a function of values: pass columns of the identity as values, head_dim columns at a time."""
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(wide), k.to(wide)
     k_len, width = k.shape[2:]
@@ -107,7 +107,7 @@ def _scaled(
     key_mask: Tensor | None = None,  # [batch, k_len]
     **options: Any,
 ) -> Tensor:
-    """Attention whose scores are x · s_h · ln(t + 2); t counts the real tokens before a query, cached ones too."""
+    """Attention with scores x · s_h · ln(t + 2); t counts the real tokens before a query, including cached ones."""
     q_len, k_len = q.shape[2], k.shape[2]
     if key_mask is None:
         t = torch.arange(k_len - q_len, k_len, device=q.device)[None]  # [1, q_len]
@@ -119,7 +119,7 @@ def _scaled(
 
 
 def register_all() -> None:
-    """Make every kind but softmax known to transformers; `build_model` calls it."""
+    """Register every kind except softmax with transformers; `build_model` calls it."""
     for kind in attentions().values():
         if not kind.is_softmax:
             AttentionInterface.register(kind.name, partial(_forward, kind, attention_function(kind)))
@@ -127,15 +127,15 @@ def register_all() -> None:
 
 
 def set_attention(config: LlamaConfig, kind: Attention) -> None:
-    """Make the models of a config run a kind of attention, and the config.json that is written from it say so."""
+    """Make models with this config run a kind of attention, and save it in their config.json."""
     config._attn_implementation = kind.runs_as
     if not kind.is_softmax:
-        # As a plain attribute it is serialized, so that the model's own save_pretrained keeps it too.
+        # A plain attribute is serialized, so the model's save_pretrained keeps it too.
         config.attn_implementation = kind.name
 
 
 def build_model(config: LlamaConfig) -> LlamaForCausalLM:
-    """A new model with the attention of its config; extra tensors are as before training."""
+    """A new model with the attention of its config; extra tensors have their initial values."""
     register_all()
     model, kind = LlamaForCausalLM(config), config_kind(config)
     for number, layer in enumerate(model.model.layers):
@@ -149,18 +149,18 @@ def build_model(config: LlamaConfig) -> LlamaForCausalLM:
 
 
 def config_kind(config: PreTrainedConfig) -> Attention:
-    """The attention that models of a config run: all of transformers' own implementations are softmax."""
+    """The attention that models with this config run: all of transformers' implementations are softmax."""
     known = attentions()
     return known.get(config._attn_implementation, known["softmax"])
 
 
 def attention_kind(model: PreTrainedModel) -> str:
-    """The name of the attention that a model runs; an error if its weights are for another one."""
+    """The name of the attention that a model runs; an error if its weights were trained with another one."""
     kind = config_kind(model.config).name
     trained = getattr(model.config, "attn_implementation", kind)
     if trained != kind:
         raise ValueError(
-            f"The model's weights are for {trained} attention, but its attn_implementation was set to "
+            f"The model's weights were trained with {trained} attention, but its attn_implementation is "
             f"{model.config._attn_implementation!r}, which runs {kind}: "
             f"call model.set_attn_implementation({trained!r})."
         )
@@ -168,10 +168,10 @@ def attention_kind(model: PreTrainedModel) -> str:
 
 
 class GatedAttention(LlamaAttention):
-    """Llama's attention with σ(g) times the heads' outputs; q_proj has the rows of q, then those of g."""
+    """Llama's attention with the heads' outputs multiplied by σ(g); q_proj has the rows of q, then those of g."""
 
     def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
-        """As Llama's, with a q_proj of twice the rows."""
+        """As in Llama, with twice the rows in q_proj."""
         super().__init__(config, layer_idx)
         rows = 2 * config.num_attention_heads * self.head_dim
         self.q_proj = nn.Linear(config.hidden_size, rows, bias=config.attention_bias)
@@ -184,7 +184,7 @@ class GatedAttention(LlamaAttention):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """As Llama's; the gate is not rotated."""
+        """As in Llama; the gate is not rotated."""
         flat, gate = self.q_proj(hidden_states).chunk(2, dim=-1)  # [batch, q_len, heads · dim] each
         query, key, value = (
             projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [batch, heads or kv_heads, q_len, dim]
@@ -217,15 +217,15 @@ def _forward(
         if kwargs.get(argument) is not None and kwargs[argument] is not False:
             raise ValueError(f"{name} attention does not support {argument}; leave it out.")
     if dropout:
-        raise ValueError(f"{name} attention has no dropout, and attention_dropout is {dropout}; train with 0.")
+        raise ValueError(f"{name} attention does not support dropout, but attention_dropout is {dropout}; set it to 0.")
     if attention_mask is not None:
-        # Only masks that somebody prepared by hand come here without having passed `_key_mask`.
+        # Only masks prepared by hand get here without passing through `_key_mask`.
         if attention_mask.ndim != 2:
             raise ValueError(
                 f"attention_mask has shape {list(attention_mask.shape)}; {name} attention takes [batch, length], "
-                "0 where a token is padding, and masks the future by itself."
+                "with 0 for padding tokens; it masks the future itself."
             )
-        # A static cache is longer than what has been written to it; the mask has the written length.
+        # A static cache is longer than its written part; the mask has the written length.
         key, value = key[:, :, : attention_mask.shape[1]], value[:, :, : attention_mask.shape[1]]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     extra = {tensor: getattr(module, tensor) for tensor in kind.extra_tensors}
@@ -248,14 +248,14 @@ def _key_mask(
     """The padding as [batch, k_len] bool, False = padding, or None if every key counts."""
     if mask_function is not causal_mask_function or kv_offset:
         raise ValueError(
-            f"{name} attention is causal over everything before a token: it takes no sliding window, no packed "
-            "sequences (position_ids that start anew, without an attention_mask) and no other mask function."
+            f"{name} attention is causal over all tokens before a query: it does not support a sliding window, packed "
+            "sequences (position_ids that restart, without an attention_mask) or another mask function."
         )
     written = int(q_offset) + q_length  # what the cache holds, and the new tokens
     if attention_mask is not None and list(attention_mask.shape) != [batch_size, written]:
         raise ValueError(
             f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, cached + new tokens] = "
-            f"[{batch_size}, {written}], 0 where a token is padding."
+            f"[{batch_size}, {written}], with 0 for padding tokens."
         )
     if kv_length > written:  # a static cache: `_forward` reads the written length from the mask
         every_key = torch.ones(batch_size, written, dtype=torch.bool, device=device)

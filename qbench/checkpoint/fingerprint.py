@@ -1,4 +1,4 @@
-"""Which files make a checkpoint and a tokenizer, and the fingerprints of both. Imports no torch."""
+"""Which files make up a checkpoint and a tokenizer, and their fingerprints. Imports no torch."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,14 +19,16 @@ TOKENIZER_FILES = (
 
 
 class NotFetchedError(InputError):
-    """A checkpoint or a dataset that is not on this machine yet."""
+    """A checkpoint or dataset that is not on this machine yet."""
 
 
 class NotCachedError(NotFetchedError):
-    """A name that is not a folder and, as a Hub id, not in the Hugging Face cache."""
+    """A name that is neither a local folder nor a Hub id in the Hugging Face cache."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is not a local folder and not in the Hugging Face cache; `qbench fetch` gets it.")
+        super().__init__(
+            f"{name} is not a local folder and not in the Hugging Face cache; `qbench fetch` downloads it."
+        )
         self.name = name
 
 
@@ -52,24 +54,24 @@ def commit_of(fingerprint: str) -> str | None:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The files that make a checkpoint: its config and its weights; an error if one is missing."""
+    """The files that make up a checkpoint, its config and weights; an error if one is missing."""
     if not (folder / CONFIG).is_file():
-        raise NotFetchedError(f"{CONFIG} is not in {folder}, which must hold a checkpoint in safetensors.")
+        raise NotFetchedError(f"{folder} has no {CONFIG}; it must contain a checkpoint in safetensors format.")
     try:
         weights = weight_files(folder)
     except CheckpointError as error:
         raise NotFetchedError(str(error)) from None
     if weights != [folder / WEIGHTS]:
         weights.insert(0, folder / INDEX)
-    generation = folder / GENERATION_CONFIG  # decides what generating tasks give
+    generation = folder / GENERATION_CONFIG  # affects tasks that generate text
     return [folder / CONFIG, *weights, *([generation] if generation.is_file() else [])]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The files that make a tokenizer; an error if there is none."""
+    """The files that make up a tokenizer; an error if there are none."""
     found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not found:
-        raise NotFetchedError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.")
+        raise NotFetchedError(f"{folder} has no tokenizer; it must contain one of {', '.join(TOKENIZER_FILES)}.")
     return found
 
 
@@ -87,7 +89,7 @@ def local_file(location: str, name: str, revision: str | None = None) -> Path | 
 
 
 def hub_folder(repo: str, revision: str | None, files: Iterable[str]) -> Path:
-    """The folder of a repository in the Hugging Face cache, named by its commit, that has one of the files."""
+    """The folder in the Hugging Face cache, named after the commit, of a repository that has one of the files."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in files:

@@ -1,7 +1,7 @@
-"""What a checkpoint's folder holds: the config fields, files and tensors of both layouts. Imports no torch.
+"""What a checkpoint's folder contains: the config fields, files and tensors of both layouts. Imports no torch.
 
 The layouts are Hugging Face's Llama (`model_type: llama`) and flash-linear-attention's (FLA, mostly
-`model_type: transformer`). Both hold the same network under other names.
+`model_type: transformer`). Both hold the same network under different names.
 """
 
 import json
@@ -16,15 +16,15 @@ CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-GET_AGAIN = "copy it again or `git checkout` it, or, from the Hub, remove it and `qbench fetch` it"
+GET_AGAIN = "copy it again or `git checkout` it; if it came from the Hub, remove it and run `qbench fetch`"
 
-# config.json's fields that name an attention, and the field of Attention with their values. All must agree.
+# Fields of config.json that name an attention, and the field of Attention that lists their values. All must agree.
 ATTENTION_FIELDS = {
     "attn_impl": "attn_impl",
     "attn_implementation": "attn_implementation",
     "_attn_implementation": "attn_implementation",
 }
-# Llama's fields that the network's shapes follow from, with transformers' defaults.
+# Llama's fields that determine the network's shapes, with transformers' defaults.
 LLAMA_SIZES: dict[str, Any] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -38,9 +38,9 @@ LLAMA_SIZES: dict[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
 }
-# Llama's fields that no model is built from here: they would run code, or are read apart.
+# Llama's fields that are not used to build a model: they would run code, or are read elsewhere.
 LLAMA_DROPPED = {"auto_map", "architectures", "dtype", "torch_dtype", "quantization_config", *ATTENTION_FIELDS}
-# Llama's field: the same one in the FLA layout, and its default there.
+# Llama's field: its name in the FLA layout, and its default there.
 FLA_FIELDS: dict[str, tuple[str, Any]] = {
     "vocab_size": ("vocab_size", 32000),
     "hidden_size": ("hidden_size", 2048),
@@ -57,7 +57,7 @@ FLA_FIELDS: dict[str, tuple[str, Any]] = {
     "eos_token_id": ("eos_token_id", 2),
     "pad_token_id": ("pad_token_id", None),
 }
-# FLA's fields that Llama has no place for, and the values that mean what Llama does; the first is the default.
+# FLA's fields without an equivalent in Llama, and the values that match what Llama does; the first is the default.
 FLA_FIXED: dict[str, tuple[Any, ...]] = {
     "qkv_bias": (False,),
     "qk_norm": (False,),
@@ -80,11 +80,11 @@ FLA_TENSORS = {
 
 
 class CheckpointError(InputError):
-    """A checkpoint that cannot be loaded or saved as it is, in a sentence."""
+    """A checkpoint that cannot be loaded or saved, explained in a sentence."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON file of a checkpoint; it must hold an object."""
+    """A JSON file of a checkpoint; it must contain an object."""
     try:
         content = json.loads(file.read_text())
     except OSError as error:
@@ -92,7 +92,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{file} is not JSON: {error}.") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds a JSON {type(content).__name__}; it must hold an object.")
+        raise CheckpointError(f"{file} contains a JSON {type(content).__name__}; it must contain an object.")
     return content
 
 
@@ -112,7 +112,7 @@ def is_fla(fields: dict[str, Any], file: Path) -> bool:
 
 
 def config_attention(fields: dict[str, Any], file: Path, asked: str | None = None) -> Attention:
-    """The attention that a config.json means; an error if it is another one than was asked for."""
+    """The attention that a config.json specifies; an error if a different one was requested."""
     known = attentions()
     if asked is not None and asked not in known:
         raise CheckpointError(
@@ -124,34 +124,34 @@ def config_attention(fields: dict[str, Any], file: Path, asked: str | None = Non
     if not fitting:
         meanings = "; ".join(f"{text} means {_any_of(meant)}" for text, meant in says.items())
         raise CheckpointError(
-            f"{file}: {' and '.join(says)} contradict each other; they must mean one attention: {meanings}."
+            f"{file}: {' and '.join(says)} contradict each other; they must all mean the same attention: {meanings}."
         )
     kind = known[fitting[0]]
     if asked not in (None, kind.name):
         against = [text for text, meant in says.items() if asked not in meant]
         source = against[0] if against else "no attn_impl or attn_implementation"
         raise CheckpointError(
-            f"attention={asked!r} was asked for, but {file} has {source}, which is {kind.name}; "
-            f"ask for {kind.name!r}, or leave attention out."
+            f"attention={asked!r} was requested, but {file} has {source}, which is {kind.name}; "
+            f"use {kind.name!r}, or leave attention out."
         )
     return kind
 
 
 def config_doubt(fields: dict[str, Any], file: Path, kind: Attention) -> str:
-    """Why the scores of a checkpoint may not be those of its training, in a sentence; empty if nothing says so."""
+    """A sentence on why a checkpoint's scores may differ from those in training; empty if there is no reason to."""
     value = fields.get("attn_impl")
     doubt = kind.doubts.get(value) if isinstance(value, str) else None
     return f"{file}: attn_impl is {value!r}; {doubt}" if doubt else ""
 
 
 def _any_of(names: list[str]) -> str:
-    """Kinds in few words: gated, or any but gated."""
+    """A short list of kinds: gated, or any except gated."""
     others = [name for name in attentions() if name not in names]
-    return " or ".join(names) if len(names) <= len(others) else f"any but {' and '.join(others)}"
+    return " or ".join(names) if len(names) <= len(others) else f"any except {' and '.join(others)}"
 
 
 def _check_gate(fields: dict[str, Any], file: Path, says: dict[str, list[str]]) -> None:
-    """A gate is one per element, and the FLA layout says so; a gate per head is not supported."""
+    """Check that a gate is one per element, as the FLA layout must state; a gate per head is not supported."""
     per_head = fields.get(GATE_PER_HEAD)
     for kind in (kind for kind in attentions().values() if kind.gated and kind.fla_flag):
         flag = fields.get(kind.fla_flag or "")
@@ -160,16 +160,16 @@ def _check_gate(fields: dict[str, Any], file: Path, says: dict[str, list[str]]) 
         is_meant = named and all(kind.name in meant for meant in others.values()) and is_fla(fields, file)
         if per_head in (None, False) and (flag is True or not is_meant):
             continue
-        beside = f" beside {' and '.join(named)}" if named else ""
+        together = f" together with {' and '.join(named)}" if named else ""
         raise CheckpointError(
-            f"{file}: {kind.fla_flag} is {flag!r} and {GATE_PER_HEAD} is {per_head!r}{beside}; {kind.name} attention "
-            "must have true and false: one gate per element. A gate per head is not supported, and other attentions "
-            "have none."
+            f"{file}: {kind.fla_flag} is {flag!r} and {GATE_PER_HEAD} is {per_head!r}{together}; {kind.name} attention "
+            "needs true and false: one gate per element. A gate per head is not supported, and other attentions "
+            "have no gate."
         )
 
 
 def _said_of_attention(fields: dict[str, Any], file: Path) -> dict[str, list[str]]:
-    """What the config says of its attention, field by field, and the kinds that each may mean."""
+    """What each field of the config says about its attention, and the kinds that it may mean."""
     says: dict[str, list[str]] = {}
     kinds = attentions().values()
     for name, own in ATTENTION_FIELDS.items():
@@ -194,7 +194,7 @@ def _said_of_attention(fields: dict[str, Any], file: Path) -> dict[str, list[str
         says[f"{flag} {value!r}"] = names if value else [name for name in attentions() if name not in names]
     architectures = fields.get("architectures")
     if isinstance(architectures, list):
-        # transformers' own name says nothing: other tools write it whatever the attention is.
+        # transformers' LlamaForCausalLM says nothing: other tools write it for any attention.
         ours = [kind.name for kind in kinds if not kind.is_softmax and kind.architecture in architectures]
         meant = ours or [kind.name for kind in kinds if kind.fla_architecture in architectures]
         says |= {f"architectures {architectures!r}": meant} if meant else {}
@@ -205,7 +205,7 @@ def _said_of_attention(fields: dict[str, Any], file: Path) -> dict[str, list[str
 
 
 def llama_fields(fields: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The fields of a config.json of either layout by Llama's names, without those that say nothing of the network."""
+    """The fields of a config.json of either layout by Llama's names, only those that describe the network."""
     if is_fla(fields, file):
         return _from_fla(fields, file)
     return {name: value for name, value in fields.items() if name not in LLAMA_DROPPED}
@@ -214,7 +214,7 @@ def llama_fields(fields: dict[str, Any], file: Path) -> dict[str, Any]:
 def _from_fla(fields: dict[str, Any], file: Path) -> dict[str, Any]:
     for name, supported in FLA_FIXED.items():
         if (value := fields.get(name, supported[0])) not in supported:
-            raise CheckpointError(f"{file}: {name} is {value!r}; supported is {', '.join(map(repr, supported))}.")
+            raise CheckpointError(f"{file}: {name} is {value!r}; supported: {', '.join(map(repr, supported))}.")
     llama = {ours: fields.get(theirs, default) for ours, (theirs, default) in FLA_FIELDS.items()}
     ratio = fields.get("hidden_ratio")
     theta, ratio, hidden = fields.get("rope_theta", 1e4), 4 if ratio is None else ratio, llama["hidden_size"]
@@ -248,7 +248,7 @@ def config_sizes(fields: dict[str, Any], file: Path) -> Sizes:
             "head dim must be even for rotary embeddings."
         )
     if heads % kv_heads:
-        raise CheckpointError(f"{file}: {kv_name} {kv_heads} does not divide {heads_name} {heads}; it must.")
+        raise CheckpointError(f"{file}: {kv_name} {kv_heads} must divide {heads_name} {heads}.")
     return Sizes(
         vocab_size=size("vocab_size"),
         hidden_size=hidden,
@@ -306,7 +306,7 @@ def parameter_count(config: Path, attention: str | None = None) -> int:
 
 
 def config_note(config: Path, attention: str) -> str:
-    """What is wrong with a config.json that is to run as this attention, or doubtful; empty if nothing is."""
+    """What is wrong or doubtful about running a config.json as this attention; empty if nothing is."""
     try:
         fields = read_json(config)
         config_sizes(fields, config)
@@ -323,7 +323,7 @@ def fla_name(name: str) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a checkpoint's tensors: one, or the shards that its index names."""
+    """The files with a checkpoint's tensors: a single one, or the shards that its index names."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     index = folder / INDEX
@@ -338,7 +338,9 @@ def weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{index}: weight_map is {weight_map!r}; it must map each tensor to its file.")
     for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index}: weight_map names {name!r}; it must be the name of a file in that folder.")
+            raise CheckpointError(
+                f"{index}: weight_map names {name!r}; it must be the name of a file in the same folder."
+            )
         if not (folder / name).is_file():
-            raise CheckpointError(f"{index} names the shard {name}, which is not in the folder; {GET_AGAIN}.")
+            raise CheckpointError(f"{index} names the shard {name}, but the folder does not contain it; {GET_AGAIN}.")
     return [folder / name for name in sorted(set(weight_map.values()))]

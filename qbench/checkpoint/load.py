@@ -1,7 +1,7 @@
-"""Loading: a checkpoint of either layout as transformers' LlamaForCausalLM, with the attention it was trained with.
+"""Load a checkpoint of either layout as transformers' LlamaForCausalLM, with the attention it was trained with.
 
-Only JSON and safetensors are read: pickle files are never opened, and code that a config points at (`auto_map`) is
-never run.
+Only JSON and safetensors files are read: pickle files are never opened, and code that a config points to (`auto_map`)
+is never run.
 """
 
 import os
@@ -40,13 +40,13 @@ from qbench.numbers import counted
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.saving import place_packed
 
-# By safetensors' names: what weights may be stored as, and loaded as.
+# The dtypes that weights may be stored as and loaded as, by safetensors' names.
 WEIGHT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is, and what its file's header says of it."""
+    """Where a tensor is, and what its file's header says about it."""
 
     file: Path
     shape: list[int]
@@ -61,7 +61,7 @@ def load_checkpoint(
 ) -> LlamaForCausalLM:
     """Load a Llama-style checkpoint with the attention it was trained with, in eval mode.
 
-    attention: a kind ("softmax", "softpick", …) if the caller relies on it; another one in the checkpoint is an error.
+    attention: a kind ("softmax", "softpick", …) to require it; an error if the checkpoint has a different one.
     """
     if dtype not in WEIGHT_DTYPES.values():
         raise CheckpointError(f"dtype is {dtype!r}; it must be one of {_list(WEIGHT_DTYPES.values())}.")
@@ -89,14 +89,14 @@ def load_checkpoint(
     weights = _read_weights(model, folder, is_fla(fields, file), stored, device, dtype)
     model.load_state_dict(weights, assign=True, strict=not settings)  # packed layers have their tensors already
     model.tie_weights()
-    # Not in the file, and never in half precision: rotary angles are positions times these frequencies.
+    # Not in the file, and never in half precision, since rotary angles are positions times these frequencies.
     model.model.rotary_emb = rotary.to(device)
     model.generation_config = _generation_config(folder, config)
     return model.eval()
 
 
 def llama_config(fields: dict[str, Any], file: Path) -> LlamaConfig:
-    """The LlamaConfig that the config.json of either layout means; `file` is named in errors."""
+    """The LlamaConfig for a config.json of either layout; `file` is named in errors."""
     config_sizes(fields, file)  # raises if a size is wrong
     try:
         return LlamaConfig.from_dict(llama_fields(fields, file))
@@ -116,10 +116,10 @@ def _device(device: str | torch.device) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise CheckpointError(
-            f"device is {str(device)!r}, which torch cannot use here ({one_line(error)}); give 'cpu'."
+            f"device is {str(device)!r}, which torch cannot use on this machine ({one_line(error)}); use 'cpu'."
         ) from error
     if device.type == "meta":
-        raise CheckpointError("device is 'meta', which holds no values; give 'cpu' or 'cuda'.")
+        raise CheckpointError("device is 'meta', which cannot hold weights; use 'cpu' or 'cuda'.")
     return device
 
 
@@ -133,18 +133,18 @@ def local_folder(path_or_hub_id: str | os.PathLike[str], revision: str | None = 
     if path.is_dir():
         return path
     if path.exists():
-        raise CheckpointError(f"{path} is a file; give the folder that holds {CONFIG} and {WEIGHTS}.")
+        raise CheckpointError(f"{path} is a file; give the folder that contains {CONFIG} and {WEIGHTS}.")
     try:
         # Top-level files only: "*" matches "/" too.
         return Path(
             snapshot_download(str(path_or_hub_id), revision=revision, allow_patterns=HUB_FILES, ignore_patterns=["*/*"])
         )
     except HFValidationError as error:
-        raise CheckpointError(f"{path_or_hub_id} does not exist, and is not a Hub id (owner/name).") from error
+        raise CheckpointError(f"{path_or_hub_id} does not exist, and it is not a Hub id (owner/name).") from error
     except OSError as error:  # the Hub's HTTP errors, no network, offline and not in the cache
         raise CheckpointError(
             f"{path_or_hub_id} is not a local folder, and could not be downloaded from the Hub ({one_line(error)}). "
-            "Give a folder or a Hub id; without network, one that is in the Hugging Face cache."
+            "Give a folder or a Hub id; without network access, a Hub id that is in the Hugging Face cache."
         ) from error
 
 
@@ -153,7 +153,7 @@ def _open(file: Path) -> Any:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{file} cannot be read as safetensors ({error}): it is truncated or something else; {GET_AGAIN}."
+            f"{file} cannot be read as safetensors ({error}): it is truncated or in another format; {GET_AGAIN}."
         ) from error
 
 
@@ -164,7 +164,9 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         with _open(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
                 if name in found:
-                    raise CheckpointError(f"{file} and {found[name].file.name} both hold the tensor {name}; one must.")
+                    raise CheckpointError(
+                        f"{file} and {found[name].file.name} both contain the tensor {name}; only one may."
+                    )
                 header = tensors.get_slice(name)
                 found[name] = StoredTensor(file, header.get_shape(), header.get_dtype())
     return found
@@ -178,7 +180,7 @@ def _place_packed(
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Put the quantized layers into the empty model, and take their tensors off those that are still to be read."""
+    """Put the quantized layers into the empty model, and remove their tensors from those still to be read."""
     if not isinstance(settings, dict):
         raise CheckpointError(f"{file}: quantization_config is {settings!r}; it must be an object.")
     try:
@@ -197,7 +199,7 @@ def _read_weights(
     device: torch.device,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """The tensors by Llama's names, after the headers of all files have shown that they are what the model needs."""
+    """The tensors by Llama's names, once the headers of all files show that they are what the model needs."""
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     expected = {fla_name(name) if fla else name: name for name in parameters}
     tied, kind = model.config.tie_word_embeddings, config_kind(model.config)
@@ -230,22 +232,22 @@ def _read_weights(
 def _check_names(folder: Path, kind: str, expected: set[str], found: set[str], optional: set[str]) -> None:
     if missing := sorted(expected - found - optional):
         raise CheckpointError(
-            f"{folder}: {len(missing)} of the {len(expected)} tensors that config.json asks for are missing, "
-            f"the first is {missing[0]}. The attention in config.json is {kind}."
+            f"{folder}: {len(missing)} of the {len(expected)} tensors that config.json requires are missing, "
+            f"starting with {missing[0]}. The attention in config.json is {kind}."
         )
-    # Old Llama checkpoints carry the rotary frequencies, which follow from the config.
+    # Old Llama checkpoints contain the rotary frequencies, which follow from the config.
     if extra := sorted(name for name in found - expected if not name.endswith("rotary_emb.inv_freq")):
         raise CheckpointError(
-            f"{folder}: {counted(len(extra), 'tensor')} {'has' if len(extra) == 1 else 'have'} no place in the model "
-            f"that config.json describes, the first is {extra[0]}; there must be none. The attention in config.json "
+            f"{folder}: {counted(len(extra), 'tensor')} {'does' if len(extra) == 1 else 'do'} not belong to the model "
+            f"that config.json describes, starting with {extra[0]}; remove them. The attention in config.json "
             f"is {kind}."
         )
 
 
 def _check_logn(config: LlamaConfig, folder: Path, stored: dict[str, StoredTensor]) -> None:
-    """Check the FLA layout's table of ln(t + 2), [4 · max_position, 1, 1] in each layer, and take it off what is read.
+    """Check the FLA layout's table of ln(t + 2), [4 · max_position, 1, 1] in each layer, and drop it.
 
-    It follows from the config: models compute it, for any t, and our layout has no place for it.
+    It follows from the config: models compute it for any t, and the Llama layout does not store it.
     """
     length = 4 * config.max_position_embeddings
     wanted = (torch.arange(length, dtype=torch.float64) + 2).log()[:, None, None]
@@ -253,12 +255,12 @@ def _check_logn(config: LlamaConfig, folder: Path, stored: dict[str, StoredTenso
         name = fla_name(f"model.layers.{number}.self_attn.logn")
         if name not in stored:
             kind = config_kind(config).name
-            raise CheckpointError(f"{folder}: {name} is missing; {kind} attention must have it: ln(t + 2).")
+            raise CheckpointError(f"{folder}: {name} is missing; {kind} attention needs this table of ln(t + 2).")
         tensor = stored.pop(name)
         if tensor.shape != list(wanted.shape):
             raise CheckpointError(
                 f"{tensor.file}: {name} has shape {tensor.shape}; by config.json it must be {list(wanted.shape)}, "
-                "4 · max_position_embeddings first."
+                "starting with 4 · max_position_embeddings."
             )
         found = _read_tensor(tensor.file, name, torch.device("cpu"))
         rounding = 2 * torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
@@ -272,12 +274,12 @@ def _check_logn(config: LlamaConfig, folder: Path, stored: dict[str, StoredTenso
 
 
 def _read_tensor(file: Path, name: str, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    # safetensors maps the file: the copy keeps the model alive when the file changes, and opening the file for each
-    # tensor gives the mapped pages back, so that memory holds the model once and one tensor more.
+    # safetensors maps the file. The copy keeps the model valid if the file changes, and opening the file for each
+    # tensor releases the mapped pages, so memory holds the model plus one tensor.
     with _open(file) as tensors:
         source = tensors.get_tensor(name)
         tensor = torch.empty(source.shape, device=device, dtype=dtype or source.dtype).copy_(source)
-    # aminmax passes NaN on and, unlike isfinite, needs no memory.
+    # aminmax propagates NaN and, unlike isfinite, allocates nothing.
     if tensor.is_floating_point() and not torch.stack(tensor.aminmax()).isfinite().all():
         raise CheckpointError(f"{file}: {name} has NaN or infinite values in {tensor.dtype}; weights must be finite.")
     return tensor
@@ -289,7 +291,7 @@ def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
     for field in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(generation, field) is None:
             setattr(generation, field, getattr(config, field))
-    if generation.pad_token_id is None:  # generate needs one to fill finished rows with
+    if generation.pad_token_id is None:  # generate needs one to pad finished rows
         eos = generation.eos_token_id
         generation.pad_token_id = next(iter(eos), None) if isinstance(eos, list) else eos
     return generation

@@ -1,4 +1,4 @@
-"""Saving: a model's config, weights and tokenizer in the Llama layout."""
+"""Save a model's config, weights and tokenizer in the Llama layout."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ SHARD_SIZE = "5GB"
 def save_checkpoint(
     model: LlamaForCausalLM, folder: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> None:
-    """Write a dense model in the Llama layout: softmax for everyone, other attentions so that only qbench runs them."""
+    """Write a dense model in the Llama layout: anyone can load softmax models, only qbench loads other attentions."""
     _check_dense(model)
     write_checkpoint(model, folder, model.state_dict(), tokenizer)
 
@@ -35,10 +35,10 @@ def save_quantized(
 ) -> None:
     """Write the packed form of a quantized model, however it is executed; `load_checkpoint` reads it back.
 
-    transformers reads softmax models of bnb, and of GPTQ if optimum is installed; it refuses all others.
+    transformers can read softmax models quantized by bnb, or by GPTQ if optimum is installed; it refuses all others.
     """
     tensors, form = packed_tensors(model), packed_form(model)
-    assert form is not None  # packed_tensors has an error for that
+    assert form is not None  # packed_tensors raises an error for that
     config = config_of(form.quantization, model.dtype)
     write_checkpoint(model, folder, tensors, tokenizer, quantization_config=config)
     if beside := form.quantization.quantizer.config_file:
@@ -52,14 +52,14 @@ def write_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None = None,
     quantization_config: dict[str, Any] | None = None,
 ) -> None:
-    """Write a model's config and tokenizer with tensors that stand for it: its own, or packed ones."""
+    """Write a model's config and tokenizer with its tensors, dense or packed."""
     kind = attentions()[attention_kind(model)]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # config.json goes first and comes last: a folder without it is not a checkpoint, so what an interrupted save
-    # leaves behind does not load, neither as the old model nor as a mixture.
+    # config.json is removed first and written last: a folder without it is not a checkpoint, so what an interrupted
+    # save leaves behind does not load as the old model or as a mixture.
     (folder / CONFIG).unlink(missing_ok=True)
-    for name in config_files():  # of a quantized model that was here before
+    for name in config_files():  # left by a quantized model that was saved here before
         (folder / name).unlink(missing_ok=True)
     tied = ["lm_head.weight"] if model.config.tie_word_embeddings else None
     save_torch_state_dict(tensors, folder, max_shard_size=SHARD_SIZE, shared_tensors_to_discard=tied)
@@ -77,10 +77,10 @@ def write_checkpoint(
 
 def _check_dense(model: LlamaForCausalLM) -> None:
     if not isinstance(model, LlamaForCausalLM):
-        raise CheckpointError(f"model is a {type(model).__name__}; save_checkpoint writes LlamaForCausalLM.")
-    if form := packed_form(model):  # dense or packed: without its label it would pass for an unquantized baseline
+        raise CheckpointError(f"model is a {type(model).__name__}; save_checkpoint takes a LlamaForCausalLM.")
+    if form := packed_form(model):  # dense or packed: without its label it would look like an unquantized baseline
         raise CheckpointError(
-            f"The model is quantized, as {form.quantization.label}; save_checkpoint writes unquantized models: "
+            f"The model is quantized as {form.quantization.label}, but save_checkpoint takes unquantized models: "
             "use save_quantized."
         )
     state = model.state_dict()
@@ -88,6 +88,4 @@ def _check_dense(model: LlamaForCausalLM) -> None:
     for name in sorted(shapes.keys() | state.keys()):
         tensor = state.get(name)
         if tensor is None or tensor.shape != shapes.get(name) or tensor.dtype not in WEIGHT_DTYPES.values():
-            raise CheckpointError(
-                f"The model's {name} is not that of a dense Llama; save_checkpoint writes unquantized models."
-            )
+            raise CheckpointError(f"{name} is not a weight of a dense Llama; save_checkpoint takes unquantized models.")

@@ -1,1 +1,1 @@
-"""Evaluation: lm-eval's tasks and metrics around a forward pass of our own."""
+"""Evaluation: lm-eval's tasks and metrics around our own forward pass."""

@@ -1,7 +1,7 @@
 """Which tokens run together: a pure function of the requests and a token budget.
 
-A context that several continuations share runs once, and its keys and values stay in memory until they have run:
-contexts are batched by their length, continuations by their own. All other requests run as one sequence each.
+A context that several continuations share runs once, and its keys and values stay in memory until they have run.
+Contexts are batched by length, and so are continuations. Every other request runs as one sequence.
 """
 
 import math
@@ -11,29 +11,29 @@ from dataclasses import dataclass, field
 
 Request = tuple[Sequence[int], Sequence[int]]  # token ids of the context and of the continuation, neither empty
 
-# How many tokens run at a time. By the kind of device and not by free memory: cells of one run must not differ in it,
-# nor runs on two cards. CPU: caches set it, more at a time is no faster. CUDA: products of 16k rows fill an H100, and a
-# model of 1.8B takes 6 GiB beside its weights, by the sizes of its tensors.
+# How many tokens run at a time. It depends on the type of device, not on free memory, so it is the same for all cells
+# of a run and on all cards. CPU: limited by caches, more is not faster. CUDA: products of 16k rows fill an H100, and a
+# model of 1.8B takes 6 GiB besides its weights, computed from the sizes of its tensors.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
-# What a batch costs besides its tokens, in tokens. CPU, measured with 340M on a core: reading the weights. CUDA, an
-# estimate: 24 layers of 35 kernels at 6 µs a launch are 5 ms, in which an A100 at half its peak takes 1,100 tokens.
+# What a batch costs besides its tokens, in tokens. CPU, measured with 340M on one core: reading the weights. CUDA, an
+# estimate: 24 layers of 35 kernels at 6 µs per launch are 5 ms, in which an A100 at half its peak runs 1,100 tokens.
 BATCH = {"cpu": 24, "cuda": 1024}
-# Contexts in memory at a time, in budgets: the more there are, the more continuations have the same length.
+# Contexts in memory at a time, in budgets: with more of them, more continuations have the same length.
 KEPT = {"cpu": 4, "cuda": 1}
-# Contexts that are continued together, in budgets. CPU: a new token reads all weights, for however many rows; with 340M
-# and prompts of 512 tokens, one row at a time takes 1.14 times as long as four.
+# Contexts that are continued together, in budgets. CPU: a new token reads all weights, for any number of rows; with
+# 340M and prompts of 512 tokens, one row at a time takes 1.14 times as long as four.
 GENERATED = {"cpu": 4, "cuda": 1}
-KEYS = 4  # so many keys and values of a context, which one layer at a time reads, cost the memory of one token
+KEYS = 4  # this many keys and values of a context, read by one layer at a time, use the memory of one token
 
 
 @dataclass(frozen=True)
 class Row:
-    """A sequence that the model reads, and the tokens whose probability is read off its positions."""
+    """A sequence that the model reads, and the tokens whose probability is taken at its positions."""
 
     tokens: Sequence[int]
     positions: list[int]  # in `tokens`, ascending
     targets: list[tuple[int, int, int]]  # (index into positions, token, request), ascending
-    context: int = -1  # of a continuation: which of its group's contexts comes before it
+    context: int = -1  # for a continuation: the index of its context in the group
 
 
 Batch = list[Row]  # longest first
@@ -41,7 +41,7 @@ Batch = list[Row]  # longest first
 
 @dataclass(frozen=True)
 class Group:
-    """Batches that belong together: what runs by itself, then the continuations that need its keys and values."""
+    """Batches that belong together: contexts or whole requests, then continuations that need their keys and values."""
 
     first: list[Batch]
     continuations: list[Batch] = field(default_factory=list)
@@ -52,12 +52,12 @@ class Group:
 
 
 def truncate(context: Sequence[int], continuation: Sequence[int], max_length: int) -> Request:
-    """Drop the start of the context where both do not fit; the last token is scored but never read."""
+    """Drop the start of the context if both do not fit; the last token is scored but never read."""
     return context[-(max_length + 1 - len(continuation)) :], continuation
 
 
 def device_kind(device: str) -> str:
-    """The kind of a device in the tables above, by torch's name: what is not a CPU is treated as a GPU."""
+    """The key for a device in the tables above, from torch's name: anything except a CPU is treated as a GPU."""
     return "cpu" if device == "cpu" else "cuda"
 
 
@@ -82,7 +82,7 @@ def group_requests(requests: Mapping[int, Request], batch_tokens: int, device: s
 
 
 def cut(rows: list[Row], batch_tokens: int, batch_cost: int, keys: int = 0) -> list[Batch]:
-    """Batches of rows of similar length: padded, a batch has at most batch_tokens tokens, unless it is a single row.
+    """Batches of rows of similar length: with padding, a batch has at most batch_tokens tokens, or is one row.
 
     batch_cost: what a batch costs besides its tokens, in tokens. keys: how many keys and values of a context each row
     reads besides its own.
@@ -103,13 +103,13 @@ def _most_rows(width: int, batch_tokens: int, keys: int) -> int:
 
 
 def _ends_of_similar(lengths: list[int], batch_tokens: int, batch_cost: int, keys: int) -> list[int]:
-    """Cut descending lengths where padding and batches together cost least, by dynamic programming: where parts end.
+    """Split descending lengths so padding plus batches cost least, by dynamic programming; return the ends of parts.
 
-    A part may be more than one batch; padding is counted as if it were all as wide as its first row.
+    A part may be more than one batch; padding is counted as if all rows were as wide as its first row.
     """
     total = len(lengths)
     steps = [n for n in range(total + 1) if n in (0, total) or lengths[n] < lengths[n - 1]]
-    least, begin = {0: 0}, {}  # of the first n rows: the cost, and where their last part begins
+    least, begin = {0: 0}, {}  # for the first n rows: the cost, and where their last part begins
     for end in steps[1:]:
         options = []
         for start in steps[: steps.index(end)]:
@@ -125,12 +125,12 @@ def _ends_of_similar(lengths: list[int], batch_tokens: int, batch_cost: int, key
 
 
 def _longest_first(tokens: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Sorts by content where lengths are equal, so that the order of the requests leaves no trace in the batches."""
+    """Sort equal lengths by content, so the batches do not depend on the order of the requests."""
     return -len(tokens), tuple(tokens)
 
 
 def _ends(context: Sequence[int], members: list[int], requests: Mapping[int, Request]) -> Row:
-    """A context at whose last position the first token of each of its continuations is scored."""
+    """A context; the first token of each of its continuations is scored at its last position."""
     return Row(context, [len(context) - 1], [(0, requests[index][1][0], index) for index in members])
 
 
@@ -151,7 +151,7 @@ def _shared(
     rest = []
     for number, row in enumerate(row for batch in first for row in batch):
         for _, _, index in row.targets:
-            # The first token was scored with the context, the last one is never read.
+            # The first token was scored with the context; the last one is never read.
             continuation = requests[index][1]
             targets = [(slot, token, index) for slot, token in enumerate(continuation[1:])]
             if targets:
@@ -160,7 +160,7 @@ def _shared(
 
 
 def _fill(contexts: list[tuple[int, ...]], tokens: int) -> list[list[tuple[int, ...]]]:
-    """Consecutive contexts of up to so many tokens together, at least one."""
+    """Groups of consecutive contexts with up to this many tokens, at least one context each."""
     groups: list[list[tuple[int, ...]]] = []
     used = 0
     for context in contexts:

@@ -24,7 +24,7 @@ WEIGHTED = ("weighted_perplexity", "bits_per_byte")  # aggregations of (log-like
 
 
 class EvaluationError(ValueError):
-    """Answers of a model that are no scores, in a sentence."""
+    """A model's answers are not valid scores, explained in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Metric:
     task: str
     name: str
     value: float
-    stderr: float | None  # None for a single document, and where there is no definition
-    better: Literal["higher", "lower"] | None  # None where the task does not say
-    aggregation: str  # how documents' values become one: lm-eval's name, as in samples.AGGREGATIONS
+    stderr: float | None  # None for a single document, or if it is not defined
+    better: Literal["higher", "lower"] | None  # None if the task does not say
+    aggregation: str  # how documents' values are combined: lm-eval's name, as in samples.AGGREGATIONS
     documents: int
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model scored: the metrics, and the samples of every document that they are made from."""
+    """What a model scored: the metrics, and the samples, one row per document, that they are computed from."""
 
     metrics: list[Metric]
     samples: pd.DataFrame
@@ -76,7 +76,7 @@ def evaluate(
 
 
 def _answer(lm: LM, requests: Sequence[Instance]) -> dict[int, int]:
-    """Put the model's answers into the requests; returns how many tokens each request scored, if the model tells."""
+    """Put the model's answers into the requests; return the scored tokens per request, if the model counts them."""
     by_type: dict[str, list[Instance]] = defaultdict(list)
     for request in requests:
         by_type[request.request_type] += [request] * (request.repeats or 1)
@@ -119,9 +119,7 @@ def _metric(name: str, task: Task, metric: str, aggregate: Any, values: Sequence
     try:
         value = float(aggregate(items))
     except OverflowError:
-        raise EvaluationError(
-            f"{name}: {metric} is larger than any number; the model is broken beyond measure."
-        ) from None
+        raise EvaluationError(f"{name}: {metric} is too large for a float; the model is broken.") from None
     stderr = standard_error(aggregate, items)
     higher = task.higher_is_better().get(metric.partition(",")[0])
     better: Literal["higher", "lower"] | None = None if higher is None else "higher" if higher else "lower"
@@ -135,7 +133,7 @@ def _name(aggregate: Any) -> str:
 def _columns(metric: str, value: Any, aggregations: Mapping[str, Any]) -> list[tuple[str, float]]:
     if _name(aggregations[metric]) in WEIGHTED:
         return [(metric, float(value[0])), (metric + WEIGHT, float(value[1]))]
-    # What is no number (f1's pair of labels, a list of probabilities) follows from gold and the log-likelihoods.
+    # What is not a number (f1's pair of labels, a list of probabilities) follows from gold and the log-likelihoods.
     return [] if isinstance(value, tuple | list) else [(metric, float(value))]
 
 

@@ -1,4 +1,4 @@
-"""What a plan needs to know of tasks: fingerprints and sizes. Imports torch and lm-eval only to compute them."""
+"""What a plan needs to know about tasks: fingerprints and sizes. Imports torch and lm-eval only to compute them."""
 
 import glob
 import itertools
@@ -26,10 +26,10 @@ class TaskSummary:
     documents: int
     requests: int
     read: int  # characters that the model reads; a context that several continuations share is read once
-    scored: int  # characters whose probability is asked for
-    attended: int  # the sum, over the characters that are read, of how many come before them
-    sample: str  # some of its text, by which the length of a token is judged
-    files: tuple[str, ...]  # local ones that the task's file names as its data
+    scored: int  # characters that are scored
+    attended: int  # the sum, over the characters that are read, of the number before each
+    sample: str  # some of its text, to estimate the length of a token
+    files: tuple[str, ...]  # local files that the task's file names as its data
 
     @property
     def identity(self) -> TaskIdentity:
@@ -38,7 +38,7 @@ class TaskSummary:
 
 
 def is_task_path(name: str) -> bool:
-    """Whether a task is named by its file or folder; a bare word is a name, whatever the working folder holds."""
+    """Whether a task is named by its file or folder; a bare word is a name, even if there is a folder called that."""
     return "/" in name or name.endswith(".yaml")
 
 
@@ -96,9 +96,9 @@ def _facts(task: "Task", limit: int | None, seed: int, has_given_data: bool) -> 
 
 
 def characters(requests: Iterable[tuple[Any, ...]]) -> dict[str, int]:
-    """How many characters a model reads, scores and attends to, as the scorer runs requests: contexts once.
+    """How many characters a model reads, scores and attends to, given that the scorer runs each context once.
 
-    A request is (context, continuation), (text,) of which all is scored, or (context, settings) to generate from.
+    A request is (context, continuation), (text,), all of which is scored, or (context, settings) to generate from.
     """
     contexts: dict[str, list[int]] = {}  # the lengths of what follows each
     scored = 0
@@ -118,7 +118,7 @@ def characters(requests: Iterable[tuple[Any, ...]]) -> dict[str, int]:
 
 
 def _own_data(dataset: str | None, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """The local files that a task's file names as its data, in the ways of datasets.load_dataset."""
+    """The local files that a task's file names as its data, in any form that datasets.load_dataset accepts."""
     named = arguments.get("data_files") or []
     by_split = [named] if isinstance(named, str) else named.values() if isinstance(named, Mapping) else named
     patterns = [file for files in by_split for file in ([files] if isinstance(files, str) else files)]
@@ -130,13 +130,13 @@ def _own_data(dataset: str | None, arguments: Mapping[str, Any]) -> tuple[str, .
 
 
 def _task_files(names: Iterable[str]) -> list[Path]:
-    """What lies in the folders among the names, and beside the files among them: task files and their code."""
+    """The files in folders among the names, and next to files among them: task files and their code."""
     places = {Path(name) if Path(name).is_dir() else Path(name).parent for name in names}
     return sorted({file for folder in places for file in folder.rglob("*") if file.suffix in (".yaml", ".py")})
 
 
 def _hub_datasets() -> list[Path]:
-    """The files that say which commits of datasets are in the Hugging Face cache."""
+    """The files that record which commits of datasets are in the Hugging Face cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return sorted(Path(HF_HUB_CACHE).glob("datasets--*/refs/*"))

@@ -1,4 +1,4 @@
-"""The forward pass of a group of batches: hidden states first, logits only where a token is scored."""
+"""The forward pass of a group of batches: hidden states first, logits only at positions that are scored."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ LOGITS_BYTES = 2**26  # of float32 logits in memory at a time
 
 @torch.no_grad()
 def run(model: LlamaForCausalLM, group: Group, greedy: bool) -> Iterator[tuple[Batch, list[list[float]]]]:
-    """Each batch with two numbers a target: its log-probability, and 1 where no other token is likelier (if asked).
+    """Each batch with two numbers per target: its log-probability, and (if requested) 1 if no token is more likely.
 
-    The log-probability is NaN where a logit of its position is NaN or infinite.
+    The log-probability is NaN if any logit at its position is NaN or infinite.
     """
     cache = ContextCache(group, model.device) if group.continuations else None
     for batch in group.first + group.continuations:
@@ -28,19 +28,19 @@ def run(model: LlamaForCausalLM, group: Group, greedy: bool) -> Iterator[tuple[B
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device; from pinned memory, or the host would wait until the device is idle."""
+    """Copy a tensor to the device, from pinned memory: otherwise the host would wait until the device is idle."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class ContextCache(Cache):
-    """Keys and values of a group's contexts, without padding, lent to the continuations that follow them."""
+    """Keys and values of a group's contexts, without padding, reused by the continuations that follow them."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
         super().__init__(layers=[])
         self._device = device
         self._lengths = [len(row.tokens) for batch in group.first for row in batch]
         *self._starts, self._total = accumulate(self._lengths, initial=0)
-        # Behind the contexts there is room for the tokens of one batch of continuations.
+        # After the contexts there is room for the tokens of one batch of continuations.
         self._size = self._total + max(len(batch) * len(batch[0].tokens) for batch in group.continuations)
         self._pools: list[tuple[Tensor, Tensor]] = []  # a layer's keys and values, [size, kv_heads, dim] each
         self._kept = 0  # tokens of contexts so far
@@ -48,7 +48,7 @@ class ContextCache(Cache):
         self._before = 0  # keys before the batch's own
 
     def place(self, batch: Batch) -> dict[str, Tensor | None]:
-        """Say which batch comes next; what the model must know of it besides its tokens."""
+        """Set the next batch; return the model's arguments for it besides its tokens."""
         return self._place_contexts(batch) if batch[0].context < 0 else self._place_continuations(batch)
 
     def _place_contexts(self, batch: Batch) -> dict[str, Tensor | None]:
@@ -62,7 +62,7 @@ class ContextCache(Cache):
         each = [self._lengths[row.context] for row in batch]
         starts = [self._starts[row.context] for row in batch]
         lengths, width, before = torch.tensor(each)[:, None], len(batch[0].tokens), max(each)
-        # Contexts end where continuations begin, so padding is on the left: [rows, before], negative where it is.
+        # Contexts end where continuations begin, so padding is on the left: [rows, before], negative for padding.
         context = torch.arange(before) - (before - lengths)
         own = self._total + torch.arange(len(batch) * width).view(len(batch), width)
         read = torch.cat([torch.tensor(starts)[:, None] + context.clamp_min(0), own], dim=1)
@@ -76,7 +76,7 @@ class ContextCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Keep contexts' keys and values [batch, kv_heads, length, dim], or put them before the continuations' own."""
+        """Keep contexts' keys and values [batch, kv_heads, length, dim], or prepend them to the continuations'."""
         if layer_idx == len(self._pools):
             shape = (self._size, key_states.shape[1], key_states.shape[3])
             self._pools.append((key_states.new_empty(shape), value_states.new_empty(shape)))
@@ -101,7 +101,7 @@ class ContextCache(Cache):
 
 
 def _padded(batch: Batch) -> Tensor:
-    """Token ids [rows, longest], padded on the right: causal attention never looks there, so that needs no mask."""
+    """Token ids [rows, longest], padded on the right: causal attention never looks there, so no mask is needed."""
     width = len(batch[0].tokens)
     return torch.tensor([[*row.tokens, *[0] * (width - len(row.tokens))] for row in batch])
 
@@ -128,14 +128,14 @@ def _score(model: LlamaForCausalLM, hidden: Tensor, batch: Batch, greedy: bool) 
 
 
 def _log_softmax(logits: Tensor, rows: Tensor, tokens: Tensor, greedy: bool) -> Tensor:
-    """[2, targets]: log-probabilities of tokens at rows of the logits, and whether they are the likeliest."""
+    """[2, targets]: log-probabilities of tokens at rows of the logits, and whether they are the most likely."""
     if greedy:
         best, likeliest = logits.max(-1)
         is_best = likeliest[rows] == tokens
     else:
         best = logits.amax(-1)  # a seventh of the time of max with its index
         is_best = torch.zeros_like(tokens, dtype=torch.bool)
-    spread = best - logits.amin(-1)  # NaN or infinite if any of the row is
+    spread = best - logits.amin(-1)  # NaN or infinite if any logit of the row is
     chosen = logits[rows, tokens]
     total = best + logits.sub_(best[:, None]).exp_().sum(-1).log_()
     total = torch.where(spread.isfinite(), total, torch.nan)

@@ -1,4 +1,4 @@
-"""Local data files of tasks: one JSON object a line with the fields of the dataset on the hub, checked line by line."""
+"""Local data files of tasks: one JSON object per line with the fields of the Hub dataset, checked line by line."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from qbench.errors import InputError, did_you_mean
 
 
 class TaskError(InputError):
-    """A task or its data that cannot be used as it is, in a sentence."""
+    """A task or its data cannot be used, explained in a sentence."""
 
 
 def read_dataset(file: Path, task: str, needed: Iterable[str] = ()) -> datasets.Dataset:
@@ -32,7 +32,7 @@ def read_dataset(file: Path, task: str, needed: Iterable[str] = ()) -> datasets.
         _check_alike(kinds, first, where, start)
         rows.append(row)
     if not rows:
-        raise TaskError(f"{file}: the data file of {task} is empty; it must have one JSON object a line.")
+        raise TaskError(f"{file}: the data file of {task} is empty; it must have one JSON object per line.")
     try:
         return datasets.Dataset.from_list(rows)
     except (pa.ArrowException, OverflowError) as error:
@@ -52,9 +52,9 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise TaskError(f"{where}: not JSON ({error}); there must be one JSON object a line.") from None
+        raise TaskError(f"{where}: not JSON ({error}); there must be one JSON object per line.") from None
     if not isinstance(row, dict):
-        raise TaskError(f"{where}: a JSON {type(row).__name__}; there must be one JSON object a line.")
+        raise TaskError(f"{where}: this is a JSON {type(row).__name__}; there must be one JSON object per line.")
     return row
 
 
@@ -71,19 +71,21 @@ def _check_needed(row: dict[str, Any], needed: Iterable[str], where: str, task: 
     for field in needed:
         if field not in row:
             raise TaskError(
-                f"{where}: no field {field!r}, which {task} needs; the line has {', '.join(row)}."
+                f"{where}: the field {field!r}, which {task} needs, is missing; the line has {', '.join(row)}."
                 + did_you_mean(field, row)
             )
-        if row[field] is None:  # a template would write the word None
+        if row[field] is None:  # a template would write 'None'
             raise TaskError(f"{where}: the field {field!r}, which {task} needs, is null.")
 
 
 def _check_alike(kinds: dict[str, str], first: dict[str, str], where: str, start: int) -> None:
-    """A table has the same columns in every row: what a line lacks would be filled with nulls without a word."""
+    """Every row of a table has the same columns: missing fields would silently become nulls."""
     for field, kind in first.items():
         if field not in kinds:
-            raise TaskError(f"{where}: no field {field!r}, which line {start} has; every line must have the same.")
+            raise TaskError(
+                f"{where}: the field {field!r} is missing, but line {start} has it; all lines need the same fields."
+            )
         if "null" not in (kind, kinds[field]) and kind != kinds[field]:
             raise TaskError(f"{where}: the field {field!r} is {kinds[field]}; on line {start} it is {kind}.")
     if extra := sorted(kinds.keys() - first.keys()):
-        raise TaskError(f"{where}: the field {extra[0]!r} is not on line {start}; every line must have the same.")
+        raise TaskError(f"{where}: the field {extra[0]!r} is not on line {start}; all lines need the same fields.")

@@ -1,7 +1,7 @@
-"""Passkey: a number hidden in filler and asked for at the end, one task per length in tokens. Imports no torch.
+"""Passkey: find a number that is hidden in filler text; one task per length in tokens. Imports no torch.
 
-The test of LongHeads (arXiv 2402.10685) and of the Softpick paper in words of our own. Documents are generated: each
-trial draws its key and place from its own seed, so that the first trials are the same however many there are.
+The test of LongHeads (arXiv 2402.10685) and of the Softpick paper in our own words. Documents are generated: each
+trial draws its key and place from its own seed, so the first trials are the same for any number of trials.
 """
 
 import random
@@ -30,19 +30,19 @@ FILLER = (
 HIDDEN = "The pass key is {key}. Remember it well: {key} is the pass key."
 QUESTION = "What is the pass key that was hidden in the text? The pass key is"
 
-# What the paper's ⌊3.75·k⌋·1024 characters, k = 1 … 5, come to with its tokenizer of 32,000.
+# The paper's ⌊3.75·k⌋·1024 characters, k = 1 … 5, in tokens of its tokenizer of 32,000.
 PAPER_LENGTHS = (890, 1983, 3075, 4167, 4986)
 LARGEST_KEY = 49_999
-# Any tokenizer has at least a token per digit: five, one for the space before them, and room to see that they end.
+# A tokenizer needs at most one token per digit: five, one for the space before them, and some to see that they end.
 NEW_TOKENS = 8
-MAX_TRIES = 16  # to meet a length; most documents need two or three
+MAX_TRIES = 16  # to reach a length; most documents need two or three
 CHARACTERS_PER_TOKEN = 4  # for estimates
 
-Count = Callable[[str], int]  # how many tokens a text has, with the special ones that the model reads
+Count = Callable[[str], int]  # how many tokens a text has, including special tokens that the model reads
 
 
 class PasskeyError(InputError):
-    """Settings that no document can be made with, in a sentence."""
+    """Settings from which no document can be made, explained in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class PasskeySettings:
         return min(self.trials, limit or self.trials)
 
     def fingerprint(self, length: int, limit: int | None = None) -> str:
-        """A hash of what decides a length's documents and their scores, except for the tokenizer: cells have that."""
+        """A hash of what decides a length's documents and scores, except the tokenizer, which a cell's identity has."""
         code = source_hash(Path(__file__).read_bytes())
         return json_hash([passkey_task(length), self.number(limit), self.seed, code])
 
     def summaries(self, limit: int | None = None) -> dict[str, TaskSummary]:
-        """The identity and size of each task; needs neither torch nor a tokenizer."""
+        """The identity and size of each task; does not need torch or a tokenizer."""
         return {passkey_task(length): self._summary(length, limit) for length in self.lengths}
 
     def _summary(self, length: int, limit: int | None) -> TaskSummary:
@@ -89,7 +89,7 @@ def passkey_tasks(settings: PasskeySettings, count: Count, limit: int | None = N
 def passkey_documents(settings: PasskeySettings, length: int, count: Count, trials: int) -> list[dict[str, Any]]:
     """The first trials of a length: the prompt, its key, its length in tokens and where the key is, from 0 to 1.
 
-    A prompt has as many tokens as fit the length: filler is cut at characters, so that one or two may be missing.
+    A prompt has as many tokens as fit the length; filler is cut at characters, so it may be one or two tokens short.
     """
     bare = count(_prompt(LARGEST_KEY, 0, 0))
     if bare > length:
@@ -110,7 +110,7 @@ def passkey_documents(settings: PasskeySettings, length: int, count: Count, tria
 
 
 def is_right(response: str, key: int) -> bool:
-    """Whether the first number of a response is the key, digit by digit and no digit more."""
+    """Whether the first number in a response is exactly the key."""
     found = re.search("[0-9]+", response)
     return found is not None and found[0] == str(key)
 
@@ -118,9 +118,9 @@ def is_right(response: str, key: int) -> bool:
 def _fitted(
     key: int, place: float, characters: int, length: int, count: Count, characters_per_token: float
 ) -> tuple[str, int]:
-    """The longest prompt that was found within the length, and its tokens; characters: of filler, to begin with."""
+    """The longest prompt found within the length, and its tokens; characters: how much filler to start with."""
     best, most = _prompt(key, 0, 0), 0
-    short, long = -1, 4 * characters + 64  # characters between which the length is met
+    short, long = -1, 4 * characters + 64  # the length is reached between these numbers of characters
     for _ in range(MAX_TRIES):
         before = int(place * (characters + 1))
         prompt = _prompt(key, before, characters - before)
@@ -137,7 +137,7 @@ def _fitted(
 
 
 def _prompt(key: int, before: int, after: int) -> str:
-    """The five lines; before, after: characters of filler on both sides of the key."""
+    """The five lines; before, after: characters of filler before and after the key."""
     return "\n".join([INTRODUCTION, _filler(before), HIDDEN.format(key=key), _filler(after), QUESTION])
 
 

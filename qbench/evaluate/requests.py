@@ -19,18 +19,18 @@ from qbench.evaluate.local_data import TaskError
 
 @dataclass(frozen=True)
 class Document:
-    """One document: what the model is asked, and what would be right."""
+    """One document: what the model is asked, and the right answer."""
 
     id: int
     content: Any
     requests: list[Instance]
-    choices: list[str] | None = None  # None where the task has none
+    choices: list[str] | None = None  # None if the task has none
     gold: list[int] | None = None  # the choices that are right
 
 
 @contextmanager
 def seeded() -> Iterator[None]:
-    """lm-eval's seeds while a task's functions run: gpqa's and others shuffle their choices when they are asked."""
+    """Set lm-eval's seeds while a task's functions run: some, such as gpqa's, shuffle their choices when called."""
     before = random.getstate(), np.random.get_state()
     random.seed(DEFAULT_RANDOM_SEED)
     np.random.seed(DEFAULT_OTHER_SEED)
@@ -47,7 +47,7 @@ def build_documents(task: Task, limit: int | None = None, seed: int = DEFAULT_OT
         raise TaskError(f"limit of {task.task_name} is {limit!r}; it must be a positive whole number of documents.")
     task.set_fewshot_seed(seed)
     try:
-        with seeded(), redirect_stderr(io.StringIO()):  # a bar of lm-eval's for every task
+        with seeded(), redirect_stderr(io.StringIO()):  # lm-eval's progress bar for every task
             task.build_all_requests(limit=limit)
     except Exception as error:  # whatever a task's functions and templates raise, without the document's number
         raise _blame(task, limit, error) from error
@@ -61,11 +61,11 @@ def _document(task: Task, number: int, requests: list[Instance]) -> Document:
     where = f"{task.task_name}, document {number}"
     content = requests[0].doc
     for request in requests:
-        # What is scored comes last in a request's arguments; what is generated from comes first.
+        # The last argument of a request is scored; the first is what text is generated from.
         generates = request.request_type == "generate_until"
         if not str(request.args[0 if generates else -1]).strip():
             part = f"choice {request.idx} is" if len(requests) > 1 else "it is"
-            raise TaskError(f"{where}: {part} empty; there must be a text to score.")
+            raise TaskError(f"{where}: {part} empty; there must be text to score.")
     if task.OUTPUT_TYPE != "multiple_choice":
         return Document(number, content, requests)
     choices = task.doc_to_choice(content)
@@ -74,7 +74,7 @@ def _document(task: Task, number: int, requests: list[Instance]) -> Document:
     gold = [choices.index(right) if right in choices else right for right in answers]
     if not all(isinstance(index, int | np.integer) and 0 <= index < len(choices) for index in gold):
         raise TaskError(
-            f"{where}: the right answer is {answer!r}, which is none of its {len(choices)} choices {choices}; lm-eval "
+            f"{where}: the right answer is {answer!r}, not one of the {len(choices)} choices {choices}; lm-eval "
             "would count it as wrong for every model."
         )
     return Document(number, content, requests, choices, gold)
@@ -90,4 +90,4 @@ def _blame(task: Task, limit: int | None, error: Exception) -> TaskError:
             task.construct_requests(doc=doc, ctx=context, metadata=(task.task_name, number, 1))
     except Exception as found:
         error = found
-    return TaskError(f"{task.task_name}, document {number}: its prompt cannot be made ({one_line(error)}).")
+    return TaskError(f"{task.task_name}, document {number}: the prompt could not be built ({one_line(error)}).")

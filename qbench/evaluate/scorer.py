@@ -1,4 +1,4 @@
-"""Scorer: lm-eval's requests in, HFLM's numbers out, in float32, without the work that HFLM repeats."""
+"""Scorer: takes lm-eval's requests and gives HFLM's numbers, in float32, without the work that HFLM repeats."""
 
 import logging
 import math
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 
 class ScoringError(InputError):
-    """Requests that cannot be scored as they are, in a sentence."""
+    """Requests that cannot be scored, explained in a sentence."""
 
 
 class Scorer(HFLM):
     """An lm-eval model over any model from load_checkpoint or quantize.
 
-    Tokenization, chat templates and generation are HFLM's own. batch_tokens: how many tokens run at a time, by default
-    BATCH_TOKENS; half of it whenever memory runs out. token_cache: a folder that keeps token ids for the next model
+    Tokenization, chat templates and generation are HFLM's. batch_tokens: how many tokens run at a time, by default
+    BATCH_TOKENS; halved whenever memory runs out. token_cache: a folder that keeps token ids for the next model
     with the same tokenizer.
     """
 
@@ -56,19 +56,19 @@ class Scorer(HFLM):
         if largest >= model.config.vocab_size:
             raise ScoringError(
                 f"The tokenizer's vocabulary goes up to id {largest}, but the model's ends at "
-                f"{model.config.vocab_size - 1}; give the tokenizer that the model was trained with."
+                f"{model.config.vocab_size - 1}; use the tokenizer that the model was trained with."
             )
         # LLM.int8 pools its outlier columns over a batch: a row's scores depend on its neighbours.
         self._pools_batches = any(getattr(module, "ACTIVATION_BITS", None) for module in model.modules())
         if self._pools_batches and batch_tokens is None:
             raise ScoringError(
                 "The model quantizes its activations batch by batch, so its scores depend on the batches; give "
-                "batch_tokens, the same to all models that are to be compared."
+                "the same batch_tokens to all models that you compare."
             )
-        self._last_encoded = lru_cache(maxsize=4)(super().tok_encode)  # a question's choices all ask for its context
-        with _without_warnings(HFLM.__module__):  # of a model that is no name: ours never is
+        self._last_encoded = lru_cache(maxsize=4)(super().tok_encode)  # all choices of a question need its context
+        with _without_warnings(HFLM.__module__):  # used if the model is a name, which ours never is
             super().__init__(pretrained=model, tokenizer=tokenizer, max_length=max_length, softmax_dtype=torch.float32)
-        # The token budget, and what it became each time that memory ran out.
+        # The token budget, and its value after each time that memory ran out.
         self.budgets = [batch_tokens or BATCH_TOKENS[device_kind(model.device.type)]]
         self.token_cache = token_cache
         self._scored: dict[tuple[str, ...], int] = {}
@@ -79,7 +79,7 @@ class Scorer(HFLM):
         return self.budgets[-1]
 
     def tok_encode(self, *args: Any, **options: Any) -> list[int]:
-        """Token ids of a text, as HFLM's."""
+        """Token ids of a text, as in HFLM."""
         return list(self._last_encoded(*args, **options))
 
     def count_tokens(self, requests: list[Instance]) -> list[int]:
@@ -154,7 +154,9 @@ class Scorer(HFLM):
         if not continuation:
             raise ScoringError(f"{name}: the continuation is empty; it must have a token to score.")
         if not context:  # lm-eval moves the white space at its end to the continuation
-            raise ScoringError(f"{name}: the context is white space, so no token comes before what is scored.")
+            raise ScoringError(
+                f"{name}: the context is only white space, so there is no token before the continuation."
+            )
         if len(continuation) > self.max_length:
             raise ScoringError(
                 f"{name}: the continuation has {len(continuation)} tokens and max_length is {self.max_length}; "
@@ -175,8 +177,8 @@ class Scorer(HFLM):
         for request, (value, _) in scores.items():
             if not math.isfinite(value):
                 raise ScoringError(
-                    f"{names[request]}: the model's logits are NaN or infinite there, which is no score; they must be "
-                    "finite: look at the weights, or run the model in a dtype of larger range."
+                    f"{names[request]}: the model's logits are NaN or infinite; they must be "
+                    "finite: check the weights, or run the model in a dtype with a larger range."
                 )
         return scores
 
@@ -186,7 +188,7 @@ class Scorer(HFLM):
         cut: Callable[[Mapping[int, Work], int], list[Piece]],
         do: Callable[[Piece], Mapping[int, Answer]],
     ) -> Iterator[tuple[int, Answer]]:
-        """Do all work piece by piece; when memory runs out, halve the budget and cut anew what is left."""
+        """Do all work piece by piece; when memory runs out, halve the budget and split the rest again."""
         left = dict(work)
         while left:
             for piece in cut(left, self.batch_tokens):
@@ -204,18 +206,18 @@ class Scorer(HFLM):
     def _halve(self, error: Exception) -> None:
         if self._pools_batches:
             raise ScoringError(
-                f"Out of memory with batch_tokens={self.batch_tokens}, which must stay as it is: the model's scores "
-                "depend on the batches; give a smaller one to all models that are to be compared."
+                f"Out of memory with batch_tokens={self.batch_tokens}, which is not reduced because the model's scores "
+                "depend on it; give a smaller one to all models that you compare."
             ) from error
         if self.batch_tokens == 1:
-            raise ScoringError("Out of memory with one sequence at a time; give a smaller max_length.") from error
+            raise ScoringError("Out of memory even with one sequence at a time; use a smaller max_length.") from error
         self.budgets.append(self.batch_tokens // 2)
-        log.warning("Out of memory: going on with batch_tokens=%d.", self.batch_tokens)
+        log.warning("Out of memory; continuing with batch_tokens=%d.", self.batch_tokens)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _encode_pairs(self, pairs: list[tuple[str, str]]) -> list[Request]:
-        """Token ids as lm-eval splits them: the prefix token stands for an empty context."""
+        """Token ids as lm-eval splits them: an empty context is the prefix token."""
         with_context = [pair for pair in pairs if pair[0]]
         if self.token_cache is None:
             encoded = iter([self._encode_pair(*pair) for pair in with_context])
@@ -241,7 +243,7 @@ class Scorer(HFLM):
     def _generation_batches(
         self, requests: Mapping[int, Instance], batch_tokens: int, lengths: Sequence[int]
     ) -> list[dict[int, Instance]]:
-        """Requests of equal settings and similar length, so many that contexts and new tokens fit the budget.
+        """Batches of requests with equal settings and similar lengths, whose contexts and new tokens fit the budget.
 
         lengths: tokens of each request's context.
         """

@@ -1,4 +1,4 @@
-"""Standard errors of lm-eval's metrics, by its own definitions but without its 100,000 resamples in Python."""
+"""Standard errors of lm-eval's metrics, by its definitions but without its 100,000 resamples in Python."""
 
 import math
 import random
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from lm_eval.api import metrics
 
-# Random draws a metric at most, so that a few dozen documents and a few thousand take the same fraction of a second.
+# Maximum random draws per metric, so a few dozen documents and a few thousand take the same fraction of a second.
 DRAWS = 10_000_000
 RESAMPLES = 100_000  # as lm-eval
-SLOW_RESAMPLES = 100  # for statistics in Python: what lm-eval takes for BLEU, whose every resample costs seconds
+SLOW_RESAMPLES = 100  # for statistics in Python: what lm-eval uses for BLEU, where each resample takes seconds
 SEED = 0
 
 
 def standard_error(aggregate: Callable[..., Any], items: Sequence[Any]) -> float | None:
-    """The standard error of `aggregate(items)`, one item a document; None where it has no definition, or no float."""
+    """The standard error of `aggregate(items)`, one item per document; None if it is not defined or not finite."""
     if len(items) < 2:
         return None
     if aggregate in ESTIMATES:
@@ -24,8 +24,8 @@ def standard_error(aggregate: Callable[..., Any], items: Sequence[Any]) -> float
             with np.errstate(over="raise"):
                 return float(ESTIMATES[aggregate](items))
         except (OverflowError, FloatingPointError):
-            return None  # the spread of a model that is broken beyond measure
-    # Where lm-eval knows of no standard error, neither do we; it says so without computing anything.
+            return None  # the spread is too large for a float
+    # If lm-eval has no standard error for a metric, there is none here; it says so without computing anything.
     if metrics.stderr_for_metric(aggregate, bootstrap_iters=1) is None:
         return None
     return bootstrap_stderr(aggregate, items)
@@ -42,7 +42,7 @@ def perplexity_stderr(loglikelihoods: Sequence[float]) -> float:
     n, center = len(x), x.mean()
     # log f(t) + t center/n, with expm1 and log1p since all of it is within 1/n of zero
     first, second = (np.log1p(np.expm1(-t * (x - center) / n).mean()) for t in (1, 2))
-    # Rounding may leave the variance of equal items a hair below zero.
+    # Rounding may leave the variance of equal items slightly below zero.
     return math.exp(n * first - center) * math.sqrt(max(math.expm1(n * (second - 2 * first)), 0.0))
 
 
@@ -61,7 +61,7 @@ def ratio_stderr(items: Sequence[tuple[float, float]], statistic: Callable[[np.n
 
 
 def bootstrap_stderr(aggregate: Callable[..., Any], items: Sequence[Any]) -> float:
-    """lm-eval's bootstrap as it is but in this process: its own starts a pool, which a worker with threads must not."""
+    """lm-eval's bootstrap, but in this process: the original starts a pool, which a worker with threads must not do."""
     draw = random.Random(SEED)
     values = [aggregate(draw.choices(items, k=len(items))) for _ in range(SLOW_RESAMPLES)]
     return float(metrics.sample_stddev(values))

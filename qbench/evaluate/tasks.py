@@ -1,4 +1,4 @@
-"""Tasks: lm-eval's own, found without indexing all of them, with local data files where a node has no network."""
+"""Tasks of lm-eval, found without indexing all of them, with local data files for machines without network access."""
 
 import hashlib
 import inspect
@@ -27,11 +27,16 @@ from qbench.evaluate.requests import seeded
 
 PathLike = str | os.PathLike[str]
 
-# A file for the split that the task evaluates, or one file a split where few-shot examples come from another.
+# A file for the split that the task evaluates, or one file per split if few-shot examples come from another split.
 DataFiles = PathLike | Mapping[str, PathLike]
 
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
-FEWSHOT_SPLITS = ("fewshot_split", "training_split", "validation_split", "test_split")  # lm-eval takes the first there
+FEWSHOT_SPLITS = (
+    "fewshot_split",
+    "training_split",
+    "validation_split",
+    "test_split",
+)  # lm-eval uses the first that exists
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 # Fields of a task's config that say where its documents are or what it is called, not what is computed from them.
 NOT_CONTENT = {"dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", *SPLITS}
@@ -41,12 +46,12 @@ log = logging.getLogger(__name__)
 
 # Fields of a task file of which one says where its documents come from.
 SOURCES = {"dataset_path", "custom_dataset", "class", "task_list", "group"}
-# lm-eval compiles a task's template anew for every document, which takes a hundred times as long as to render it.
+# lm-eval recompiles a task's template for every document, which takes a hundred times as long as rendering it.
 lm_eval.utils.env.from_string = lru_cache(maxsize=4096)(lm_eval.utils.env.from_string)
 
 
 class MissingDatasetError(TaskError):
-    """A dataset that is neither in the Hugging Face cache nor to be had."""
+    """A dataset that is not in the Hugging Face cache and could not be downloaded."""
 
 
 class LocalTask(ConfigurableTask):
@@ -57,7 +62,7 @@ class LocalTask(ConfigurableTask):
         super().__init__(config=config)
 
     def download(self, *args: object, **kwargs: object) -> None:
-        """Nothing: the documents are here."""
+        """Do nothing: the documents are given."""
 
 
 @seeded()
@@ -67,10 +72,10 @@ def load_tasks(
     folders: Sequence[PathLike] = (),
     num_fewshot: int | Mapping[str, int] | None = None,
 ) -> dict[str, Task]:
-    """lm-eval's task objects by name; groups and tags stand for their tasks.
+    """lm-eval's task objects by name; groups and tags expand to their tasks.
 
-    names: of tasks, groups or tags in `folders` or of lm-eval, or a task's .yaml file, or a folder of such files.
-    data: local .jsonl files that take the place of a task's dataset; the rest of the task stays as it is.
+    names: tasks, groups or tags of `folders` or lm-eval, a task's .yaml file, or a folder of such files.
+    data: local .jsonl files that replace a task's dataset; the rest of the task is unchanged.
     num_fewshot: for all tasks that take examples, or by name; by default what the task's file says, or 0.
     """
     if isinstance(names, str):
@@ -82,13 +87,13 @@ def load_tasks(
         for member in members:
             loaded = _load(manager, member, data, _shots(num_fewshot, member))
             if twice := sorted(loaded.keys() & tasks.keys()):
-                raise TaskError(f"The task {twice[0]} is named twice; each must be named once.")
+                raise TaskError(f"The task {twice[0]} is listed twice; list each once.")
             tasks |= loaded
     shots = num_fewshot if isinstance(num_fewshot, Mapping) else {}
     for field, given in (("data", data), ("num_fewshot", shots)):
         if unused := [name for name in given if name not in tasks]:
             raise TaskError(
-                f"{field} names the task {unused[0]}, which is not loaded; these are: {', '.join(tasks)}."
+                f"{field} names the task {unused[0]}, which is not one of the tasks: {', '.join(tasks)}."
                 + did_you_mean(unused[0], tasks)
             )
     for name, task in tasks.items():
@@ -98,9 +103,9 @@ def load_tasks(
 
 @seeded()
 def task_fingerprint(task: Task, limit: int | None = None) -> str:
-    """A hash of all that decides a task's numbers: version, config with its code, and the documents' content.
+    """A hash of everything that decides a task's numbers: version, config with its code, and the documents' content.
 
-    Where the documents are does not enter, so a file with the hub's documents has the hub's fingerprint.
+    Where the documents are does not count, so a local file with the Hub's documents has the same fingerprint.
     """
     config = {key: value for key, value in asdict(task.config).items() if key not in NOT_CONTENT}
     config["fewshot_config"] = {**(config.get("fewshot_config") or {}), "split": None}
@@ -118,7 +123,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def _code(value: Any) -> Any:
-    """A function as its name and the file it is from, which has the functions that it calls too; else its text."""
+    """A function as its name and a hash of its file, which may have functions that it calls; other values as text."""
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if not callable(value):
@@ -133,30 +138,32 @@ def _code(value: Any) -> Any:
 
 
 def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str]]:
-    """The task manager that knows a name, and the names that it stands for."""
+    """The task manager that has a name, and the names that it expands to."""
     path = Path(name)
     if is_task_path(name):
         manager = _manager(path if path.is_dir() else path.parent)
         known = [entry for entry in manager.all_subtasks if path.is_dir() or _file(manager, entry) == path.resolve()]
         if not known:
-            raise TaskError(f"{name}: no task there; it must be a .yaml file with 'task:' in it, or a folder of such.")
+            raise TaskError(
+                f"{name}: there is no task; it must be a .yaml file that contains 'task:', or a folder of such files."
+            )
         return manager, known
     for given in folders:
         if not Path(given).is_dir():
-            raise TaskError(f"{given} is not a folder; it must be one with task files (.yaml).")
+            raise TaskError(f"{given} is not a folder; it must be a folder with task files (.yaml).")
     own = [_manager(folder) for folder in folders]
-    # lm-eval mostly keeps a task in the folder of the first part of its name; all of its files take 15 s to read.
+    # lm-eval keeps most tasks in a folder named after the first part of the task's name; reading all files takes 15 s.
     root, parts = Path(lm_eval.tasks.__file__).parent, name.split("_")
     likely = [root / "_".join(parts[:end]) for end in range(len(parts), 0, -1)]
     own += [_manager(folder) for folder in likely if (folder / f"{name}.yaml").is_file()]
     for manager in own:
         if name in manager.all_subtasks:
             return manager, [name]
-    log.info("Looking for the task %s in all of lm-eval's files, which takes a while.", name)
-    index = _index(*(str(Path(folder).resolve()) for folder in folders))
+    log.info("Looking for the task %s in all of lm-eval's files; this takes a while.", name)
+    index = all_tasks(*(str(Path(folder).resolve()) for folder in folders))
     if name not in index.task_index:
         raise TaskError(
-            f"There is no task {name!r}, neither in lm-eval nor in {', '.join(map(str, folders)) or 'a folder given'}."
+            f"There is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}."
             + did_you_mean(name, index.all_tasks)
         )
     return index, [name]
@@ -167,8 +174,8 @@ def _manager(folder: PathLike) -> TaskManager:
 
 
 @cache
-def _index(*folders: str) -> TaskManager:
-    """All of lm-eval's tasks, and those in folders."""
+def all_tasks(*folders: str) -> TaskManager:
+    """An index of all of lm-eval's tasks, and of those in folders."""
     return TaskManager(include_path=list(folders))
 
 
@@ -182,32 +189,34 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
         return {name: _local_task(manager, name, data[name], shots)}
     try:
         tasks = manager.load([name])["tasks"]
-    except Exception as error:  # whatever the hub, the task's file, its functions and its templates raise
+    except Exception as error:  # anything that the Hub, the task's file, its functions or its templates raise
         if isinstance(error, OSError | datasets.exceptions.DatasetsError) or "Couldn't find cache" in str(error):
             raise MissingDatasetError(
                 f"The dataset of the task {name} is not in the Hugging Face cache and could not be downloaded "
-                f"({one_line(error)}). Run `qbench fetch` where there is network, or give a file: "
+                f"({one_line(error)}). Run `qbench fetch` on a machine with network access, or give a local file: "
                 f"`data: {{{name}: FILE.jsonl}}`."
             ) from error
         file = _file(manager, name)
         if file and not SOURCES & load_yaml(file, resolve_func=False).keys():
             raise TaskError(
-                f"The task {name} has no data: {file} names no dataset_path; give it a file: "
+                f"The task {name} has no data: {file} does not name a dataset_path; give a file: "
                 f"`data: {{{name}: FILE.jsonl}}`."
             ) from error
         raise TaskError(f"The task {name} ({file}) cannot be loaded: {one_line(error)}") from error
     if given := sorted(tasks.keys() & data.keys()):
-        raise TaskError(f"data gives a file to {given[0]}, a task of the group {name}; name the task instead.")
+        raise TaskError(
+            f"data gives a file for {given[0]}, a task of the group {name}; list the task instead of the group."
+        )
     return tasks
 
 
 def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | None) -> Task:
     file = _file(manager, name)
     if file is None or name not in manager.all_subtasks:
-        raise TaskError(f"data gives a file to {name}, which is a group of tasks; name its tasks one by one instead.")
+        raise TaskError(f"data gives a file for {name}, which is a group; list its tasks instead.")
     config = load_yaml(file)
     if "class" in config:
-        raise TaskError(f"data names {name}, a task that loads its own data (`class` in {file}); take it out.")
+        raise TaskError(f"data gives a file for {name}, a task that loads its own data (`class` in {file}); remove it.")
     config = {key: value for key, value in config.items() if key not in ("tag", "group", "task_list")}
     files = _files_by_split(name, config, data)
     needed = [] if "process_docs" in config else _template_fields(config)
@@ -219,12 +228,12 @@ def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | N
     if shots and "samples" not in examples and config.get("output_type") != "loglikelihood_rolling":
         if source not in files:
             raise TaskError(
-                f"{name} takes its {shots} few-shot examples from the split {source!r}, for which there is no file; "
+                f"{name} takes its {shots} few-shot examples from the split {source!r}, which has no file; "
                 f"give one per split: `data: {{{name}: {{{', '.join(f'{s}: FILE' for s in (*files, source))}}}}}`."
             )
     elif examples.get("split") not in files:
         examples.pop("split", None)
-    # A split without a file is one the task does not have.
+    # The task does not have splits without a file.
     config |= {key: None for key in SPLITS if config.get(key) not in files}
     config |= {"fewshot_config": examples or None, "metadata": {**(config.get("metadata") or {})}}
     try:
@@ -246,20 +255,20 @@ def _files_by_split(name: str, config: Mapping[str, Any], data: DataFiles) -> di
     for split in data:
         if split not in known:
             raise TaskError(
-                f"data gives {name} a file for the split {split!r}; the task has {', '.join(known)}."
+                f"data gives {name} a file for the split {split!r}; its splits are {', '.join(known)}."
                 + did_you_mean(split, known)
             )
     if evaluated not in data:
-        raise TaskError(f"data gives {name} no file for the split {evaluated!r}, which is the one it evaluates.")
+        raise TaskError(f"{name} is evaluated on the split {evaluated!r}, but data has no file for it.")
     return dict(data)
 
 
 def _template_fields(config: Mapping[str, Any]) -> list[str]:
-    """The fields that a task's templates take from every document."""
+    """The fields that a task's templates need from every document."""
     env = lm_eval.utils.env
     templates = [config[key] for key in TEMPLATES if isinstance(config.get(key), str)]
     fields = {field for template in templates for field in meta.find_undeclared_variables(env.parse(template))}
-    # A bare word is a field's name, or a text of its own where no such field is; only a gold index cannot be that.
+    # A bare word is a field's name or, if there is no such field, literal text; only a gold index cannot be text.
     target = config.get("doc_to_target")
     if config.get("output_type") == "multiple_choice" and isinstance(target, str) and target.isidentifier():
         fields.add(target)
@@ -274,7 +283,7 @@ def _shots(num_fewshot: int | Mapping[str, int] | None, name: str) -> int | None
 
 
 def _set_fewshot(task: Task, shots: int | None, explicit: bool) -> None:
-    """As lm-eval does: a task whose file says 0 keeps it, and one that scores whole pages has no place for examples."""
+    """As in lm-eval: a task whose file says 0 keeps it, and one that scores whole pages takes no examples."""
     fixed = task.config.num_fewshot == 0 or task.OUTPUT_TYPE == "loglikelihood_rolling"
     if shots and fixed and explicit:
         raise TaskError(f"num_fewshot of {task.task_name} is {shots}; the task takes no examples, so it must be 0.")

@@ -1,7 +1,7 @@
 """Token ids on disk: computed once per tokenizer and set of texts, for all models of a matrix.
 
-A file is named by the hash of what it was computed from, so it is never out of date. It carries a checksum, is renamed
-into place whole, and when anything is wrong with it the ids are computed again. At the paper's sizes (five tasks with
+A file is named after the hash of what it was computed from, so it is never out of date. It has a checksum, and is moved
+into place when complete; if it is damaged, the ids are computed again. At the paper's sizes (five tasks with
 22,333 pairs and 60 pages, SmolLM2's tokenizer, one core) it turns 4.8 s of tokenizing per cell into 0.2 s.
 """
 
@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from qbench.files import write_atomically
 
-# Shows what a tokenizer's own content does not: whether the model adds special tokens, and keeps spaces.
+# Shows what a tokenizer's content does not: whether the model adds special tokens, and keeps spaces.
 PROBE = " Is it 42?\n\né 中 <s> </s> "
 
 log = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ class TokenCache:
 
 
 def _tokenizer_hash(lm: TemplateLM) -> str:
-    """The content of a model's tokenizer and how the model uses it."""
+    """A hash of a model's tokenizer and of how the model uses it."""
     tokenizer: Any = lm.tokenizer
-    # Before its content is taken: a call sets the truncation and padding, which are those of the last one otherwise.
+    # Before reading its content: a call resets truncation and padding, which otherwise remain from the last call.
     used = [lm.backend, lm.tok_encode(PROBE), lm._encode_pair(PROBE, PROBE)]
     used += [tokenizers.__version__, transformers.__version__]
     if hasattr(tokenizer, "backend_tokenizer"):

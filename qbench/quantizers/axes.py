@@ -1,7 +1,7 @@
-"""Axes: what a quantization may have beside a method for the weights, such as masked heads. Imports no torch.
+"""Axes: what a quantization may have besides a method for the weights, such as masked heads. Imports no torch.
 
-Adding one: its options here with the form of its label, one entry in AXES, and a class like mask_heads.MaskedHeads in a
-module of its own. Recipes, quantize(), keys, labels and audits read the table; nothing else names an axis.
+To add one: its options here with the format of its label, one entry in AXES, and a class like mask_heads.MaskedHeads
+in its own module. Recipes, quantize(), keys, labels and audits read the table; nothing else names an axis.
 """
 
 from collections.abc import Mapping
@@ -30,21 +30,21 @@ class MaskHeadsOptions(Options):
 
 
 class AppliedAxis(Protocol):
-    """An axis at work on one model, made before its weights are quantized."""
+    """An axis applied to one model; it is created before the weights are quantized."""
 
     def __init__(self, model: "LlamaForCausalLM", options: Any, calibration: Any) -> None:
         """Measure what must be known of the unquantized model."""
 
     def apply(self, model: "LlamaForCausalLM") -> None:
-        """Change the model in place, as it will run: its weights are quantized, and dense if that was asked for."""
+        """Change the model in place, in its final form: its weights are quantized, and dense if that was requested."""
 
     def audit(self, model: "LlamaForCausalLM", probe: "Tensor") -> "PartAudit":
-        """Measure on the model that it was done; probe: token ids [batch, length]."""
+        """Measure on the model that the axis was applied; probe: token ids [batch, length]."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What is known of an axis without torch."""
+    """What is known about an axis without torch."""
 
     name: str  # in a recipe's quantizations and in quantize()
     options: type[Options]
@@ -67,7 +67,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Part:
-    """An axis with its options: one part of a quantization beside the weights."""
+    """An axis with its options: one part of a quantization besides the weights."""
 
     axis: str
     options: Options
@@ -84,7 +84,7 @@ class Part:
 
 
 def parts_of(settings: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The parts with these options, by the names of their axes; an axis of None is left out."""
+    """The parts with these options, given by the names of their axes; an axis that is None is left out."""
     return tuple(Part(name, _options(AXES[name], settings[name])) for name in AXES if settings.get(name) is not None)
 
 
@@ -97,7 +97,7 @@ def _options(axis: Axis, given: Any) -> Options:
     for name in given:
         if name not in fields:
             raise QuantizeError(
-                f"{name} is not an option of {axis.name}; it has {', '.join(fields)}.{did_you_mean(name, fields)}"
+                f"{name} is not an option of {axis.name}, which has {', '.join(fields)}.{did_you_mean(name, fields)}"
             )
     try:
         return axis.options(**given)
@@ -109,9 +109,9 @@ def _options(axis: Axis, given: Any) -> Options:
 
 
 def _yaml_hint(value: Any) -> str:
-    """YAML reads 1e-6 as text."""
+    """YAML reads 1e-6 as a string."""
     try:
         number = float(value) if isinstance(value, str) else None
     except ValueError:
         return ""
-    return "" if number is None else f" In YAML, a number such as {value} needs a point: 1.0e-6."
+    return "" if number is None else f" In YAML, a number such as {value} needs a decimal point: 1.0e-6."

@@ -1,4 +1,4 @@
-"""Calibration text: a named source, and windows drawn from it. No torch until tokens are asked for."""
+"""Calibration text: a named source, and windows drawn from it. Imports torch only to make tokens."""
 
 import hashlib
 import json
@@ -25,13 +25,13 @@ NAMED: dict[str, dict[str, str]] = {
     },
     "c4": {
         "path": "allenai/c4",
-        "data_files": "en/c4-train.00000-of-01024.json.gz",  # the shard that GPTQ's own code reads
+        "data_files": "en/c4-train.00000-of-01024.json.gz",  # the shard that GPTQ's original code reads
         "revision": "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
     },
 }
 
-# Documents are read in order up to this many characters, or 64 for each token wanted if that is more: all of
-# wikitext-2's training split (11 million), and of C4's shard no more than is of use.
+# Documents are read in order up to this many characters, or 64 per requested token if that is more: all of
+# wikitext-2's training split (11 million), and only as much of C4's shard as is useful.
 READ_CHARACTERS = 2**24
 
 
@@ -40,13 +40,13 @@ class Calibration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    source: str = Field(min_length=1)  # wikitext2, c4, a text or .jsonl file, or owner/name of a dataset on the hub
+    source: str = Field(min_length=1)  # wikitext2, c4, a text or .jsonl file, or owner/name of a dataset on the Hub
     samples: int = Field(128, ge=1)
-    length: int = Field(2048, ge=2)  # tokens per sample; no more than the model takes
+    length: int = Field(2048, ge=2)  # tokens per sample; cut to what the model takes
     seed: int = 0
-    seeds: int = Field(1, ge=1)  # draws of so many samples each, no two with a token in common; one cell per draw
+    seeds: int = Field(1, ge=1)  # draws of `samples` windows each, no two with a token in common; one cell per draw
     field: str = "text"  # of a line in a .jsonl file, or of a row in a dataset
-    split: str = "train"  # this and the next two are for datasets on the hub
+    split: str = "train"  # this and the next two are for datasets on the Hub
     subset: str | None = None
     revision: str | None = None  # the dataset's commit
 
@@ -54,36 +54,38 @@ class Calibration(BaseModel):
     def _source_is_known(self) -> "Calibration":
         if self.source in NAMED:
             if self.subset or self.revision:
-                raise ValueError(f"{self.source} stands for a fixed subset and revision; name the dataset to set them")
+                raise ValueError(
+                    f"{self.source} has a fixed subset and revision; give the dataset's Hub id to set them"
+                )
         elif not self.is_file and not self.revision:
             raise ValueError(
-                f"source {self.source!r} is not a file here, and as a dataset on the Hub it needs a revision "
+                f"source {self.source!r} is not a local file, and a dataset on the Hub needs a revision "
                 f"(a commit); it must be {' or '.join(NAMED)}, a text or .jsonl file, or owner/name with a revision"
             )
         return self
 
     @property
     def is_file(self) -> bool:
-        """Whether the source is a local file, there or not: a path with a suffix or one that exists."""
+        """Whether the source means a local file: a path with a suffix, or one that exists."""
         path = Path(self.source)
         return self.source not in NAMED and not self.revision and (path.exists() or path.suffix != "")
 
     @property
     def draws(self) -> tuple[int | None, ...]:
-        """The numbers of the draws, from 1; one draw alone has none."""
+        """The numbers of the draws, from 1; a single draw has no number."""
         return (None,) if self.seeds == 1 else tuple(range(1, self.seeds + 1))
 
     def content_hash(self, draw: int | None = None) -> str:
-        """A hash of the settings and of the text: the file's bytes, or the commit that pins a dataset on the hub.
+        """A hash of the settings and of the text: the file's bytes, or the commit that pins a dataset on the Hub.
 
-        How many draws there are does not enter: a draw's windows do not depend on it.
+        The number of draws does not count: a draw's windows do not depend on it.
         """
         settings = self.model_dump(exclude={"source", "seeds"}) | ({"draw": draw} if draw else {})
         text = hashlib.sha256(_read_bytes(Path(self.source))).hexdigest() if self.is_file else self.dataset()
         return hashlib.sha256(json.dumps([settings, text], sort_keys=True).encode()).hexdigest()
 
     def dataset(self) -> dict[str, str]:
-        """Arguments of datasets.load_dataset, the split apart, for a source on the hub; a file has none."""
+        """Arguments of datasets.load_dataset, without the split, for a source on the Hub; a file has none."""
         own = {"path": self.source, "name": self.subset, "revision": self.revision}
         return NAMED.get(self.source) or {key: value for key, value in own.items() if value is not None}
 
@@ -93,15 +95,15 @@ def calibration_batches(
 ) -> list["Tensor"]:
     """source.samples windows of token ids [1, length], drawn at random from the source's text as one stream.
 
-    max_length: what the model takes; source.length is cut to it. draw: which of source.draws.
+    max_length: the model's maximum; source.length is cut to it. draw: which of source.draws.
     """
     import torch
 
     length = min(source.length, max_length or source.length)
     text = "\n\n".join(_up_to(documents(source), max(READ_CHARACTERS, 64 * source.samples * length)))
     if not text.strip():
-        raise QuantizeError(f"The calibration source {source.source} is empty: it has no text.")
-    ids = tokenizer(text, verbose=False)["input_ids"]  # verbose: the text is longer than the model takes, as it should
+        raise QuantizeError(f"The calibration source {source.source} is empty; it must contain text.")
+    ids = tokenizer(text, verbose=False)["input_ids"]  # verbose: the text is longer than the model takes, as intended
     wanted = f"{source.samples} samples of {length} tokens"
     needed, fewer = source.samples * length, "fewer or shorter samples"
     if draw:
@@ -113,15 +115,15 @@ def calibration_batches(
     if len(ids) < needed:
         raise QuantizeError(
             f"The calibration source {source.source} has {len(ids):,} tokens; {wanted} need {needed:,}. "
-            f"Ask for {fewer}, or give a longer text."
+            f"Use {fewer}, or a longer text."
         )
     stream = torch.tensor(ids).unsqueeze(0)  # [1, tokens]
     return [stream[:, start : start + length].clone() for start in _starts(source, len(ids), length, draw)]
 
 
 def _starts(source: Calibration, tokens: int, length: int, draw: int | None) -> list[int]:
-    """Where the windows start: anywhere; or with several draws where the text, cut into windows end to end and these
-    shuffled, has its next source.samples windows for each draw. So no two draws share a token."""
+    """Where the windows start: anywhere if there is one draw. With several, the text is cut into consecutive windows,
+    these are shuffled, and each draw takes the next source.samples of them, so no two draws share a token."""
     random_of_seed = random.Random(source.seed)
     if draw is None:
         return [random_of_seed.randrange(tokens - length + 1) for _ in range(source.samples)]
@@ -134,8 +136,8 @@ def _starts(source: Calibration, tokens: int, length: int, draw: int | None) -> 
 def token_ids(calibration: Any, model: "PreTrainedModel") -> "Sequence[Tensor]":
     """Calibration as token ids [1, length] that fit the model.
 
-    calibration: a sequence of such tensors; or a source, read with the model's own tokenizer: a Calibration, its
-    fields, or the source's name or path alone.
+    calibration: a sequence of such tensors; or a source, read with the model's tokenizer: a Calibration, its fields, or
+    just the source's name or path.
     """
     import torch
 
@@ -166,7 +168,7 @@ def token_ids(calibration: Any, model: "PreTrainedModel") -> "Sequence[Tensor]":
         if low < 0 or high >= model.config.vocab_size:
             raise QuantizeError(
                 f"Calibration sample {i} has the token id {low if low < 0 else high}; the model's vocabulary is "
-                f"0 to {model.config.vocab_size - 1}. Was it made with another model's tokenizer?"
+                f"0 to {model.config.vocab_size - 1}. Was it made with a different model's tokenizer?"
             )
     return [ids.long() for ids in calibration]
 
@@ -190,7 +192,7 @@ def _tokenizer(model: "PreTrainedModel") -> Callable[..., Any]:
         return load_tokenizer(model.config.name_or_path or "")
     except (OSError, ValueError) as error:
         raise QuantizeError(
-            f"The model's folder {model.config.name_or_path!r} has no tokenizer to read the calibration source with; "
+            f"The model's folder {model.config.name_or_path!r} has no tokenizer, which the calibration source needs; "
             f"pass calibration_batches(source, tokenizer) instead. {error}"
         ) from error
 
@@ -214,11 +216,11 @@ def _hub_documents(source: Calibration) -> Iterator[str]:
     arguments = source.dataset()
     try:
         rows = load_dataset(**arguments, split=source.split)
-    except Exception as error:  # offline, not cached, no such dataset: datasets and the hub raise a dozen kinds
+    except Exception as error:  # offline, not cached, no such dataset: datasets and huggingface_hub raise a dozen types
         what = " ".join(arguments[key] for key in ("path", "name", "data_files") if key in arguments)
         raise QuantizeError(
             f"The calibration dataset {what} ({source.split}, revision {arguments['revision']}) is not in the Hugging "
-            f"Face cache and cannot be downloaded; `qbench fetch` fills the cache on a machine with network. "
+            f"Face cache and could not be downloaded; run `qbench fetch` on a machine with network access. "
             f"{one_line(error)}"
         ) from error
     if source.field not in rows.column_names:
@@ -235,12 +237,12 @@ def _jsonl_field(path: Path, number: int, line: str, field: str) -> str:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise QuantizeError(f"{where}: not JSON ({error}). A .jsonl file holds one object per line.") from None
+        raise QuantizeError(f"{where}: not JSON ({error}). A .jsonl file must have one object per line.") from None
     if not isinstance(row, dict) or field not in row:
         found = f"it has {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
         raise QuantizeError(f"{where}: no field {field!r}; {found}.")
     if not isinstance(row[field], str):
-        raise QuantizeError(f"{where}: the field {field!r} is {row[field]!r}; it must be text.")
+        raise QuantizeError(f"{where}: the field {field!r} is {row[field]!r}; it must be a string.")
     return row[field]
 
 
@@ -259,7 +261,7 @@ def _read_text(path: Path) -> str:
 
 
 def _up_to(documents: Iterable[str], characters: int) -> Iterator[str]:
-    """Documents in order until they have that many characters."""
+    """Documents in order until they total that many characters."""
     read = 0
     for document in documents:
         yield document

@@ -1,7 +1,7 @@
-"""What a quantizer declares of itself: its options and a `Quantizer`. No torch here: plans read declarations too.
+"""What a quantizer declares: its options and a `Quantizer`. Imports no torch, since plans read declarations too.
 
-Adding one: a folder `qbench/quantizers/<name>/` whose `__init__.py` imports no torch and has a `QUANTIZER`, or the same
-in a package of your own with an entry point in the group "qbench.quantizers". Nothing else names a method.
+To add one: a folder `qbench/quantizers/<name>/` whose `__init__.py` imports no torch and has a `QUANTIZER`, or the same
+in your own package with an entry point in the group "qbench.quantizers". Nothing else names a method.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from qbench.quantizers.packed import PackedLinear
 
-# The field of a quantization_config that has the method if transformers cannot load what we write. Without
-# "quant_method" it raises an error; with a method that it does not know, or "hqq", it would only warn and draw the
-# weights at random.
+# The field of a quantization_config that names the method if transformers cannot load what we write. Without
+# "quant_method" it raises an error; with an unknown method, or "hqq", it would only warn and initialize the weights
+# at random.
 OUR_METHOD = "qbench_quant_method"
 
 
 class QuantizeError(InputError):
-    """A wrong call: a method, bits, option, model or calibration that cannot be quantized with."""
+    """A wrong call: a method, bits, option, model or calibration that does not work."""
 
 
 class Options(BaseModel):
@@ -36,25 +36,25 @@ class Options(BaseModel):
     # How each option shows in a label: always, or only if it is not the default. Those of a base class come last.
     label_always: ClassVar[Mapping[str, str]] = {}
     label_if_changed: ClassVar[Mapping[str, str]] = {}
-    # If scores depend on what else is in a batch, its token budget on a CPU unless the recipe gives one.
+    # If scores depend on what else is in a batch: the batch's token budget on a CPU, unless the recipe gives one.
     fixed_batch_tokens: ClassVar[int | None] = None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         shown = cls._forms("label_always") | cls._forms("label_if_changed")
         if unseen := cls.model_fields.keys() - shown.keys():
-            raise TypeError(f"{cls.__name__} has options that no label shows: {', '.join(sorted(unseen))}.")
+            raise TypeError(f"{cls.__name__} has options that are not shown in a label: {', '.join(sorted(unseen))}.")
 
     @classmethod
     def _forms(cls, name: str) -> dict[str, str]:
-        """The forms of this class, and then of its bases."""
+        """The label formats of this class, then those of its bases."""
         found: dict[str, str] = {}
         for kind in cls.__mro__:
             found = found | {field: form for field, form in vars(kind).get(name, {}).items() if field not in found}
         return found
 
     def label_parts(self) -> list[str]:
-        """The parts of the label that these options add, such as g64."""
+        """What these options add to the label, such as g64."""
         fields = type(self).model_fields
         if_changed = self._forms("label_if_changed").items()
         changed = {name: form for name, form in if_changed if getattr(self, name) != fields[name].default}
@@ -74,19 +74,19 @@ class Quantizer:
     """A method: what it offers, and how its layers are made, saved and read back."""
 
     name: ClassVar[str]  # in recipes and labels
-    title: ClassVar[str]  # in tables, as papers write it
+    title: ClassVar[str]  # in tables, spelled as in papers
     widths: ClassVar[Mapping[int, type[Options]]]  # by bits: the options at that width
-    library: ClassVar[str | None] = None  # the package that it needs, by the name under which it is imported
+    library: ClassVar[str | None] = None  # the package that it needs, by its import name
     calibrated: ClassVar[bool] = False  # its weights depend on calibration text
     quant_method: ClassVar[str | None] = None  # its name in quantization_configs; None: `name`
-    config_file: ClassVar[str | None] = None  # a file beside config.json that has the quantization_config too
-    # For a plan's estimate: how often the weights go through memory, with the audit (bnb: 30 to 40 s of one core for
-    # 308 million weights), and the seconds that it takes to solve one column.
+    config_file: ClassVar[str | None] = None  # a file next to config.json that also has the quantization_config
+    # For a plan's estimate: how often the weights go through memory, including the audit (bnb: 30 to 40 s on one core
+    # for 308 million weights), and the seconds to solve one column.
     passes: ClassVar[float] = 180.0
     column_seconds: ClassVar[float] = 0.0
 
     def layer_class(self, bits: int) -> "type[PackedLinear]":
-        """The class of its layers. Import it in here, so that a plan does not wait for torch."""
+        """The class of its layers. Import it inside, so a plan does not wait for torch."""
         raise NotImplementedError(f"{self.name} has no layers.")
 
     def quantize_linears(
@@ -102,16 +102,16 @@ class Quantizer:
     ) -> None:
         """Replace each target nn.Linear by a PackedLinear, in place.
 
-        All checks of shapes and calibration come before the first one is replaced. The source weights are the audit's
-        evidence: a method may drop them, never write into them. progress: a bar on a terminal. The model stays where
-        it is; one layer at a time visits `device`, by default the same.
+        All checks of shapes and calibration come before the first replacement. The audit compares with the source
+        weights: a method may drop them but must not write to them. progress: show a bar on a terminal. The model
+        stays on its device; one layer at a time moves to `device` (by default the same) and back.
         """
         from qbench.quantizers.packed import replace_linears
 
         replace_linears(model, targets, self.layer_class(bits), bits, options, progress=progress, device=device)
 
     def write_config(self, bits: int, options: Any, dtype: str) -> dict[str, Any]:
-        """The quantization_config of config.json, in the words of the library that reads it."""
+        """The quantization_config of config.json, in the format of the library that reads it."""
         return {OUR_METHOD: self.config_name, "bits": bits, "options": options.model_dump()}
 
     def read_config(self, settings: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -124,11 +124,11 @@ class Quantizer:
             self.layer_class(bits)
 
     def cuda_environment(self) -> dict[str, str]:
-        """Environment variables for its cells on CUDA: what all of them would find out is found out here, once."""
+        """Environment variables for its cells on CUDA: results of checks that each cell would otherwise repeat."""
         return {}
 
     def check_kernels(self, device: str) -> None:
-        """QuantizeError if its library would silently run other kernels on the device than it has for it."""
+        """Raise QuantizeError if its library would silently run fallback kernels on the device."""
 
     @property
     def config_name(self) -> str:
@@ -137,7 +137,7 @@ class Quantizer:
 
     @property
     def is_installed(self) -> bool:
-        """Whether its library is here."""
+        """Whether its library is installed."""
         return self.library is None or find_spec(self.library) is not None
 
 

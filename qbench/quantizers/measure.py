@@ -1,4 +1,4 @@
-"""Measurements for the audit: of a layer's codes and weights against its source, and of logits on a probe."""
+"""Measurements for the audit: a layer's codes and weights compared with its source, and logits on a probe."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ from qbench.quantizers.packed import PackedLinear
 from qbench.records.audit import LayerAudit
 
 PROBE_SHAPE = (2, 64)
-_CHUNK = 2**22  # entries of a table of levels that are held at once
+_CHUNK = 2**22  # entries of a table of levels in memory at once
 
 
 def default_probe(vocab_size: int) -> Tensor:
@@ -30,7 +30,7 @@ def logits_on(model: nn.Module, probe: Tensor) -> Tensor:
 
 
 def compare_logits(reference: Tensor, logits: Tensor) -> tuple[float, float]:
-    """Mean KL(reference ‖ logits) in nats, and the share of positions whose likeliest token is the same."""
+    """Mean KL(reference ‖ logits) in nats, and the share of positions with the same most likely token."""
     if not logits.isfinite().all():
         return math.nan, math.nan
     kl = 0.0
@@ -46,7 +46,7 @@ def relative_gap(logits: Tensor, reference: Tensor) -> float:
 
 
 def hashes(model: nn.Module) -> dict[str, str]:
-    """A hash of each parameter and buffer, saved or not; "meta" where there are no values."""
+    """A hash of each parameter and buffer, saved or not; "meta" if it has no values."""
     tensors = {**model.state_dict(), **dict(model.named_buffers())}
     return {name: "meta" if tensor.is_meta else _hash(tensor) for name, tensor in tensors.items()}
 
@@ -60,8 +60,8 @@ def _hash(tensor: Tensor) -> str:
 def int8_outputs(layers: dict[str, PackedLinear]) -> Iterator[dict[str, tuple[float, float]]]:
     """While the model runs, compare the outputs of LLM.int8 layers with a simulation of them in float64.
 
-    Gives by name ‖output - simulated‖ / ‖simulated‖, and how much of the way from the simulated output to that of
-    activations as they are the output goes: 0 for LLM.int8, 1 for int8 weights alone, whatever the rounding.
+    Yields, by layer name, ‖output - simulated‖ / ‖simulated‖, and where the output lies between the simulated one and
+    the one with unquantized activations: 0 for LLM.int8, 1 if only the weights are int8, regardless of rounding.
     """
     gaps: dict[str, tuple[float, float]] = {}
 
@@ -70,7 +70,7 @@ def int8_outputs(layers: dict[str, PackedLinear]) -> Iterator[dict[str, tuple[fl
         bias = None if layer.bias is None else layer.bias.double()
         simulated = F.linear(_int8_rows(x, layer.threshold), weight, bias)
         off, spared = output.flatten(0, -2).double() - simulated, F.linear(x.double(), weight, bias) - simulated
-        tell = spared.norm() > 1e-4 * simulated.norm()  # not where all columns are outliers
+        tell = spared.norm() > 1e-4 * simulated.norm()  # unless all columns are outliers
         gaps[name] = (
             float(off.norm() / simulated.norm()),
             float((off * spared).sum() / spared.square().sum()) if tell else 0.0,
@@ -89,7 +89,7 @@ def int8_outputs(layers: dict[str, PackedLinear]) -> Iterator[dict[str, tuple[fl
 
 
 def _int8_rows(x: Tensor, threshold: float) -> Tensor:
-    """x [tokens, in] as LLM.int8 sees it: int8 with a scale per row, but for columns with any |x| ≥ threshold > 0."""
+    """x [tokens, in] as LLM.int8 sees it: int8 with a scale per row, except columns with any |x| ≥ threshold > 0."""
     half = x.half().double()  # which bitsandbytes quantizes
     outliers = half.abs() >= threshold if threshold else torch.zeros_like(x, dtype=torch.bool)
     scale = half.masked_fill(outliers, 0).abs().amax(1, keepdim=True) / 127
@@ -98,7 +98,7 @@ def _int8_rows(x: Tensor, threshold: float) -> Tensor:
 
 @torch.no_grad()
 def measure_layer(name: str, source: Tensor, layer: PackedLinear, other_options: tuple[str, ...] = ()) -> LayerAudit:
-    """All that the audit wants to know of one packed layer, given the weight that it was made from."""
+    """Everything the audit needs to know about one packed layer, given the weight that it was made from."""
     codes, weight = layer.codes(), layer.dequantize()
     exact = weight if weight.dtype == torch.float32 else layer.dequantize_float32()
     weight, source = weight.float(), source.to(weight.device, torch.float32)
@@ -135,7 +135,7 @@ def measure_layer(name: str, source: Tensor, layer: PackedLinear, other_options:
 
 
 class _Grid:
-    """Where the weights of a layer lie on the levels of their groups; exact: the weights before their rounding."""
+    """Where the weights of a layer lie on the levels of their groups; exact: the weights before rounding."""
 
     def __init__(self, layer: PackedLinear, codes: Tensor, weight: Tensor, exact: Tensor, source: Tensor) -> None:
         self.levels, self.one_value_a_code, self.codes_possible, misplaced, narrow, judged = 0, True, 0, 0, 0, 0
@@ -143,15 +143,15 @@ class _Grid:
         width, levels = max(int(codes.max()) + 1, 2**layer.bits), layer.grid()
         every = torch.arange(width, device=codes.device)
         for c, w, e, s in _chunks(width, *(layer.groups(t) for t in (codes.long(), weight, exact, source))):
-            # [groups, 1 + width + 1]: the value of each code in each group, NaN where it is not in use
+            # [groups, 1 + width + 1]: the value of each code in each group, NaN if it is not in use
             table = e.new_full((len(c), width + 2), math.nan).scatter_(1, c + 1, e)
             self.one_value_a_code &= _is_one_value_a_code(c, w)
             self.levels = max(self.levels, int((~table.isnan()).sum(1).max()))
             low, high = c.amin(1, keepdim=True), c.amax(1, keepdim=True)
-            # A group's mean step; NaN, and so out of all that follows, in a group of one level.
+            # A group's mean step; NaN in a group with one level, which excludes it from what follows.
             step = _signed(table, low, high).abs()
             steps_off.append(((w - s) / step).flatten())
-            # The levels that are not in use, so that a group of fewer levels than it could have is seen for what it is.
+            # The levels that are not in use, to detect a group that has fewer levels than it could have.
             if levels is None:
                 unused = table.gather(1, low + 1) + (every - low) * _signed(table, low, high)
             else:
@@ -173,7 +173,7 @@ class _Grid:
 
 
 def _is_one_value_a_code(codes: Tensor, weight: Tensor) -> bool:
-    """Whether equal codes of a group [groups, group_size] stand for equal weights."""
+    """Whether equal codes in a group [groups, group_size] mean equal weights."""
     by_code = weight.new_empty(len(codes), int(codes.max()) + 1).scatter_(1, codes, weight)
     return bool((by_code.gather(1, codes) == weight).all())
 

@@ -1,4 +1,4 @@
-"""What can be asked for: the quantizers there are, and a `Quantization`, typed and checked. No torch here."""
+"""What can be requested: the available quantizers, and a `Quantization`, typed and checked. Imports no torch."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ ENTRY_POINTS = "qbench.quantizers"  # the group in which other packages declare 
 
 
 class NotOfferedError(QuantizeError):
-    """The method has no such width."""
+    """The method does not offer this width."""
 
 
 @dataclass(frozen=True)
 class NotOffered:
-    """A width that a method lacks: a value for plans and tables, not an error."""
+    """A width that a method does not offer: a value for plans and tables, not an error."""
 
     method: str
     bits: int
@@ -34,7 +34,7 @@ class NotOffered:
 
     @property
     def label(self) -> str:
-        """The name in tables; there are no options to tell apart."""
+        """The name in tables; there are no options to show."""
         return "-".join([self.method, str(self.bits), *(part.label for part in self.parts)])
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class NotOffered:
 
 @dataclass(frozen=True)
 class Quantization:
-    """A method for the weights, its bits and its resolved options, and parts beside it: one for each of its axes.
+    """A method for the weights with its bits and resolved options, and further parts, one per axis.
 
     Make one with `quantization`, which validates.
     """
@@ -55,17 +55,17 @@ class Quantization:
 
     @cached_property
     def label(self) -> str:
-        """The name in tables: `hqq-3-g64`, `none-16`, `none-16-mask1e-06`. Two different settings never share one."""
+        """The name in tables: `hqq-3-g64`, `none-16`, `none-16-mask1e-06`. Different settings have different names."""
         return "-".join([self.method, str(self.bits), *self.options.label_parts(), *(p.label for p in self.parts)])
 
     @property
     def is_unquantized(self) -> bool:
-        """Whether this is the baseline: weights as they are, and nothing beside them."""
+        """Whether this is the baseline: unquantized weights, and no axes."""
         return self.label == UNQUANTIZED
 
     @property
     def for_weights(self) -> "Quantization":
-        """The same without its parts."""
+        """The same quantization without its axes."""
         return replace(self, parts=())
 
     @property
@@ -84,12 +84,12 @@ class Quantization:
         return quantizer(self.method)
 
     def identity(self) -> dict[str, Any]:
-        """Its part of a cell's identity; without further parts, the fields are those of older records."""
+        """Its part of a cell's identity; without axes, the fields are the same as in older records."""
         weights = {"method": self.method, "bits": self.bits, "options": self.options.model_dump()}
         return weights | ({"parts": {p.label: p.options.model_dump() for p in self.parts}} if self.parts else {})
 
     def packages(self) -> dict[str, str]:
-        """The versions of the method's library and, if it is declared in another package, of that one with its code."""
+        """The version of the method's library and, if another package declares it, that one's version and code hash."""
         library = self.quantizer.library
         found = {library: _version(library)} if library else {}
         for point, other in declared(ENTRY_POINTS, Quantizer, QuantizeError):
@@ -100,7 +100,7 @@ class Quantization:
 
 @cache
 def quantizers() -> dict[str, Quantizer]:
-    """Every quantizer by its name: the baseline, ours in alphabetical order, then those of other packages."""
+    """Every quantizer by name: the baseline, ours in alphabetical order, then those of other packages."""
     found = {own.name: own for own in sorted(_ours(), key=lambda own: (own.name != "none", own.name))}
     for point, other in declared(ENTRY_POINTS, Quantizer, QuantizeError):
         if other.name in found:
@@ -115,7 +115,7 @@ def quantizers() -> dict[str, Quantizer]:
 
 
 def quantizer(method: str) -> Quantizer:
-    """The quantizer of that name; the error names those that there are."""
+    """The quantizer of that name; the error lists the available ones."""
     known = quantizers()
     if not isinstance(method, str) or method not in known:
         raise QuantizeError(f"method is {method!r}; it must be one of {', '.join(known)}.{did_you_mean(method, known)}")
@@ -133,11 +133,11 @@ def offers(method: str, bits: int) -> bool:
 def quantization(method: str, bits: int, **options: Any) -> Quantization:
     """A Quantization with every option resolved and checked; the error names the option and what is allowed.
 
-    options: of the method, and of axes beside it by their names: mask_heads={"epsilon": 1e-6}.
+    options: those of the method, and axes by their names: mask_heads={"epsilon": 1e-6}.
     """
     if not offers(method, bits):
         widths = _listed(quantizer(method).widths)
-        raise NotOfferedError(f"{bits} bits are {NotOffered(method, bits)}; it has {widths}.")
+        raise NotOfferedError(f"{bits} bits are {NotOffered(method, bits)}, which offers {widths}.")
     kind = quantizer(method).widths[bits]
     parts = parts_of(options)
     options = {name: value for name, value in options.items() if name not in AXES}
@@ -152,7 +152,7 @@ def quantization(method: str, bits: int, **options: Any) -> Quantization:
 
 
 def _ours() -> list[Quantizer]:
-    """The declarations in this package: each of its folders has one."""
+    """The declarations in this package, one per folder."""
     folders = [found.name for found in pkgutil.iter_modules(qbench.quantizers.__path__) if found.ispkg]
     return [import_module(f"qbench.quantizers.{name}").QUANTIZER for name in folders]
 
@@ -170,7 +170,7 @@ def _unknown_option(method: str, bits: int, name: str) -> str:
     elsewhere = [str(b) for b, kind in widths.items() if name in kind.model_fields]
     if elsewhere:
         return f"{name} is an option of {method} at {' and '.join(elsewhere)} bits, not at {bits}."
-    allowed = f"it has {', '.join(known)}" if known else "it has none"
+    allowed = f"its options are {', '.join(known)}" if known else "it has none"
     return f"{name} is not an option of {method} at {bits} bits; {allowed}.{did_you_mean(name, [*known, *AXES])}"
 
 

@@ -1,4 +1,4 @@
-"""PackedLinear: a linear layer whose weight is stored as codes, whatever the method that made them."""
+"""PackedLinear: a linear layer whose weight is stored as codes, by any method."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -15,24 +15,26 @@ _ATTRIBUTE = "qbench_packed_form"
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes of a packed weight as it is saved: the codes, and what is needed to read them (scales, zeros, g_idx)."""
+    """Bytes of a packed weight as saved: the codes, and what is needed to decode them (scales, zeros, g_idx)."""
 
     code_bytes: int
     metadata_bytes: int
 
 
 class PackedLinear(nn.Module):
-    """A linear layer that holds codes for its weight; a method subclasses it and fills in codes and dequantize.
+    """A linear layer that stores its weight as codes; a method subclasses it and implements codes and dequantize.
 
-    Its state_dict is what is written to disk: `storage` counts those tensors, the bias apart.
+    Its state_dict is what is written to disk; `storage` counts those tensors, except the bias.
     """
 
-    CODE_TENSORS: ClassVar[frozenset[str]]  # the names in state_dict that hold codes; the rest but `bias` is metadata
+    CODE_TENSORS: ClassVar[
+        frozenset[str]
+    ]  # the names in state_dict that hold codes; the rest, except `bias`, is metadata
     # Whether each weight gets the level nearest to it; the audit checks that. GPTQ moves weights on purpose.
     NEAREST: ClassVar[bool] = False
     ACTIVATION_BITS: ClassVar[int | None] = None  # None: activations stay in the model's dtype
 
-    MIN_STEP: ClassVar[float] = 0.0  # the finest step that the method can make; narrower groups use fewer codes
+    MIN_STEP: ClassVar[float] = 0.0  # the smallest step that the method can represent; narrower groups use fewer codes
 
     in_features: int
     out_features: int
@@ -45,38 +47,38 @@ class PackedLinear(nn.Module):
         raise NotImplementedError
 
     def dequantize(self) -> Tensor:
-        """The weight that the codes stand for, [out_features, in_features], in the compute dtype."""
+        """The weight that the codes represent, [out_features, in_features], in the compute dtype."""
         raise NotImplementedError
 
     def dequantize_float32(self) -> Tensor:
-        """The same before it is rounded to the compute dtype: the audit counts steps of the grid in it.
+        """The same before rounding to the compute dtype, for the audit to count steps of the grid.
 
-        In bfloat16 a weight has 8 bits, as many as an 8-bit code: weights on the right level may look misplaced.
+        In bfloat16 a weight has 8 bits, as many as an 8-bit code, so weights on the right level may look misplaced.
         """
         return self.dequantize().float()
 
     @classmethod
     def check_linear(cls, name: str, linear: nn.Linear, bits: int, options: Any) -> None:
-        """A QuantizeError if a linear layer of this shape cannot be packed; by default all can."""
+        """Raise QuantizeError if a linear layer of this shape cannot be packed; by default all can."""
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: Any) -> Self:
-        """Quantize one linear layer on its own device."""
+        """Quantize one linear layer on its device."""
         raise NotImplementedError
 
     @classmethod
     def from_tensors(
         cls, tensors: dict[str, Tensor], options: Any, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
     ) -> Self:
-        """The layer that a saved state_dict holds; shape is [out_features, in_features], dtype the compute dtype.
+        """The layer from a saved state_dict; shape is [out_features, in_features], dtype the compute dtype.
 
-        By default the class itself takes these arguments.
+        By default these are the arguments of the class.
         """
         return cls(tensors, options, bits=bits, shape=shape, dtype=dtype)
 
     @classmethod
     def marker(cls) -> str:
-        """The tensor by which a stored layer shows that it is one of these: by default its codes."""
+        """The tensor that identifies a stored layer as one of this class; by default its codes."""
         (codes,) = cls.CODE_TENSORS
         return codes
 
@@ -92,11 +94,11 @@ class PackedLinear(nn.Module):
         return None
 
     def packed_bytes(self) -> int:
-        """The bytes that the codes take when they are packed as the method packs them."""
+        """The number of bytes of the codes in the method's packing."""
         return -(-self.out_features * self.in_features * self.bits // 8)
 
     def settings(self) -> dict[str, object]:
-        """The options that the layer was made with, by their names in Options, as far as its tensors or it can tell."""
+        """The options that the layer was made with, by their names in Options, if the layer shows them."""
         return {"group_size": self.group_size}
 
     def storage(self) -> Storage:
@@ -106,10 +108,10 @@ class PackedLinear(nn.Module):
         return Storage(code_bytes=codes, metadata_bytes=sum(sizes.values()) - codes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b with `dequantize`'s weight, as dense execution has it; bnb and hqq run their libraries' code.
+        """x Wᵀ + b with `dequantize`'s weight, as in dense execution; bnb and hqq run their libraries' code instead.
 
-        GPTQ has this one, so its packed and dense logits agree by construction: that both are what gptqmodel reads
-        from the tensors is shown by tests.
+        GPTQ uses this one, so its packed and dense logits agree by construction; tests show that both match what
+        gptqmodel reads from the tensors.
         """
         return F.linear(x, self.dequantize().to(x.dtype), self.bias)
 
@@ -128,7 +130,7 @@ def replace_linears(
     progress: bool,
     device: torch.device | str | None,
 ) -> None:
-    """Put the packed form of each target in its place, for methods that need only the weight, one after the other."""
+    """Replace each target by its packed form, one after the other; for methods that need only the weight."""
     for name in targets:
         kind.check_linear(name, _linear(model, name), bits, options)
     for name in Bar(targets, unit="linear", shown=progress):
@@ -146,7 +148,7 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 @dataclass(frozen=True)
 class PackedForm:
-    """A quantized model's packed layers: those that it runs, or those that its dense weights came from, on the CPU."""
+    """A quantized model's packed layers: the ones that it runs, or the ones its dense weights came from, on the CPU."""
 
     quantization: Quantization
     layers: dict[str, PackedLinear]
@@ -158,5 +160,5 @@ def packed_form(model: nn.Module) -> PackedForm | None:
 
 
 def attach_packed_form(model: nn.Module, form: PackedForm) -> None:
-    """Attach the packed form to its model beside its modules, so that it stays out of parameters and state_dict."""
+    """Attach the packed form to its model outside its modules, so it stays out of parameters and state_dict."""
     object.__setattr__(model, _ATTRIBUTE, form)

@@ -30,7 +30,7 @@ from qbench.records.audit import Audit, AuditError, LayerAudit, PartAudit, failu
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What can be said of a quantized model without a forward pass, by the names of the audit's fields."""
+    """What is known about a quantized model without a forward pass, by the names of the audit's fields."""
 
     layers: tuple[LayerAudit, ...] = ()
     untouched: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class _Evidence:
 
 @dataclass(frozen=True)
 class _LogitsEvidence:
-    """What the logits on the probe say, by the names of the audit's fields; and of LLM.int8 layers, by their names."""
+    """What the logits on the probe show, by the names of the audit's fields; and LLM.int8 layers' outputs, by name."""
 
     execution: str = "none"
     kl: float | None = None
@@ -55,7 +55,7 @@ class _LogitsEvidence:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What an audit is of, as it was before anything was quantized."""
+    """What an audit is about, recorded before quantization."""
 
     quantization: Quantization
     targets: tuple[str, ...]  # the linear layers to quantize
@@ -65,7 +65,7 @@ class _Subject:
     probe_tokens: int
 
     def audit(self, weights: _Evidence, logits: _LogitsEvidence, parts: tuple[PartAudit, ...] = ()) -> Audit:
-        """The audit, validated; the only place that makes one."""
+        """The audit, validated; this is the only place that creates one."""
         return Audit(
             label=self.quantization.label,
             method=self.quantization.method,
@@ -107,19 +107,19 @@ def quantize(
     device: torch.device | str | None = None,
     **options: Any,
 ) -> tuple[LlamaForCausalLM, Audit]:
-    """Quantize a Llama-style model, in place or on a copy, and prove it; the model comes back in eval mode.
+    """Quantize a Llama-style model, in place or on a copy, and prove it; the returned model is in eval mode.
 
-    options: of the method, and of axes beside it: mask_heads={"epsilon": 1e-6}.
-    calibration is read by the methods and axes that need it (gptq, mask_heads). probe: token ids [batch, length] for
-    the audit's logits, by default a fixed pseudo-random batch. device: where each layer is quantized, by default where
-    it is.
-    Memory beyond the model's own: the packed form, which is kept; the source weights on the CPU until each layer is
-    audited (of a model on the CPU, the very tensors that were there); with copy=True, the copy.
+    options: those of the method, and axes: mask_heads={"epsilon": 1e-6}.
+    calibration: used by the methods and axes that need it (gptq, mask_heads). probe: token ids [batch, length] for the
+    audit's logits, by default a fixed pseudo-random batch. device: where each layer is quantized, by default where it
+    is.
+    Memory besides the model: the packed form, which is kept; the source weights on the CPU until each layer is audited
+    (for a model on the CPU, the original tensors); with copy=True, the copy.
     """
     wanted = quantization(method, bits, **options)
     _check_call(model, wanted, execution, device)
     probe = _checked_probe(model, probe)
-    as_it_was = "The model passed in is as it was."
+    as_it_was = "The model passed in is unchanged."
     with _out_of_memory_as_sentence(wanted.label, as_it_was):
         model = copying.deepcopy(model) if copy else model
         reference = logits_on(model.eval(), probe)
@@ -137,7 +137,9 @@ def quantize(
             weights = _quantize_weights(
                 model, subject, what_now, calibration=calibration, progress=progress, device=device
             )
-            _check_audit(subject.audit(weights, _LogitsEvidence()), what_now)  # it may not be fit for a forward pass
+            _check_audit(
+                subject.audit(weights, _LogitsEvidence()), what_now
+            )  # it may not be able to run a forward pass
             layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
             attach_packed_form(model, PackedForm(wanted.for_weights, layers))
         runs_dense = bool(layers) and execution == "dense" and weights.activation_bits is None
@@ -149,16 +151,16 @@ def quantize(
 
 
 def make_dense(model: nn.Module) -> None:
-    """Dequantize each packed layer once into a plain nn.Linear; the packed form moves to the CPU, for saving."""
+    """Dequantize each packed layer once into a plain nn.Linear; the packed form moves to the CPU for saving."""
     form = packed_form(model)
     if form is None:
         raise QuantizeError("The model is not quantized, so there is nothing to dequantize.")
     if form.quantization.parts:
-        raise QuantizeError(f"Making {form.quantization.label} dense would lose what it has beside its weights.")
+        raise QuantizeError(f"Making {form.quantization.label} dense would lose what it changes besides the weights.")
     for name, layer in form.layers.items():
         if layer.ACTIVATION_BITS:
             raise QuantizeError(
-                f"{form.quantization.label} quantizes activations too: dense it would be another model."
+                f"{form.quantization.label} also quantizes activations, so a dense version would be a different model."
             )
         weight = layer.dequantize()
         linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
@@ -183,7 +185,7 @@ def _subject(model: nn.Module, wanted: Quantization, probe: Tensor) -> _Subject:
 
 
 def _quantize_weights(model: nn.Module, subject: _Subject, what_now: str, **settings: Any) -> _Evidence:
-    """Quantize the targets in place, and compare them with the weights that were there."""
+    """Quantize the targets in place, and compare them with the original weights."""
     wanted, targets = subject.quantization, list(subject.targets)
     sources = {name: model.get_parameter(f"{name}.weight").detach().cpu() for name in targets}
     rest = {name: h for name, h in hashes(model).items() if name.removesuffix(".weight") not in targets}
@@ -195,9 +197,9 @@ def _quantize_weights(model: nn.Module, subject: _Subject, what_now: str, **sett
 def _weights_evidence(
     model: nn.Module, sources: dict[str, Tensor], rest: dict[str, str], options: Options
 ) -> _Evidence:
-    """All that can be said without a forward pass; each source weight is let go when it is measured.
+    """Everything that is known without a forward pass; each source weight is released once it is measured.
 
-    rest: the hashes before quantization of all that is to stay as it was.
+    rest: the hashes before quantization of everything that must not change.
     """
     packed = {name for name, module in model.named_modules() if isinstance(module, PackedLinear)}
     unasked = sorted(packed - sources.keys())
@@ -205,7 +207,7 @@ def _weights_evidence(
     changed = [
         n for n, h in rest.items() if now.get(n, h if n.rpartition(".")[0] in unasked else "") not in (h, "meta")
     ]
-    # state_dict has what packed layers keep outside of buffers, named_buffers what is not saved.
+    # state_dict has what packed layers keep outside buffers; named_buffers has what is not saved.
     tensors = {**model.state_dict(), **dict(model.named_buffers())}
     layers, untouched, in_train_mode, activation_bits = [], [], [], None
     for name in list(sources):
@@ -230,7 +232,7 @@ def _weights_evidence(
 
 
 def _other_options(layer: PackedLinear, options: Options) -> tuple[str, ...]:
-    """What of the options asked for the layer's tensors contradict."""
+    """The requested options that the layer's tensors contradict."""
     other = []
     for name, value in layer.settings().items():
         wanted = getattr(options, name, getattr(layer, name, value))
@@ -243,7 +245,7 @@ def _other_options(layer: PackedLinear, options: Options) -> tuple[str, ...]:
 def _logits_evidence(
     model: LlamaForCausalLM, probe: Tensor, reference: Tensor, dense: bool, axes: Sequence[AppliedAxis]
 ) -> _LogitsEvidence:
-    """What the logits of the packed model say; if it is to run dense, it does so from here on, and then with axes."""
+    """What the logits of the packed model show; then, if requested, the model is made dense, and axes are applied."""
     modules = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
     with int8_outputs(modules) as outputs:
         logits, gap = logits_on(model, probe), None
@@ -259,7 +261,7 @@ def _logits_evidence(
 
 
 def _with_int8(layer: LayerAudit, outputs: tuple[float, float] | None) -> LayerAudit:
-    """The layer with how its output on the probe compares with LLM.int8's, if it is one of those."""
+    """The layer's audit with its output on the probe compared with LLM.int8's, if it is an LLM.int8 layer."""
     if outputs is None:
         return layer
     gap, spared = outputs
@@ -274,7 +276,9 @@ def _check_audit(audit: Audit, what_now: str) -> None:
 def _targets(model: Any, linears: dict[str, nn.Linear], options: Options) -> tuple[str, ...]:
     assert isinstance(options, LinearOptions)
     if options.include_lm_head and getattr(model.config, "tie_word_embeddings", False):
-        raise QuantizeError("include_lm_head: lm_head shares its weight with the embeddings, which stay as they are.")
+        raise QuantizeError(
+            "include_lm_head: lm_head shares its weight with the embeddings, which are not quantized; leave it out."
+        )
     names = tuple(name for name in linears if options.include_lm_head or name.split(".")[-1] != "lm_head")
     if not names:
         raise QuantizeError("The model has no linear layers to quantize.")
@@ -296,13 +300,13 @@ def _check_call(model: Any, wanted: Quantization, execution: str, device: Any) -
 def _check_model(model: Any) -> None:
     if not isinstance(model, LlamaForCausalLM):
         raise QuantizeError(
-            f"model is a {type(model).__name__}; it must be a LlamaForCausalLM, as load_checkpoint gives."
+            f"model is a {type(model).__name__}; it must be a LlamaForCausalLM, as returned by load_checkpoint."
         )
     if form := packed_form(model):
-        raise QuantizeError(f"The model is already quantized, as {form.quantization.label}; load the unquantized one.")
+        raise QuantizeError(f"The model is already quantized as {form.quantization.label}; load the unquantized one.")
     foreign = any(isinstance(m, nn.Linear) and not m.weight.is_floating_point() for m in model.modules())
     if foreign or getattr(model.config, "quantization_config", None):
-        raise QuantizeError("The model is already quantized, by something else; load the unquantized one.")
+        raise QuantizeError("The model is already quantized by another library; load the unquantized one.")
 
 
 def _check_device(device: Any) -> None:
@@ -310,12 +314,17 @@ def _check_device(device: Any) -> None:
         return
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:  # no such kind, or none here
+    except (
+        RuntimeError,
+        AssertionError,
+        TypeError,
+        NotImplementedError,
+    ) as error:  # unknown to torch, or not on this machine
         raise QuantizeError(
-            f"device is {device!r}, which this machine or torch does not have: {one_line(error)}"
+            f"device is {device!r}, which torch cannot use on this machine: {one_line(error)}"
         ) from None
     if torch.device(device).type == "meta":
-        raise QuantizeError("device is 'meta', which holds no weights; it must be one that computes.")
+        raise QuantizeError("device is 'meta', which cannot hold weights; use 'cpu' or 'cuda'.")
 
 
 def _checked_probe(model: Any, probe: Tensor | None) -> Tensor:
@@ -330,7 +339,7 @@ def _checked_probe(model: Any, probe: Tensor | None) -> Tensor:
         )
     if probe.min() < 0 or probe.max() >= vocabulary:
         raise QuantizeError(
-            f"probe has token ids from {probe.min()} to {probe.max()}; the vocabulary has {vocabulary}."
+            f"probe has token ids from {probe.min()} to {probe.max()}; the vocabulary is 0 to {vocabulary - 1}."
         )
     return probe
 
@@ -342,12 +351,12 @@ def _out_of_memory_as_sentence(label: str, what_now: str) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise QuantizeError(f"No memory left to quantize as {label}. {what_now} ({error})") from error
+        raise QuantizeError(f"Out of memory while quantizing as {label}. {what_now} ({error})") from error
 
 
 @contextmanager
 def _midway_as_sentence(model: nn.Module, targets: list[str], label: str, what_now: str) -> Iterator[None]:
-    """An error that comes when weights are replaced already says what the model is good for."""
+    """If an error comes after some weights were replaced, say what state the model is in."""
     before = {name: weakref.ref(model.get_parameter(f"{name}.weight")) for name in targets}
     try:
         yield
@@ -355,4 +364,4 @@ def _midway_as_sentence(model: nn.Module, targets: list[str], label: str, what_n
         now = ((name, getattr(model.get_submodule(name), "weight", error)) for name in targets)
         if is_out_of_memory(error) or all(before[name]() is weight for name, weight in now):
             raise
-        raise RuntimeError(f"{label} stopped midway. {what_now} {error}") from error
+        raise RuntimeError(f"Quantizing as {label} failed midway. {what_now} {error}") from error

@@ -1,4 +1,4 @@
-"""Cells: one checkpoint × one quantization each (× one calibration draw). Imports no torch: a plan takes a second."""
+"""Cells: one checkpoint × one quantization (× one calibration draw). Imports no torch, so a plan takes a second."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from qbench.recipe.schema import CheckpointSource, QuantizationEntry, Recipe, fi
 from qbench.recipe.yaml import RecipeError, RecipeFile, read_recipe_file
 from qbench.records.schema import CellRef
 
-SENSITIVITY_TEXTS = 16  # a sensitivity passes over its texts once for every linear layer
+SENSITIVITY_TEXTS = 16  # a sensitivity analysis runs its texts once per linear layer
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class Cell:
 
     @property
     def tokenizer(self) -> str:
-        """The folder or Hub id of the tokenizer: the checkpoint's own, unless the recipe names another."""
+        """The folder or Hub id of the tokenizer: the checkpoint's, unless the recipe names another one."""
         own = self.source.tokenizer or self.recipe.tokenizer
         return self.recipe.locate(own) if own else self.location
 
     @property
     def batch_tokens(self) -> int:
-        """The token budget of a batch: the recipe's, or a constant of the device, so that all cells have the same."""
+        """The token budget of a batch: the recipe's, or a constant per device, so all cells have the same."""
         if self.recipe.batch_tokens or self.recipe.resolved_device == "cuda":
             return self.recipe.batch_tokens or BATCH_TOKENS["cuda"]
         return self._fixed_batch_tokens or BATCH_TOKENS["cpu"]
 
     @property
     def _fixed_batch_tokens(self) -> int | None:
-        """The budget on a CPU of a quantization whose scores depend on what else is in a batch; None if they do not."""
+        """The CPU budget for a quantization whose scores depend on what else is in a batch; None if they do not."""
         return self.quantization.options.fixed_batch_tokens if isinstance(self.quantization, Quantization) else None
 
     @property
@@ -79,7 +79,7 @@ class Cell:
         return package_versions() | own | _attention_code(self.ref.attention)
 
     def identity(self) -> Identity:
-        """Everything that can change the numbers; NotFetchedError if a part of it is not on this machine."""
+        """Everything that can change the numbers; NotFetchedError if some of it is not on this machine."""
         recipe, quantized = self.recipe, self.quantization
         assert isinstance(quantized, Quantization)
         calibration = self.calibration
@@ -97,7 +97,7 @@ class Cell:
         return Identity(what=what, code=self.code(), packages=self.packages())
 
     def code(self) -> str:
-        """A hash of our own code that computes this cell."""
+        """A hash of our code that computes this cell."""
         return code_hash(analyzes=self.ref.measured is not None)
 
     def _scored(self) -> dict[str, Any]:
@@ -110,10 +110,10 @@ class Cell:
         }
 
     def _analyzed(self) -> dict[str, Any]:
-        """The part of the identity that decides what is measured in place of scores."""
+        """The part of the identity that decides what is measured instead of scores."""
         return {
             "tasks": {},
-            "max_length": self.recipe.max_length if self.calibration else None,  # which cuts calibration text
+            "max_length": self.recipe.max_length if self.calibration else None,  # it cuts calibration text
             "seed": 0,
             "batch_tokens": None,
             "analysis": {"measured": self.ref.measured, **self.analysis_settings()},
@@ -131,7 +131,7 @@ class Cell:
         return {"texts": self._texts_hash(), "lengths": lengths}
 
     def sensitivity_source(self) -> Calibration:
-        """The texts of the analysis, no more than the first few."""
+        """The first few texts of the analysis."""
         source = self.recipe.analysis_source()
         return source.model_copy(update={"samples": min(source.samples, SENSITIVITY_TEXTS)})
 
@@ -140,12 +140,12 @@ class Cell:
 
     @property
     def tokenizer_revision(self) -> str | None:
-        """The revision that belongs to the tokenizer: the checkpoint's, if it is the checkpoint's own."""
+        """The tokenizer's revision: the checkpoint's, if the tokenizer comes with the checkpoint."""
         return self.source.revision if self.tokenizer == self.location else None
 
 
 def _attention_code(attention: str) -> dict[str, str]:
-    """What computes a kind besides our own code: its function, and what another package declares."""
+    """What computes a kind besides our code: its function, and the package that declares it."""
     kind = attentions()[attention]
     modules = [kind.function.partition(":")[0] if kind.function else None, declaring_module(attention)]
     found = {module.split(".")[0]: package_code_hash(module) for module in modules if module}
@@ -155,7 +155,7 @@ def _attention_code(attention: str) -> dict[str, str]:
 
 
 def load_recipe(file: Path | str, **changes: Any) -> Recipe:
-    """Read and check a recipe; changes: fields given on the command line, which win."""
+    """Read and check a recipe; changes: fields given on the command line, which override the recipe's."""
     read = read_recipe_file(Path(file))
     content = read.content | {name: value for name, value in changes.items() if value is not None}
     try:
@@ -164,7 +164,7 @@ def load_recipe(file: Path | str, **changes: Any) -> Recipe:
         raise as_sentence(read, error, fields_at) from None
     recipe._file = read
     recipe = recipe.model_copy(update={"data": _data_for_tasks(recipe, read)})
-    if changes.get("limit"):  # a limit on the command line is for all tasks, whatever the recipe says
+    if changes.get("limit"):  # a limit on the command line overrides those of all tasks
         tasks = {name: task.model_copy(update={"limit": None}) for name, task in recipe.tasks.items()}
         analysis = recipe.analysis.model_copy(update={"samples": min(recipe.analysis.samples, changes["limit"])})
         recipe = recipe.model_copy(update={"tasks": tasks, "analysis": analysis})
@@ -173,7 +173,7 @@ def load_recipe(file: Path | str, **changes: Any) -> Recipe:
 
 
 def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
-    """The data, without that of an extended recipe for tasks that this one leaves out."""
+    """The data, without an extended recipe's data for tasks that this recipe leaves out."""
     if any(map(is_task_path, recipe.tasks)):  # which tasks these are is not known yet
         return recipe.data
     own = {name for name in recipe.data if read.lines[("data", name)][0] == read.file}
@@ -181,7 +181,7 @@ def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
 
 
 def cells(recipe: Recipe) -> list[Cell]:
-    """Every cell, family by family, quantization by quantization and draw by draw, twins side by side."""
+    """Every cell, ordered by family, quantization and draw, twins next to each other."""
     found = []
     for family, twins in recipe.checkpoints.items():
         for quantized in _quantizations(recipe.quantizations):
@@ -221,7 +221,7 @@ UNCHANGED = quantization("none", 16)
 
 
 def _unquantized(recipe: Recipe) -> list[Cell]:
-    """The models as they are, whether the recipe has the unquantized baseline or not."""
+    """The unquantized models, whether or not the recipe lists the unquantized baseline."""
     return [
         _cell(recipe, family, attention, source, UNCHANGED)
         for family, twins in recipe.checkpoints.items()
@@ -250,7 +250,7 @@ def _cell(
 
 
 def _draws(recipe: Recipe, quantized: Quantization | NotOffered) -> tuple[int | None, ...]:
-    """The draws of calibration that there is one cell of each for; the same for all models."""
+    """The calibration draws, one cell per draw; the same for all models."""
     return recipe.calibration.draws if recipe.calibration and _is_calibrated(quantized) else (None,)
 
 
@@ -275,7 +275,7 @@ def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
         return loaded | generated
     except (NotFetchedError, RecipeError):
         raise
-    except InputError as error:  # a task that is not known, or whose data do not fit
+    except InputError as error:  # an unknown task, or data that do not fit it
         raise recipe._file.error(("tasks",), str(error)) from error
 
 

@@ -21,11 +21,11 @@ from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
 from qbench.records.metrics import PASSKEY
 
-HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub takes them
+HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{,94}\w)?")  # as huggingface_hub accepts them
 
 
 def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
-    """An error with the file, the line and the field of the first thing that is wrong."""
+    """Raise an error with the file, the line and the field of the first problem."""
     for check in (
         _check_families,
         _check_checkpoints,
@@ -78,7 +78,7 @@ def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
 
 
 def _check_reference(recipe: Recipe, file: RecipeFile) -> None:
-    """Families of several models must have it, and any family must if the recipe names it."""
+    """Every family with several models must have the reference; so must any family, if the recipe names it."""
     reference, families = recipe.reference, recipe.checkpoints
     named = "reference" in recipe.model_fields_set
     known = attentions()
@@ -89,18 +89,18 @@ def _check_reference(recipe: Recipe, file: RecipeFile) -> None:
         )
     if named and not any(reference in twins for twins in families.values()):
         have = "; ".join(f"{family} has {', '.join(twins)}" for family, twins in families.items())
-        raise file.error(("reference",), f"is {reference}, which no family has: {have}.")
+        raise file.error(("reference",), f"is {reference}, but no family has it: {have}.")
     for family, twins in families.items():
         if len(twins) > 1 and reference not in twins:
             raise file.error(
                 ("reference",) if named else ("checkpoints", family),
-                f"the reference is {reference}, which {family} does not have; it has {', '.join(twins)}. Add the "
+                f"the reference is {reference}, but {family} has only {', '.join(twins)}. Add the "
                 f"checkpoint, or name another reference: `reference: {next(iter(twins))}`.",
             )
 
 
 def _check_replicates(recipe: Recipe, file: RecipeFile) -> None:
-    """Replicates are families of the same attentions, two or more."""
+    """Replicates are two or more families with the same attentions."""
     named, families = recipe.replicates, recipe.checkpoints
     if not named:
         return
@@ -115,7 +115,9 @@ def _check_replicates(recipe: Recipe, file: RecipeFile) -> None:
         raise file.error(where, "must name two or more families, each once.")
     for family in named:
         if len(families[family]) == 1:
-            raise file.error(where, f"{family} has one model; replicates are pairs, such as softmax and softpick.")
+            raise file.error(
+                where, f"{family} has only one model; replicates must be pairs, such as softmax and softpick."
+            )
         if families[family].keys() != families[named[0]].keys():
             raise file.error(
                 where,
@@ -130,7 +132,7 @@ def _check_source(where: Where, text: str, recipe: Recipe) -> None:
     if path.is_dir():
         return
     near = did_you_mean_folder(text, recipe)
-    if Path(text).is_dir():  # it would load here, and not from another working folder
+    if Path(text).is_dir():  # it would load from this working folder, but not from another one
         raise recipe._file.error(where, f"{path} is not a folder; paths are relative to the recipe's folder.{near}")
     if HUB_ID.fullmatch(text) and not path.exists():
         return
@@ -155,7 +157,7 @@ def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: Rec
         where: Where = (*field, index)
         try:
             if not entry.widths:
-                quantizer(entry.method)  # raises if the method is unknown, which comes first
+                quantizer(entry.method)  # first, because it raises if the method is unknown
                 raise file.error(where, f"bits are missing; give {entry.method} a list such as `bits: [4, 8]`.")
         except QuantizeError as error:
             raise file.error((*where, "method"), str(error)) from None
@@ -172,7 +174,7 @@ def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: Rec
 
 
 def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: RecipeFile) -> Quantization | NotOffered:
-    """The quantization of one width; each option is tried alone, so that an error has its line."""
+    """The quantization of one width; each option is tried alone, so an error names its line."""
     try:
         if not offers(entry.method, bits):
             return NotOffered(entry.method, bits, parts_of(entry.axes))
@@ -205,7 +207,7 @@ def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     if source.seeds > 1 and not calibrated and file.lines[seeds][0] == file.file:  # an extended recipe may have others
         raise file.error(
             seeds,
-            f"is {source.seeds}, but no method of the recipe is calibrated; leave it out, or add one that is, such as "
+            f"is {source.seeds}, but no method in the recipe uses calibration; remove it, or add a method such as "
             "gptq.",
         )
     _check_file(("calibration", "source"), source, recipe)
@@ -221,7 +223,7 @@ def _check_file(where: Where, source: Calibration, recipe: Recipe) -> None:
 
 
 def _calibrated(entry: QuantizationEntry) -> list[str]:
-    """What of an entry needs calibration text: its method, its axes."""
+    """The parts of an entry that need calibration text: its method, its axes."""
     method = [entry.method] if quantizer(entry.method).calibrated else []
     return method + [name for name in entry.axes if AXES[name].calibrated]
 
@@ -244,14 +246,14 @@ def _check_analysis(recipe: Recipe, file: RecipeFile) -> None:
 
 
 def _check_heads(recipe: Recipe, file: RecipeFile) -> None:
-    """Heads that are asked for must be in every model, as far as their configs are on this machine."""
+    """The requested heads must exist in every model whose config is on this machine."""
     if not recipe.analysis.maps:
         return
     models = ((family, *twin) for family, twins in recipe.checkpoints.items() for twin in twins.items())
     for family, attention, source in models:
         config = Path(recipe.locate(source.path), CONFIG)
         if not config.is_file():
-            continue  # the worker finds out
+            continue  # the worker will report it
         sizes = config_sizes(read_json(config), config)
         there = {"layer": sizes.num_hidden_layers, "head": sizes.num_attention_heads}
         for index, place in enumerate(recipe.analysis.maps):
@@ -274,11 +276,11 @@ def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
         if recipe.tasks[name].model_fields_set:
             raise file.error(
                 ("tasks", name),
-                "settings are for a task's name; give its folder to task_folders and use the name here.",
+                "a path cannot have settings; add its folder to task_folders and use the task's name here.",
             )
     for name, task in recipe.tasks.items():
         if name != PASSKEY and (alien := [field for field in PASSKEY_FIELDS if getattr(task, field) is not None]):
-            raise file.error(("tasks", name, alien[0]), f"is a setting of the task {PASSKEY} alone.")
+            raise file.error(("tasks", name, alien[0]), f"is a setting of the task {PASSKEY} only.")
     for name in recipe.data:
         if name not in recipe.tasks and not any(map(is_task_path, recipe.tasks)):
             raise file.error(("data", name), f"is not one of the tasks.{did_you_mean(name, recipe.tasks)}")

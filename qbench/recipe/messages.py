@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from qbench.errors import did_you_mean
 from qbench.recipe.yaml import Field, RecipeError, RecipeFile
 
-# pydantic's kinds of errors, as what the value must be or have instead.
+# pydantic's error types, each with what the value must be or have instead.
 MUST_BE = {
     "string_type": "be a string",
     "int_type": "be a whole number",
@@ -28,8 +28,8 @@ MUST_BE = {
 
 
 def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[Field], Sequence[str]]) -> RecipeError:
-    """The error to begin with; fields_at: the names that are allowed at a field."""
-    # A misspelt field is missing under its right name as well: the misspelt one has a line.
+    """The first error to show; fields_at: the names that are allowed at a field."""
+    # A misspelled field is also missing under its right name; the misspelled one has a line to show.
     found = sorted(error.errors(), key=lambda e: e["type"] not in ("extra_forbidden", "invalid_key"))
     first = found[0]
     kind, field = first["type"], written_field(read.content, first["loc"], first["type"])
@@ -37,12 +37,12 @@ def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[F
         return read.error(field, f"the name is {shown(first['input'])}; it must {_must_be([first])}.")
     if kind == "extra_forbidden":
         allowed = fields_at(field[:-1])
-        return read.error(field, f"unknown.{did_you_mean(field[-1], allowed)} Allowed are {', '.join(allowed)}.")
+        return read.error(field, f"unknown field.{did_you_mean(field[-1], allowed)} Allowed are {', '.join(allowed)}.")
     if kind == "missing":
         return read.error(field, "is missing.")
     if kind == "value_error":
         return read.error(field, f"{first['ctx']['error']}.")
-    # Of a union there is one error for each type that the value could have had.
+    # A union gives one error for each type that the value could have had.
     alike = [e for e in found if written_field(read.content, e["loc"], e["type"]) == field]
     hint = did_you_mean(first["input"], _choices(first)) if kind == "literal_error" else ""
     hint += f" Allowed are {', '.join(fields_at(field))}." if kind == "model_type" else ""
@@ -55,16 +55,16 @@ def must(what: str) -> PydanticCustomError:
 
 
 def written_field(content: Any, location: Iterable[int | str], kind: str) -> Field:
-    """The part of pydantic's location that is in the recipe, and the name of a field that is missing from it."""
+    """The part of pydantic's location that exists in the recipe, and the name of a field that is missing there."""
     field: Field = ()
     *_, last = location
     for part in location:
         if isinstance(content, list) and part in content and isinstance(part, str):
-            part = content.index(part)  # a task in a list, which the model knows by its name
+            part = content.index(part)  # a task in a list; the model has it by name
         if _inside(content, part):
             content = content[part]
         elif kind != "missing" or part is not last:
-            continue  # pydantic's name for one kind of a union, or a field that a string stands for
+            continue  # pydantic's name for one type of a union, or a field that a string abbreviates
         field = (*field, part)
     return field
 
@@ -76,7 +76,7 @@ def _inside(content: Any, part: int | str) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as it could stand in YAML, on one line and not too long."""
+    """A value as YAML would have it, on one line and not too long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else text[:79] + "…"
 

@@ -1,4 +1,4 @@
-"""Lengths of the passkey tasks: by default those of the paper that the recipe's models can read. Imports no torch."""
+"""Lengths of the passkey tasks: by default, the paper's lengths that the recipe's models can read. Imports no torch."""
 
 import logging
 from contextlib import suppress
@@ -11,8 +11,8 @@ from qbench.recipe.yaml import Field as Where
 from qbench.records.metrics import PASSKEY
 
 WHAT_THE_PAPER_DID = (
-    "The paper ran models that were trained on 4,096 tokens on 4,167 and 4,986 all the same: its softmax model had "
-    "70.5% and 0% right there."
+    "The paper also ran lengths of 4,167 and 4,986 on models trained with 4,096 tokens: its softmax model got 70.5% "
+    "and 0% right there."
 )
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def with_passkey_lengths(recipe: Recipe) -> Recipe:
     """The recipe with the lengths that its passkey tasks will have; an error if a model cannot read one of them.
 
-    One set of lengths for all models, since every cell of a recipe is measured on the same tasks.
+    All models get the same lengths, since every cell of a recipe is measured on the same tasks.
     """
     settings = recipe.passkey
     if settings is None:
@@ -29,7 +29,7 @@ def with_passkey_lengths(recipe: Recipe) -> Recipe:
     _check_fields(recipe)
     positions = _positions(recipe)
     if not positions and not recipe.max_length:
-        return recipe  # no model is fetched yet, and so no cell can run
+        return recipe  # no model is fetched yet, so no cell can run
     name = min(positions, key=lambda name: positions[name], default="")
     most = (recipe.max_length or positions[name]) - NEW_TOKENS
     limit = f"max_length {recipe.max_length:,}" if recipe.max_length else f"the {positions[name]:,} positions of {name}"
@@ -44,7 +44,7 @@ def with_passkey_lengths(recipe: Recipe) -> Recipe:
 
 
 def _say_left_out(recipe: Recipe, lengths: tuple[int, ...], left_out: tuple[int, ...], most: int, limit: str) -> None:
-    """An error if the recipe asks for lengths that do not fit, or none fits; else a warning."""
+    """Raise an error if the recipe asks for lengths that do not fit, or if none fits; otherwise warn."""
     given = recipe.tasks[PASSKEY].lengths
     beyond = f"{_listed(left_out)} tokens and {NEW_TOKENS} for the answer are beyond {limit}."
     allow = f"`max_length: {max(left_out) + NEW_TOKENS}` runs them on any model. {WHAT_THE_PAPER_DID}"
@@ -67,18 +67,18 @@ def _check_fields(recipe: Recipe) -> None:
                 + instead,
             )
     if PASSKEY in recipe.data:
-        raise error(("data", PASSKEY), f"{PASSKEY} takes no data: its documents are generated.")
+        raise error(("data", PASSKEY), f"{PASSKEY} does not take data: its documents are generated.")
     if own.lengths and len(set(own.lengths)) < len(own.lengths):
         raise error(("tasks", PASSKEY, "lengths"), "lists a length twice; list each once.")
 
 
 def _positions(recipe: Recipe) -> dict[str, int]:
-    """How many tokens each model was made for, of those that are on this machine."""
+    """How many tokens each model that is on this machine was made for."""
     found = {}
     for family, twins in recipe.checkpoints.items():
         for attention, source in twins.items():
             file = local_file(recipe.locate(source.path), "config.json", source.revision)
-            with suppress(CheckpointError):  # whoever loads it says what is wrong with it
+            with suppress(CheckpointError):  # loading it reports what is wrong with it
                 if file:
                     found[f"{family}-{attention}"] = config_sizes(read_json(file), file).max_position_embeddings
     return found

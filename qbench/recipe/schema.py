@@ -31,7 +31,7 @@ class CheckpointSource(_RecipePart):
 
     path: str = Field(min_length=1)  # a folder, relative to the recipe, or owner/name on the Hub
     revision: str | None = None  # a branch, tag or commit on the Hub
-    tokenizer: str | None = None  # if it is not beside the model
+    tokenizer: str | None = None  # if it is not in the model's folder
     steps: dict[int, "CheckpointSource"] = {}  # the same model at steps of its training, for `qbench analyze`
 
     @model_validator(mode="before")
@@ -47,7 +47,7 @@ class CheckpointSource(_RecipePart):
 class QuantizationEntry(_RecipePart):
     """A method at one or several widths; options for all of them, and for single widths.
 
-    What it has beside the weights stands under the name of its axis: `mask_heads: {epsilon: 1.0e-6}`.
+    What it changes besides the weights is given under the name of its axis: `mask_heads: {epsilon: 1.0e-6}`.
     """
 
     method: str
@@ -83,12 +83,12 @@ class QuantizationEntry(_RecipePart):
 
 
 class TaskSettings(_RecipePart):
-    """How one task is run; what is not given here is the recipe's, or lm-eval's own."""
+    """How one task is run; defaults: the recipe's, then lm-eval's."""
 
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)
     data: str | dict[str, str] | None = None  # a .jsonl file, or one per split
-    # Of passkey alone; None: what PasskeySettings has.
+    # For passkey only; None: the default in PasskeySettings.
     lengths: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(None, min_length=1)
     trials: int | None = Field(None, ge=1)
     seed: int | None = None
@@ -120,11 +120,11 @@ class AnalysisSettings(_RecipePart):
     subset: str | None = None
     revision: str | None = None
     samples: int = Field(100, ge=1)  # the first texts of the source
-    length: int = Field(2048, ge=2)  # tokens at which each text is cut
+    length: int = Field(2048, ge=2)  # tokens; longer texts are cut
     lengths: tuple[Annotated[int, Field(ge=2)], ...] | None = None  # of the sweep; by default 16, 32, …
     cells: Literal["unquantized", "all"] = "unquantized"  # all: the recipe's quantizations too
     maps: tuple[HeadPlace, ...] | None = None  # to draw; by default the heads that differ most between models
-    text: str | None = Field(None, min_length=1)  # that maps are drawn of; by default the first of the source
+    text: str | None = Field(None, min_length=1)  # that maps are drawn for; by default the first of the source
     sensitivity: tuple[QuantizationEntry, ...] = ()  # of each linear layer alone, to these
 
     @field_validator("lengths", "maps", mode="before")
@@ -146,7 +146,7 @@ class AnalysisSettings(_RecipePart):
         return self
 
     def texts(self, calibration: Calibration | None = None) -> Calibration | None:
-        """Where the texts come from; None if neither this nor the calibration says it."""
+        """Where the texts come from; None if this and the calibration both leave it out."""
         own: dict[str, Any] = {"samples": self.samples, "length": self.length}
         if self.source:
             place = self.model_dump(include={"source", "field", "split", "subset", "revision"})
@@ -155,7 +155,7 @@ class AnalysisSettings(_RecipePart):
 
 
 def _named_quantization(value: Any) -> Any:
-    """hqq-3 as a mapping; other values as they are."""
+    """hqq-3 as a mapping; other values unchanged."""
     if not isinstance(value, str):
         return value
     method, _, bits = value.rpartition("-")
@@ -169,13 +169,13 @@ class Recipe(_RecipePart):
 
     description: str = ""
     checkpoints: dict[str, dict[str, CheckpointSource]] = Field(min_length=1)  # family: {softmax: …, softpick: …}
-    tokenizer: str | None = None  # in place of those beside the checkpoints
+    tokenizer: str | None = None  # instead of the checkpoints' tokenizers
     reference: str = "softmax"  # the attention that the others of a family are compared with
-    replicates: tuple[str, ...] = ()  # families that are one pair trained with several seeds
+    replicates: tuple[str, ...] = ()  # families that are the same pair, trained with several seeds
     quantizations: tuple[QuantizationEntry, ...] = Field(min_length=1)
     tasks: dict[str, TaskSettings] = Field(min_length=1)
     task_folders: tuple[str, ...] = ()  # folders with task files (.yaml)
-    data: dict[str, str | dict[str, str]] = {}  # local files in place of a task's dataset
+    data: dict[str, str | dict[str, str]] = {}  # local files instead of a task's dataset
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)  # only the first documents of each task
     calibration: Calibration | None = None  # for the methods that need it, such as gptq
@@ -185,7 +185,7 @@ class Recipe(_RecipePart):
     max_length: int | None = Field(None, ge=2)  # by default what the checkpoint's config says
     seed: int = 1234  # of the few-shot examples; calibration has its own
     execution: Literal["dense", "packed"] = "dense"
-    batch_tokens: int | None = Field(None, ge=1)  # by default a constant of the device, the same for all cells
+    batch_tokens: int | None = Field(None, ge=1)  # by default a constant per device, the same for all cells
     workers: int | None = Field(None, ge=1)  # cells at once; by default one per GPU, or as many as the CPU can take
     threads: int | None = Field(None, ge=1)  # of each worker on the CPU; by default an equal share of the cores
     timeout_minutes: float = Field(720, gt=0)  # a cell that takes longer has hung
@@ -228,7 +228,7 @@ class Recipe(_RecipePart):
         return self.file.stem
 
     def locate(self, text: str) -> str:
-        """A path in the recipe as one from here, if it exists; else the text as it is: a Hub id."""
+        """A path in the recipe, made relative to the working folder if it exists; else the text unchanged: a Hub id."""
         path = self.file.parent / text
         return str(path) if path.exists() else text
 
@@ -248,11 +248,11 @@ class Recipe(_RecipePart):
         return self.file.parent / self.output if self.output else Path("results", "runs", self.name)
 
     def content(self) -> dict[str, Any]:
-        """All of it as plain data, defaults too, for records and reports; without the output folder."""
+        """The whole recipe as plain data with its defaults, for records and reports; without the output folder."""
         return self.model_dump(mode="json", exclude={"output"})
 
     def task_names(self) -> list[str]:
-        """The tasks as load_tasks takes them: all but those that are generated."""
+        """The tasks as load_tasks takes them: all except generated ones."""
         return [self.locate(name) if is_task_path(name) else name for name in self._loaded_tasks]
 
     @property
@@ -267,7 +267,7 @@ class Recipe(_RecipePart):
         return {name: task for name, task in self.tasks.items() if name != PASSKEY}
 
     def task_data(self) -> dict[str, Any]:
-        """Local data files by task, from here."""
+        """Local data files by task, relative to the working folder."""
         given = self.data | {name: task.data for name, task in self.tasks.items() if task.data}
         here = self.file.parent
         return {
@@ -285,26 +285,27 @@ class Recipe(_RecipePart):
         return own if self.num_fewshot is None else dict.fromkeys(self._loaded_tasks, self.num_fewshot) | own
 
     def limits(self, tasks: Iterable[str] | None = None) -> dict[str, int | None]:
-        """How many documents of each task; None for all. tasks: those that groups and files among them stand for."""
+        """How many documents of each task; None for all. tasks: the names that groups and files expand to."""
         names = list(self.tasks if tasks is None else tasks)
         for name, task in self.tasks.items():
             if task.limit and name not in names:
                 raise self._file.error(
-                    ("tasks", name, "limit"), f"a limit is for a single task; this stands for {', '.join(names)}."
+                    ("tasks", name, "limit"),
+                    f"a limit must be for a single task; this is a group of {', '.join(names)}.",
                 )
         return {name: (self.tasks[name].limit if name in self.tasks else None) or self.limit for name in names}
 
     def calibration_source(self) -> Calibration | None:
-        """The calibration with its path from here."""
+        """The calibration, with its path relative to the working folder."""
         return self._located(self.calibration)
 
     def analysis_source(self) -> Calibration:
-        """Where the texts of an analysis come from, with its path from here."""
+        """Where the texts of an analysis come from, with the path relative to the working folder."""
         found = self._located(self.analysis.texts(self.calibration))
         if found is None:
             raise self._file.error(
                 ("analysis",),
-                "source is missing, and there is no calibration whose text could be used; name a file.",
+                "source is missing, and there is no calibration text to use instead; give a file.",
             )
         return found
 

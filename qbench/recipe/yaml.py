@@ -1,6 +1,7 @@
-"""Recipes as files: YAML with the line of every field, and `extends`, which puts one recipe on top of another."""
+"""Recipes as files: YAML with the line of every field, and `extends`, which lets one recipe override another."""
 
 import os
+import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 from qbench.errors import InputError
 from qbench.evaluate.facts import is_task_path
 
-Field = tuple[Hashable, ...]  # the way to a field: ("checkpoints", "340M", "softpick")
+Field = tuple[Hashable, ...]  # the path to a field: ("checkpoints", "340M", "softpick")
 Lines = dict[Field, tuple[Path, int]]  # where each field is written
 
 # Fields that hold paths only, and fields that hold a path or a name.
@@ -33,12 +34,15 @@ FILES_OR_NAMES: tuple[Field, ...] = (
     ("calibration", "source"),
     ("analysis", "source"),
 )
+MAX_NODES = 100_000  # of a recipe; the largest of ours has 150
+MAX_NAME, MAX_PATH = 200, 4000  # in characters; file systems allow 255 bytes and 4,096
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # surrogates are not text
 # A task's path may be an item of a list or a key with settings; is_task_path recognizes it.
 TASKS: Field = ("tasks",)
 
 
 class RecipeError(InputError):
-    """A recipe that cannot be used as it is, in a sentence with the file, the line and the field."""
+    """A problem with a recipe, as a sentence with the file, the line and the field."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def field_name(field: Field) -> str:
 
 
 def read_recipe_file(file: Path, _within: tuple[Path, ...] = ()) -> RecipeFile:
-    """Read a recipe and what it extends: its own fields win, mappings are merged.
+    """Read a recipe and the one that it extends: its fields override the other's, and mappings are merged.
 
     A null removes what the other recipe has.
     """
@@ -75,7 +79,7 @@ def read_recipe_file(file: Path, _within: tuple[Path, ...] = ()) -> RecipeFile:
         raise own.error(("extends",), "must be the path of another recipe.")
     target, within = file.parent / base, (*_within, file.resolve())
     if target.resolve() in within:
-        raise own.error(("extends",), f"{base} extends this recipe in turn; a recipe must not extend itself.")
+        raise own.error(("extends",), f"{base} extends this recipe; a recipe must not extend itself.")
     if not target.is_file():
         raise own.error(("extends",), f"{target} is not a file.")
     below = read_recipe_file(target, within)
@@ -110,7 +114,7 @@ def _matches(field: Field, patterns: tuple[Field, ...]) -> bool:
 
 
 def _map_texts(content: Any, field: Field, change: Callable[[str, Field], str]) -> Any:
-    """The content with each text changed, and each task's name."""
+    """The content with each string and each task's name changed."""
     if isinstance(content, dict):
         names = {key: change(key, (*field, key)) if field == TASKS and isinstance(key, str) else key for key in content}
         return {names[key]: _map_texts(value, (*field, key), change) for key, value in content.items()}
@@ -136,7 +140,7 @@ def _merge(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _replaced(field: Field, below: Any, above: Any) -> bool:
-    """Whether what one recipe has at a field is gone when the other is put on top."""
+    """Whether a field of one recipe is replaced by the recipe that extends it."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return True
     return bool(field) and field[0] in above and _replaced(field[1:], below.get(field[0]), above[field[0]])
@@ -147,10 +151,7 @@ def _read_one(file: Path) -> RecipeFile:
     node, content = _parse(file)
     if not isinstance(content, dict):
         raise RecipeError(f"{file}: a recipe must be a mapping with fields such as 'checkpoints:' and 'tasks:'.")
-    try:
-        _find_lines(node, (), file, lines)
-    except RecursionError:
-        raise RecipeError(f"{file}: a part of the recipe contains itself (&, *).") from None
+    _find_lines(node, (), file, lines)
     return RecipeFile(file, content, lines)
 
 
@@ -158,17 +159,60 @@ def _parse(file: Path) -> tuple[yaml.Node | None, Any]:
     try:
         loader = yaml.SafeLoader(file.read_bytes().decode("utf-8-sig"))
         node = loader.get_single_node()
+        if node:
+            _check_nodes(node, file)
         return node, loader.construct_document(node) if node else None
     except OSError as error:
         raise RecipeError(f"{file}: the recipe cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"{file}: the recipe is not UTF-8 text (byte {error.start}).") from None
+    except RecursionError:
+        raise RecipeError(f"{file}: the recipe is nested too deeply.") from None
+    except RecipeError:
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = _place(file, mark.line + 1) if mark else str(file)
         raise RecipeError(f"{where}: not YAML: {error.problem or error.context}.") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
+    # ValueError: a date that does not exist; KeyError: `!!bool x`; TypeError: other tags on the wrong values.
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecipeError(f"{file}: not YAML: {' '.join(str(error).split())}.") from None
+
+
+def _check_nodes(root: yaml.Node, file: Path) -> None:
+    """An error if aliases (&, *) make the recipe huge or endless, or if a text is not fit for names and paths."""
+    sizes: dict[int, int] = {}  # by node, with what aliases in it stand for; 0 while it is being counted
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0
+            sizes[id(node)] = 1 + sum(map(size, _children(node)))
+            if isinstance(node, yaml.ScalarNode):
+                _check_text(node, file)
+        elif not sizes[id(node)]:
+            raise RecipeError(f"{_place(file, node.start_mark.line + 1)}: a part of the recipe contains itself (&, *).")
+        return sizes[id(node)]
+
+    if size(root) > MAX_NODES:
+        raise RecipeError(
+            f"{file}: with its aliases (*) the recipe has {size(root):,} values, more than {MAX_NODES:,}."
+        )
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _check_text(node: yaml.ScalarNode, file: Path) -> None:
+    text, where = node.value, _place(file, node.start_mark.line + 1)
+    if wrong := UNPRINTABLE.search(text):
+        raise RecipeError(f"{where}: {text[:60]!r} has the character {wrong[0]!r}; texts must be printable.")
+    if " " not in text and (len(text) > MAX_PATH or max(map(len, text.split("/"))) > MAX_NAME):
+        raise RecipeError(
+            f"{where}: {text[:40]}… has {len(text):,} characters; names may have {MAX_NAME}, paths {MAX_PATH:,}."
+        )
 
 
 def _find_lines(node: yaml.Node | None, field: Field, file: Path, lines: Lines) -> None:

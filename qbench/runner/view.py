@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from qbench.numbers import duration
+from qbench.output import printable, terminal
 from qbench.records.schema import Record
 
 
@@ -73,7 +74,7 @@ class LiveView(PlainView):
     def __init__(self, names: Sequence[str], before: int = 0) -> None:
         super().__init__(names, before)
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
-        self.bars = Progress(*columns, TimeElapsedColumn(), console=Console())
+        self.bars = Progress(*columns, TimeElapsedColumn(), console=Console(file=terminal()))
         note = f"{self.place()}, importing packages"
         self.whole = self.bars.add_task("all cells", total=before + self.total, completed=before, note=note)
         self.tasks: dict[str, TaskID] = {}
@@ -87,7 +88,7 @@ class LiveView(PlainView):
 
     def started(self, name: str) -> None:
         """A cell has started."""
-        self.tasks[name] = self.bars.add_task(name, total=1.0, note="starting")
+        self.tasks[name] = self.bars.add_task(printable(name), total=1.0, note="starting")
 
     def progress(self, name: str, phase: str, share: float) -> None:
         """This share of a cell's phase is done."""
@@ -103,7 +104,7 @@ class LiveView(PlainView):
 
     def say(self, line: str) -> None:
         """Print a line above the bars."""
-        self.bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.bars.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 class JsonView(PlainView):

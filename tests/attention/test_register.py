@@ -26,7 +26,7 @@ def prompts(*lengths: int) -> list[torch.Tensor]:
 
 
 def pad(rows: list[torch.Tensor], side: str = "left") -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of one length and their mask. The padding is a token like any other: only the mask tells it apart."""
+    """Rows of one length and their mask. The padding is a token like any other: only the mask identifies it."""
     length = max(map(len, rows))
     ids, mask = torch.full((len(rows), length), PAD), torch.zeros(len(rows), length, dtype=torch.long)
     for n, row in enumerate(rows):
@@ -61,7 +61,7 @@ def test_generate_with_a_cache_and_left_padding_gives_what_a_full_forward_gives(
         full = full_logits(model, torch.cat([row, new]))[len(row) - 1 : -1]
         torch.testing.assert_close(logits, full, atol=1e-4, rtol=0)
         assert new.tolist() == full.argmax(-1).tolist()
-    assert len(set(out.sequences[:, ids.shape[1] :].flatten().tolist())) > 5  # no model that says one thing only
+    assert len(set(out.sequences[:, ids.shape[1] :].flatten().tolist())) > 5  # the model does not always say the same
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -118,13 +118,16 @@ def test_gradients_flow_through_a_padded_batch():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"attention_mask": torch.ones(1, 1, 6, 6, dtype=torch.bool)}, r"attention_mask has shape \[1, 1, 6, 6\]"),
-        ({"attention_mask": torch.ones(1, 9, dtype=torch.long)}, r"attention_mask has shape \[1, 9\].*\[1, 6\]"),
-        ({"attention_mask": torch.ones(1, 4, dtype=torch.long)}, r"attention_mask has shape \[1, 4\].*\[1, 6\]"),
+        (
+            {"attention_mask": torch.ones(1, 1, 6, 6, dtype=torch.bool)},
+            r"attention_mask.*\[1, 1, 6, 6\].*\[batch, length\]",
+        ),
+        ({"attention_mask": torch.ones(1, 9, dtype=torch.long)}, r"attention_mask.* \[1, 9\].*\[1, 6\]"),
+        ({"attention_mask": torch.ones(1, 4, dtype=torch.long)}, r"attention_mask.* \[1, 4\].*\[1, 6\]"),
         ({"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]), "use_cache": False}, "packed sequences"),
-        ({"output_attentions": True}, "does not support output_attentions"),
-        ({"cu_seq_lens_q": torch.tensor([0, 3, 6])}, "does not support cu_seq_lens_q"),
-        ({"softcap": 30.0}, "does not support softcap"),
+        ({"output_attentions": True}, "softpick.*output_attentions"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 6])}, "softpick.*cu_seq_lens_q"),
+        ({"softcap": 30.0}, "softpick.*softcap"),
     ],
 )
 def test_what_softpick_cannot_do_is_refused(arguments, words):
@@ -135,26 +138,26 @@ def test_what_softpick_cannot_do_is_refused(arguments, words):
 def test_dropout_is_refused_in_training_only():
     model, ids = tiny_model(attention_dropout=0.1), torch.ones(1, 6, dtype=torch.long)
     model(ids)
-    with pytest.raises(ValueError, match=r"attention_dropout is 0\.1"):
+    with pytest.raises(ValueError, match=r"attention_dropout.*0\.1"):
         model.train()(ids)
 
 
 def test_a_model_that_is_not_causal_is_refused():
     model = tiny_model()
     model.config.is_causal = False
-    with pytest.raises(ValueError, match="softpick attention is causal"):
+    with pytest.raises(ValueError, match=r"softpick.*causal"):
         model(torch.ones(1, 6, dtype=torch.long))
 
 
 def test_sliding_windows_are_refused():
     config = tiny_model().config
     config.sliding_window = 4
-    with pytest.raises(ValueError, match="no sliding window"):
+    with pytest.raises(ValueError, match="sliding window"):
         create_sliding_window_causal_mask(config, torch.zeros(1, 6, 0), None, None)
-    # A cache that drops keys, under a model that does not know of it.
+    # A cache that drops keys, with a model that does not know about it.
     model, cache = tiny_model(), DynamicCache(config=config)
     model(torch.ones(1, 6, dtype=torch.long), past_key_values=cache)
-    with pytest.raises(ValueError, match="no sliding window"):
+    with pytest.raises(ValueError, match="sliding window"):
         model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
 
 
@@ -164,7 +167,7 @@ def test_a_softpick_model_that_was_switched_to_softmax_is_noticed():
     assert attention_kind(tiny_model("eager")) == attention_kind(tiny_model("sdpa")) == "softmax"
     model.config.attn_implementation = "softpick"  # what load_checkpoint leaves on a softpick checkpoint
     model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match=r"weights are for softpick attention.*'sdpa'"):
+    with pytest.raises(ValueError, match=r"softpick.*'sdpa'.*set_attn_implementation"):
         attention_kind(model)
 
 

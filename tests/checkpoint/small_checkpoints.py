@@ -15,7 +15,7 @@ from qbench.checkpoint.layout import CheckpointError
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, VOCAB = 64, 96, 2, 4, 2, 61
 IDS = torch.tensor([[1, 5, 9, 33, 60, 2, 17, 17, 4, 50, 8, 12]])
-# What the FLA layout's config says of each kind, besides model_type "transformer".
+# What the FLA layout's config says about each kind, besides model_type "transformer".
 SAYS: dict[str, dict[str, object]] = {
     "softmax": {"attn_impl": "parallel_attn"},
     "softpick": {"attn_impl": "parallel_softpick_attn"},

@@ -13,10 +13,11 @@ from qbench import load_checkpoint, quantize, save_checkpoint
 from qbench.attention.kinds import ATTENTIONS, Attention
 from qbench.attention.register import attention_kind
 from qbench.checkpoint.layout import config_attention, config_sizes, parameter_count, tensor_shapes
-from qbench.doctor.checks import _sizes, attention_cases
+from qbench.doctor.checks import attention_cases
 from qbench.recipe.cells import cells, load_recipe
 from qbench.recipe.yaml import RecipeError
 
+from ..messages import states
 from ..small_recipe import write_recipe
 from .small_checkpoints import (
     FLA,
@@ -65,7 +66,7 @@ def leaky(scores: Tensor, future: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def one_entry(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kind, as somebody would add it."""
+    """The kind, added as a user would."""
     folder = tmp_path_factory.mktemp("code")
     (folder / "leaky.py").write_text(MODULE)
     monkeypatch.syspath_prepend(folder)
@@ -120,12 +121,12 @@ def test_it_is_quantized_as_the_others_are(tmp_path: Path) -> None:
 
 def test_it_never_runs_as_another_attention_and_none_runs_as_it(tmp_path: Path) -> None:
     for asked in ("softmax", "softpick"):
-        assert "which is leaky; ask for 'leaky'" in error(checkpoint(tmp_path / "leaky"), attention=asked)
-    assert "which is softmax; ask for 'softmax'" in error(fla(tmp_path / "softmax"), attention="leaky")
-    assert error(tmp_path / "leaky", attention="leeky").endswith("scalable_softmax, leaky. Did you mean leaky?")
+        assert states(error(checkpoint(tmp_path / "leaky"), attention=asked), f"'{asked}'…is leaky…'leaky'")
+    assert states(error(fla(tmp_path / "softmax"), attention="leaky"), "'leaky'…is softmax…'softmax'")
+    assert states(error(tmp_path / "leaky", attention="leeky"), "'leeky'…scalable_softmax, leaky…Did you mean leaky?")
     for attn_impl in ("parallel_attn", "parallel_softpick_attn"):
         message = error(checkpoint(tmp_path / "both", attn_impl=attn_impl))
-        assert f"attn_impl '{attn_impl}' and model_type 'leaky_transformer' contradict each other" in message
+        assert states(message, f"attn_impl '{attn_impl}'…model_type 'leaky_transformer'…contradict"), message
 
 
 def test_its_extra_tensors_must_be_there_and_nowhere_else(tmp_path: Path) -> None:
@@ -133,11 +134,11 @@ def test_its_extra_tensors_must_be_there_and_nowhere_else(tmp_path: Path) -> Non
     tensors = load_file(file)
     name = "model.layers.1.attn.leak"
     save_file({key: tensor for key, tensor in tensors.items() if key != name}, file)
-    assert f"are missing, the first is {name}." in error(tmp_path / "leaky")
+    assert states(error(tmp_path / "leaky"), f"missing…{name}.")
     save_file(tensors | {name: torch.zeros(HEADS)}, file)
-    assert f"{name} has shape [4]; by config.json it must be [4, 1]" in error(tmp_path / "leaky")
+    assert states(error(tmp_path / "leaky"), f"{name}…[4]…config.json…[4, 1]")
     save_file(tensors, fla(tmp_path / "softmax") / "model.safetensors")
-    assert "2 tensors have no place in the model" in error(tmp_path / "softmax")
+    assert states(error(tmp_path / "softmax"), "2 tensors …model.layers.0.attn.leak")
 
 
 def test_recipes_may_name_it(tmp_path: Path) -> None:
@@ -152,15 +153,20 @@ def test_recipes_may_name_it(tmp_path: Path) -> None:
 def test_the_doctor_tries_it() -> None:
     cases = {name: check for name, check in attention_cases("cpu") if name.startswith("leaky")}
     assert cases.keys() >= {"leaky function float32", "leaky model float32"}
-    assert "gradients too; it has no kernel" in cases["leaky function float32"]()
+    assert "no kernel" in cases["leaky function float32"]()
     assert "logits within" in cases["leaky model float32"]()
 
 
-def test_the_doctor_knows_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shape may name any of them; here one that the kernels' own kinds do not use."""
-    shape = {"extra_tensors": {"leak": ("num_attention_heads", 1), "unused": ("num_key_value_heads", "hidden_size")}}
-    monkeypatch.setitem(ATTENTIONS, LEAKY.name, replace(LEAKY, **shape))
-    assert ATTENTIONS["leaky"].extra_shapes(_sizes(4, 2, 16, 8))["unused"] == (2, 64)
+def test_the_doctor_knows_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape may name any size; here two that the built-in kinds do not use."""
+    module = MODULE.replace("leak, scale", "leak, more, scale") + "    + more.sum()\n"
+    check = "    assert more.shape == (k.shape[1], q.shape[1] * q.shape[3])\n"
+    (tmp_path / "sized.py").write_text(module.replace("    k, v =", f"{check}    k, v =").replace("@ v\n ", "@ v"))
+    monkeypatch.syspath_prepend(tmp_path)
+    shapes = {"leak": ("num_attention_heads", 1), "more": ("num_key_value_heads", "hidden_size")}
+    kind = replace(LEAKY, function="sized:attention", extra_tensors=shapes)
+    monkeypatch.setitem(ATTENTIONS, LEAKY.name, kind)
+    assert "no kernel" in dict(attention_cases("cpu"))["leaky function float32"]()
 
 
 def test_the_shapes_of_extra_tensors_follow_from_the_sizes() -> None:

@@ -13,7 +13,7 @@ INDEX = json.dumps({"weight_map": {"x": "model-1.safetensors", "y": "model-2.saf
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache for this test alone."""
+    """An empty cache for each test."""
     monkeypatch.setenv("QBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -25,7 +25,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def cached(hub: Path, repo: str, commit: str, files: dict[str, str], ref: str = "main") -> None:
-    """A repository as the hub's library keeps it."""
+    """A repository as huggingface_hub stores it."""
     folder = hub / f"models--{repo.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True, exist_ok=True)
     (folder / "refs" / ref).write_text(commit)
@@ -53,10 +53,10 @@ def test_a_hub_checkpoint_is_its_commit_in_the_cache(hub: Path) -> None:
 
 
 def test_what_is_not_in_the_cache_is_not_fetched(hub: Path) -> None:
-    with pytest.raises(NotFetchedError, match=r"owner/tiny is not a local folder .* `qbench fetch`"):
+    with pytest.raises(NotFetchedError, match=r"owner/tiny .*`qbench fetch`"):
         checkpoint_fingerprint("owner/tiny")
     cached(hub, "owner/tiny", COMMIT, {"config.json": "{}"})
-    with pytest.raises(NotFetchedError, match=r"no safetensors weights.*model\.safetensors"):
+    with pytest.raises(NotFetchedError, match=r"safetensors.*model\.safetensors"):
         checkpoint_fingerprint("owner/tiny")
     with pytest.raises(NotFetchedError):
         checkpoint_fingerprint("owner/tiny", "v2")
@@ -65,7 +65,7 @@ def test_what_is_not_in_the_cache_is_not_fetched(hub: Path) -> None:
 def test_an_interrupted_download_is_not_fetched(hub: Path) -> None:
     half = {"config.json": "{}", "model.safetensors.index.json": INDEX, "model-1.safetensors": "w"}
     cached(hub, "owner/tiny", COMMIT, half)
-    with pytest.raises(NotFetchedError, match=r"model-2\.safetensors, which is not in "):
+    with pytest.raises(NotFetchedError, match=r"model-2\.safetensors"):
         checkpoint_fingerprint("owner/tiny")
     cached(hub, "owner/tiny", COMMIT, {"model-2.safetensors": "w"})
     assert checkpoint_fingerprint("owner/tiny") == f"owner/tiny@{COMMIT}"
@@ -83,7 +83,7 @@ def test_each_shard_counts(tmp_path: Path) -> None:
     folder = local(tmp_path / "one", config__json="{}")
     for name, text in (("model.safetensors.index.json", INDEX), ("model-1.safetensors", "w")):
         (tmp_path / "one" / name).write_text(text)
-    with pytest.raises(NotFetchedError, match=r"model-2\.safetensors, which is not in "):
+    with pytest.raises(NotFetchedError, match=r"model-2\.safetensors"):
         checkpoint_fingerprint(folder)
     (tmp_path / "one" / "model-2.safetensors").write_text("w")
     before = checkpoint_fingerprint(folder)
@@ -105,7 +105,7 @@ def test_a_tokenizer_is_its_files(tmp_path: Path, hub: Path) -> None:
     assert tokenizer_fingerprint(one) == tokenizer_fingerprint(two)
     local(tmp_path / "two", special_tokens_map__json="{}")
     assert tokenizer_fingerprint(one) != tokenizer_fingerprint(two)
-    with pytest.raises(NotFetchedError, match=r"has no tokenizer: none of tokenizer\.json"):
+    with pytest.raises(NotFetchedError, match=r"three.*tokenizer\.json"):
         tokenizer_fingerprint(local(tmp_path / "three", config__json="{}"))
     cached(hub, "owner/words", COMMIT, {"tokenizer.model": "w"})
     assert tokenizer_fingerprint("owner/words") == f"owner/words@{COMMIT}"

@@ -1,4 +1,4 @@
-"""The layout without torch says what transformers' model has."""
+"""The layout, read without torch, matches transformers' model."""
 
 import json
 import subprocess

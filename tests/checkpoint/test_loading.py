@@ -16,6 +16,7 @@ from qbench.attention.register import attention_kind
 from qbench.checkpoint import load
 from qbench.checkpoint.load import empty_model, llama_config
 
+from ..messages import states
 from .small_checkpoints import (
     FLA,
     HEADS,
@@ -136,11 +137,11 @@ def test_tied_embeddings_are_one_parameter(tmp_path):
     assert torch.equal(logits(load_checkpoint(tmp_path / "saved")), logits(model))
 
     write(tmp_path, {**LLAMA, "tie_word_embeddings": True}, {**tensors, "lm_head.weight": head})
-    assert "tie_word_embeddings is true, but lm_head.weight is not the embeddings" in error(tmp_path)
+    assert states(error(tmp_path), "tie_word_embeddings…lm_head.weight…false")
 
 
 def test_the_generation_config_is_usable(tmp_path):
-    assert load_checkpoint(fla(tmp_path)).generation_config.pad_token_id == 2  # eos, where the checkpoint has no pad
+    assert load_checkpoint(fla(tmp_path)).generation_config.pad_token_id == 2  # eos, if the checkpoint has no pad
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8], "bos_token_id": 3}))
     generation = load_checkpoint(tmp_path).generation_config
     assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (3, [7, 8], 7)
@@ -175,7 +176,7 @@ def test_loading_never_holds_two_copies(tmp_path):
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return int(status[field].split()[0]) * 1024
 
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = memory("VmRSS")
     load_checkpoint(tmp_path)
     assert memory("VmHWM") - before < 1.3 * size
@@ -192,13 +193,13 @@ def test_loading_to_cuda_gives_the_networks_logits(tmp_path, attention):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA GPU")
 def test_a_device_that_is_not_here_is_named(tmp_path):
-    assert "device is 'cuda', which torch cannot use here" in error(fla(tmp_path), device="cuda")
+    assert states(error(fla(tmp_path), device="cuda"), "device…'cuda'…'cpu'")
 
 
 def test_importing_qbench_does_not_import_torch():
     code = "import qbench, sys; assert 'torch' not in sys.modules; assert 'load_checkpoint' in dir(qbench)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    with pytest.raises(AttributeError, match="no attribute 'load_checkpiont'; it exports load_checkpoint"):
+    with pytest.raises(AttributeError, match=r"'load_checkpiont'.* load_checkpoint"):
         qbench.load_checkpiont  # noqa: B018
 
 
@@ -233,6 +234,4 @@ def test_only_what_is_read_is_downloaded(tmp_path, monkeypatch):
 
 def test_a_hub_id_that_is_not_there_is_one_sentence(tmp_path, monkeypatch):
     hub_cache(tmp_path, monkeypatch)
-    message = error("owner/name")
-    assert message.startswith("owner/name is not a local folder, and could not be downloaded")
-    assert "one that is in the Hugging Face cache" in message
+    assert states(error("owner/name"), "owner/name…folder…Hub…Hugging Face cache")

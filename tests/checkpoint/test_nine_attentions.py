@@ -21,6 +21,7 @@ from qbench.checkpoint.layout import config_attention, config_sizes, parameter_c
 from qbench.recipe.cells import load_recipe
 from qbench.recipe.yaml import RecipeError
 
+from ..messages import states
 from ..small_recipe import write_recipe
 from .small_checkpoints import (
     FLA,
@@ -172,7 +173,7 @@ def test_generate_with_a_static_cache_and_padding_gives_what_a_full_forward_give
 
 
 def word(token: int) -> str:
-    return f"w{token}."  # no word is a part of another, which a special token would split
+    return f"w{token}."  # no word is part of another, or a special token would split it
 
 
 def a_request(context: list[int], continuation: list[int], number: int) -> Instance:
@@ -233,14 +234,14 @@ def test_the_loader_runs_no_kind_as_another_that_was_asked_for(tmp_path: Path, k
             if other == kind:
                 assert attention_kind(load_checkpoint(folder, attention=other)) == kind
             else:
-                assert f"which is {kind}; ask for '{kind}'" in error(folder, attention=other)
+                assert states(error(folder, attention=other), f"'{other}'…is {kind}…'{kind}'")
 
 
 @pytest.mark.parametrize(("kind", "other"), PAIRS)
 def test_a_config_of_one_kind_and_tensors_or_a_model_type_of_another_are_an_error(
     tmp_path: Path, kind: str, other: str
 ) -> None:
-    """Kinds with the same tensors are told apart by their config, which has no two ways to say it if all agree."""
+    """Kinds with the same tensors are distinguished by their config, whose fields must agree."""
     if fla_tensors(kind).keys() != fla_tensors(other).keys() or "gated" in (kind, other):
         message = error(write(tmp_path / "tensors", {**FLA, **SAYS[kind]}, fla_tensors(other)))
         assert kind in message
@@ -249,12 +250,12 @@ def test_a_config_of_one_kind_and_tensors_or_a_model_type_of_another_are_an_erro
     if len(model_types) == 2:
         says = {**SAYS[kind], "model_type": SAYS[other].get("model_type", "transformer")}
         message = error(write(tmp_path / "model_type", {**FLA, **says}, fla_tensors(kind)))
-        assert "contradict each other" in message
+        assert "contradict" in message
         assert f"attn_impl '{SAYS[kind]['attn_impl']}'" in message
         assert f"model_type '{says['model_type']}'" in message
     runs_as = "sdpa" if other == "softmax" else other
     message = error(llama(tmp_path / "llama", kind, attn_implementation=runs_as, attn_impl=SAYS[kind]["attn_impl"]))
-    assert "contradict each other" in message
+    assert "contradict" in message
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss_sink", "gated", "relu_softmax", "softmax_plus_one"])
@@ -294,7 +295,7 @@ def test_a_tensor_of_the_wrong_shape_is_named(
 ) -> None:
     tensor = f"model.layers.1.attn.{name}"
     message = error(write(tmp_path, {**FLA, **SAYS[kind]}, fla_tensors(kind) | {tensor: torch.zeros(shape)}))
-    assert f"{tensor} has shape {list(shape)}; by config.json it must be {needed}" in message
+    assert states(message, f"{tensor}…{list(shape)}…config.json…{needed}"), message
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ def test_another_logn_than_that_of_the_formula_is_an_error(tmp_path: Path) -> No
     wrong[9] = 2.3  # ln 10, not ln 11
     save_file(tensors | {name: wrong}, file)
     message = error(tmp_path)
-    assert f"{name} is 2.3 at t = 9; it must be ln(t + 2) = 2.3979" in message
+    assert states(message, f"{name} is 2.3…t = 9…ln(t + 2) = 2.3979"), message
 
 
 @pytest.mark.parametrize(
@@ -326,19 +327,19 @@ def test_another_logn_than_that_of_the_formula_is_an_error(tmp_path: Path) -> No
     [
         ({"elementwise_gate": None}, ["elementwise_gate is None", "gated", "gate per head"]),
         ({"elementwise_gate": None, "headwise_gate": True}, ["elementwise_gate is None", "gate per head"]),
-        ({"headwise_gate": True}, ["elementwise_gate is True", "headwise_gate is True", "must have true and false"]),
+        ({"headwise_gate": True}, ["elementwise_gate is True", "headwise_gate is True", "true and false"]),
         (
             {"elementwise_gate": False},
             [
                 "elementwise_gate is False",
                 "headwise_gate is None",
                 "model_type 'gated_attention_transformer'",
-                "must have true and false",
+                "true and false",
             ],
         ),
-        ({"elementwise_gate": "per head"}, ["elementwise_gate is 'per head'", "it must be true for gated"]),
-        ({"elementwise_gate": "true"}, ["elementwise_gate is 'true'", "it must be true for gated"]),
-        ({"elementwise_gate": 1}, ["elementwise_gate is 1", "it must be true for gated"]),
+        ({"elementwise_gate": "per head"}, ["elementwise_gate is 'per head'", "true for gated"]),
+        ({"elementwise_gate": "true"}, ["elementwise_gate is 'true'", "true for gated"]),
+        ({"elementwise_gate": 1}, ["elementwise_gate is 1", "true for gated"]),
     ],
 )
 def test_a_gate_must_be_one_per_element(tmp_path: Path, fields: dict[str, object], facts: list[str]) -> None:
@@ -350,7 +351,7 @@ def test_a_gate_must_be_one_per_element(tmp_path: Path, fields: dict[str, object
 @pytest.mark.parametrize(
     ("fields", "facts"),
     [
-        ({"headwise_gate": True}, ["headwise_gate is True", "gate per head is not supported"]),
+        ({"headwise_gate": True}, ["headwise_gate is True", "gate per head"]),
         ({"elementwise_gate": 1}, ["elementwise_gate is 1", "false or left out"]),
         ({"gpt_oss_sink": "yes"}, ["gpt_oss_sink is 'yes'", "false or left out"]),
     ],
@@ -365,10 +366,10 @@ def test_a_flag_that_is_not_one_never_loads_as_softmax(
 def test_the_fla_layouts_own_architecture_counts(tmp_path: Path) -> None:
     gated = ["GatedAttentionTransformerForCausalLM"]
     message = error(fla(tmp_path / "a", "softmax", attn_impl="naive_attn", architectures=gated))
-    assert "contradict each other" in message
+    assert "contradict" in message
     for meaning in (f"architectures {gated} means gated", "attn_impl 'naive_attn' means softmax"):
         assert meaning in message
-    assert "contradict each other" in error(fla(tmp_path / "b", "gated", architectures=["TransformerForCausalLM"]))
+    assert "contradict" in error(fla(tmp_path / "b", "gated", architectures=["TransformerForCausalLM"]))
     assert attention_kind(load_checkpoint(fla(tmp_path / "c", "gated", architectures=gated))) == "gated"
 
 
@@ -376,8 +377,8 @@ def test_a_contradiction_says_what_each_field_means(tmp_path: Path) -> None:
     message = error(fla(tmp_path, "softpick", elementwise_gate=True))
     assert "attn_impl 'parallel_softpick_attn' means softpick" in message
     assert "elementwise_gate True means gated" in message
-    assert (
-        "model_type 'transformer' means any but relu_softmax and softmax_plus_one and gpt_oss_sink and gated" in message
+    assert states(
+        message, "model_type 'transformer' means any …relu_softmax and softmax_plus_one and gpt_oss_sink and gated"
     )
 
 
@@ -387,7 +388,7 @@ def test_a_misspelt_attn_impl_is_answered_with_the_right_one(tmp_path: Path) -> 
 
 def test_one_tensor_too_many_is_one(tmp_path: Path) -> None:
     message = error(write(tmp_path, {**FLA, **SAYS["softmax"]}, fla_tensors() | {"model.layers.1.attn.x": SINKS}))
-    assert "1 tensor has no place" in message
+    assert "1 tensor " in message
 
 
 @pytest.mark.parametrize("flag", ["elementwise_gate", "gpt_oss_sink"])

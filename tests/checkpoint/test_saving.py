@@ -1,4 +1,4 @@
-"""Saving: what we save loads again, and another attention than softmax runs nowhere else."""
+"""Saving: what is saved loads again, and only qbench runs attentions other than softmax."""
 
 import json
 import subprocess
@@ -104,7 +104,7 @@ def test_an_interrupted_save_does_not_load(tmp_path, monkeypatch):
     monkeypatch.setattr(model.generation_config, "to_json_string", lambda: 1 / 0)  # after the weights
     with pytest.raises(ZeroDivisionError):
         save_checkpoint(model, tmp_path / "saved")
-    assert "config.json cannot be read" in error(tmp_path / "saved")
+    assert "config.json" in error(tmp_path / "saved")
 
 
 def test_a_quantized_model_is_not_saved_as_a_dense_one(tmp_path):
@@ -112,6 +112,6 @@ def test_a_quantized_model_is_not_saved_as_a_dense_one(tmp_path):
     projection = model.model.layers[1].mlp.up_proj
     packed = projection.weight.data.to(torch.int8)
     projection.weight = torch.nn.Parameter(packed, requires_grad=False)
-    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is not that of a dense Llama"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight.*unquantized"):
         save_checkpoint(model, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()

@@ -31,7 +31,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def tokenizer(texts: dict[str, Path]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with BOS and EOS, as GPT-2's."""
+    """A byte-level BPE tokenizer with BOS and EOS, like GPT-2's."""
     questions = [json.loads(line)["question"] for line in texts["arc_easy"].read_text().splitlines()]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -46,7 +46,7 @@ def tokenizer(texts: dict[str, Path]) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def checkpoints(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny checkpoint with its tokenizer for each kind of attention, the weights large enough to have opinions."""
+    """A tiny checkpoint with its tokenizer for each kind of attention; weights large enough for clear preferences."""
     config = LlamaConfig(
         vocab_size=len(tokenizer) + 8,
         hidden_size=64,

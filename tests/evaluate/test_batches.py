@@ -1,4 +1,4 @@
-"""Batches: every token that must be scored is, once, within the budget, with little padding, in whatever order."""
+"""Batches: every token that must be scored is, once, within the budget, with little padding, in any order."""
 
 import json
 import random
@@ -96,7 +96,7 @@ def test_truncation_drops_the_start_of_the_context_as_hflm_does() -> None:
 
 
 def padding(groups: list[Group]) -> float:
-    """The share of padding in all that is run."""
+    """The share of padding in all tokens that run."""
     batches = [batch for group in groups for batch in group.first + group.continuations]
     padded = sum(len(batch) * len(batch[0].tokens) for batch in batches)
     return 1 - sum(len(row.tokens) for batch in batches for row in batch) / max(padded, 1)
@@ -137,6 +137,6 @@ def test_a_gpu_gets_fewer_and_larger_batches_of_the_same_requests() -> None:
         batches = [batch for group in groups for batch in group.first + group.continuations]
         counts[device] = len(batches)
         padded[device] = sum(len(batch) * len(batch[0].tokens) for batch in batches)
-    # Padding is cheaper than another batch there, at 1,024 tokens a batch and not 24.
+    # Padding is cheaper than another batch on CUDA, where a batch costs 1,024 tokens instead of 24.
     assert counts["cuda"] < counts["cpu"] / 2
     assert padded["cpu"] < padded["cuda"] <= padded["cpu"] + 1024 * (counts["cpu"] - counts["cuda"])

@@ -1,4 +1,4 @@
-"""evaluate(): the numbers of lm-eval's own evaluator on the same model, and samples from which they follow."""
+"""evaluate(): the numbers of lm-eval's evaluator on the same model, and samples from which they follow."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from ..made_up_texts import SIZES
 
 
 class Opinionated(LM):
-    """A model whose scores are a hash of the request: any, but always the same."""
+    """A model whose scores are a hash of the request: arbitrary, but always the same."""
 
     def __init__(self, bad: tuple[str, float] | None = None) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Opinionated(LM):
 
 
 class Counting(Opinionated):
-    """One that tells how many tokens it scored."""
+    """A model that reports how many tokens it scored."""
 
     def count_tokens(self, requests: list[Instance]) -> list[int]:
         return [len(r.args[-1].split()) for r in requests]
@@ -58,7 +58,7 @@ def tasks(texts: dict[str, Path]) -> dict[str, Task]:
 
 @pytest.fixture
 def sums(tmp_path: Path) -> dict[str, Task]:
-    """A task that generates twice a document and looks at the answer through two filters."""
+    """A task that generates twice per document and filters the answers in two ways."""
     (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"q": "x" * i, "a": str(i % 2)}) for i in range(1, 9)))
     (tmp_path / "sums.yaml").write_text(
         "task: sums\ntest_split: test\noutput_type: generate_until\ndoc_to_text: q\ndoc_to_target: a\nrepeats: 2\n"
@@ -152,7 +152,7 @@ def test_few_shot_examples_are_those_of_lm_evals_command(tmp_path: Path) -> None
     assert [list(scores) for scores in samples["loglikelihoods"]] == expected
 
 
-def test_token_counts_where_the_model_tells(tasks: dict[str, Task]) -> None:
+def test_token_counts_if_the_model_reports_them(tasks: dict[str, Task]) -> None:
     samples = evaluate(Counting(), tasks, limit=2).samples
     assert [len(counts) for counts in samples["tokens"]] == [4, 4, 1, 1, 1, 1]
     assert samples["tokens"][2][0] == 1  # lambada's last word
@@ -160,14 +160,14 @@ def test_token_counts_where_the_model_tells(tasks: dict[str, Task]) -> None:
 
 
 @pytest.mark.parametrize("score", [math.nan, -math.inf])
-def test_what_is_no_number_is_no_score(score: float, tasks: dict[str, Task]) -> None:
+def test_a_score_must_be_finite(score: float, tasks: dict[str, Task]) -> None:
     question = tasks["arc_easy"].eval_docs[3]["question"]
-    with pytest.raises(EvaluationError, match=r"arc_easy, document 3: the model's log-likelihood is (nan|-inf)"):
+    with pytest.raises(EvaluationError, match=r"arc_easy, document 3: .*(nan|-inf)"):
         evaluate(Opinionated(bad=(question, score)), tasks, limit=5)
 
 
 def test_a_perplexity_beyond_numbers(tasks: dict[str, Task]) -> None:
-    with pytest.raises(EvaluationError, match="lambada_openai: perplexity is larger than any number"):
+    with pytest.raises(EvaluationError, match="lambada_openai: perplexity"):
         evaluate(Opinionated(bad=("", -1e6)), {"lambada_openai": tasks["lambada_openai"]}, limit=5)
 
 

@@ -1,4 +1,4 @@
-"""python -m qbench.lm_eval: lm-eval's command line with our model, and the same results as lm-eval's own."""
+"""python -m qbench.lm_eval: lm-eval's command line with our model, and the same results as with lm-eval's model."""
 
 import json
 import os
@@ -32,7 +32,7 @@ TEXTS = ["The river ran over its banks after three days of rain", "She put the l
 
 @pytest.fixture(scope="module")
 def task_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three small tasks of our own, one of each kind of scored request."""
+    """Three small tasks, one for each kind of scored request."""
     folder = tmp_path_factory.mktemp("tasks")
     documents = {
         "own_choices": [{"question": q, "choices": c, "answer": a} for q, c, a in QUESTIONS],
@@ -93,7 +93,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_results_are_those_of_lm_eval(checkpoints, task_folder, tmp_path, monkeypatch) -> None:
-    # Without lm-eval's own tasks, of which it makes an index for half a minute.
+    # Without lm-eval's tasks, which take half a minute to index.
     monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
     line = arguments(checkpoints["softpick"], task_folder, tmp_path / "out")
     monkeypatch.setattr(sys, "argv", ["lm_eval", *line])
@@ -113,11 +113,11 @@ def test_it_is_a_command(checkpoints, task_folder, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("model_args", "error", "message"),
     [
-        ("quantise=4", ScoringError, "model_args has quantise; supported are pretrained,"),
-        ("dtype=float8", ScoringError, "model_args has dtype=float8; supported are float32,"),
-        ("batch_size=8", ScoringError, "batch_size is 8; batches are sized in tokens: give batch_tokens"),
-        ("batch_tokens=-1", ScoringError, "batch_tokens is -1"),
-        ("attention=softpick", CheckpointError, "attention='softpick' was asked for"),
+        ("quantise=4", ScoringError, "model_args.*quantise.*pretrained,"),
+        ("dtype=float8", ScoringError, "dtype=float8.*float32,"),
+        ("batch_size=8", ScoringError, "batch_size.*8.*batch_tokens"),
+        ("batch_tokens=-1", ScoringError, "batch_tokens.*-1"),
+        ("attention=softpick", CheckpointError, "attention='softpick'.*softmax"),
     ],
 )
 def test_wrong_model_args_are_one_sentence(checkpoints, model_args, error, message) -> None:

@@ -31,7 +31,7 @@ LENGTHS = (150, 200)  # the tiny models have 256 positions
 
 
 def by_fours(text: str) -> int:
-    """A quick tokenizer: four characters each."""
+    """A quick tokenizer: four characters per token."""
     return -(-len(text) // 4)
 
 
@@ -42,7 +42,7 @@ def places(documents: list[dict[str, Any]]) -> np.ndarray:
 
 
 def distance_from_uniform(values: np.ndarray) -> float:
-    """Kolmogorov and Smirnov's, times √n: above 1.63 once in a hundred times."""
+    """The Kolmogorov-Smirnov statistic times √n: above 1.63 once in a hundred times."""
     ordered, n = np.sort(values), len(values)
     steps = np.arange(n + 1) / n
     return max(np.abs(ordered - steps[1:]).max(), np.abs(ordered - steps[:-1]).max()) * n**0.5

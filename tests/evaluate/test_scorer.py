@@ -1,4 +1,4 @@
-"""Scorer: HFLM's numbers on real documents, whatever the budget and the order; what is bad input is one sentence."""
+"""Scorer: HFLM's numbers on real documents for any budget and order; bad input is reported in one sentence."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ SENTENCES = [
     " = Lobster = \n \n The lobster lives in the Atlantic Ocean and may grow to 60 centimetres .",
 ]
 
-# Shapes that real tasks have little of: shared and lone, one-token, empty contexts, trailing spaces, too long ones.
+# Shapes that are rare in real tasks: shared and lone, one-token, empty contexts, trailing spaces, too long ones.
 PAIRS = [
     ("Question: Which animal eats only plants?\nAnswer:", " a cow"),
     ("Question: Which animal eats only plants?\nAnswer:", " photosynthesis"),
@@ -88,7 +88,7 @@ def assert_same(ours: Scores, theirs: Scores) -> None:
     assert len(ours) == len(theirs)
     for (value, _), (expected, _) in zip(ours, theirs, strict=True):
         assert value == pytest.approx(expected, abs=1e-4, rel=0)
-    # The tiny models' two best tokens are never as near as 1e-4 where these flags are decided.
+    # The tiny models' two best tokens always differ by more than 1e-4 where these flags are decided.
     assert [flag for _, flag in ours] == [flag for _, flag in theirs]
 
 
@@ -122,7 +122,7 @@ def test_what_greedy_decoding_gives_is_flagged(softmax_model, tokenizer) -> None
     texts = [(context, {"until": [], "max_gen_toks": 4}) for context in contexts]
     generated = lm.generate_until(instances(texts, "generate_until"))
     pairs = [(c, g) for c, g in zip(contexts, generated, strict=True) if _survives(tokenizer, c, g)]
-    assert pairs  # random models write bytes that are no text; some of it must be
+    assert pairs  # random models write bytes that are not text; some must be
     assert all(flag for _, flag in lm.loglikelihood(instances(pairs)))
     assert not any(flag for _, flag in lm.loglikelihood(instances([(c, f"{g} not") for c, g in pairs])))
 
@@ -148,7 +148,7 @@ def test_half_precision_models_are_scored_in_float32(softmax_model, tokenizer) -
     ours = Scorer(half, tokenizer).loglikelihood(requests)
     theirs = hflm(half, tokenizer).loglikelihood(requests, disable_tqdm=True)
     for (value, _), (expected, _) in zip(ours, theirs, strict=True):
-        assert value == pytest.approx(expected, rel=0.02)  # batches of another shape round otherwise
+        assert value == pytest.approx(expected, rel=0.02)  # batches of another shape round differently
         assert value != torch.tensor(value).bfloat16().item()  # 8 bits cannot hold it
 
 
@@ -193,7 +193,7 @@ def test_weight_only_quantized_models_score_as_with_hflm(model, tokenizer, execu
 def test_llm_int8_scores_depend_on_the_requests_and_the_budget_alone(softmax_model, tokenizer) -> None:
     quantized, _ = quantize(softmax_model, "bnb", 8, copy=True)
     requests = instances(PAIRS)
-    with pytest.raises(ScoringError, match="give batch_tokens"):
+    with pytest.raises(ScoringError, match=r"activations.*batch_tokens"):
         Scorer(quantized, tokenizer)
     scores = Scorer(quantized, tokenizer, batch_tokens=200).loglikelihood(requests)
     order = random.Random(0).sample(range(len(requests)), len(requests))
@@ -257,7 +257,7 @@ def test_no_cache_is_kept_where_nothing_is_shared(softmax_model, tokenizer, monk
 
 
 def fail_above(model: LlamaForCausalLM, tokens: int, error: Exception, ran: list[int]):
-    """Let the model run out of memory on batches of more than so many tokens."""
+    """Let the model run out of memory on batches of more than this many tokens."""
 
     def check(_, __, kwargs) -> None:
         count = kwargs["input_ids"].numel()
@@ -273,7 +273,7 @@ CPU_ALLOCATOR = RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllo
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), CPU_ALLOCATOR])
 def test_out_of_memory_halves_the_budget_and_keeps_what_is_done(softmax_model, tokenizer, caplog, error) -> None:
-    # One context a request, all of one length but one: the long one comes first, and fits by itself.
+    # One context per request, all but one of the same length: the long one comes first, and fits by itself.
     pairs = [(f"{letter} {SENTENCES[1]}", " the town") for letter in "abcdefghijkl"]
     requests = instances([*pairs, (SENTENCES[1] + SENTENCES[2], " the town")])
     expected = Scorer(softmax_model, tokenizer).loglikelihood(requests)
@@ -283,7 +283,7 @@ def test_out_of_memory_halves_the_budget_and_keeps_what_is_done(softmax_model, t
         assert_same(lm.loglikelihood(requests), expected)
     assert lm.batch_tokens == 200
     assert "batch_tokens=200" in caplog.text
-    # Each request ran once, the first batch too, but for padding.
+    # Each request ran once, including the first batch, apart from padding.
     tokens = sum(len(lm._encode_pair(*request.args)[0]) + 1 for request in requests)
     assert tokens <= sum(ran) < 1.15 * tokens
     assert ran.count(ran[0]) == 1
@@ -302,12 +302,12 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(softmax_model, tokenize
 def test_models_whose_scores_depend_on_the_batch_keep_their_budget(softmax_model, tokenizer) -> None:
     model = copy.deepcopy(softmax_model)
     model.model.layers[0].mlp.down_proj.ACTIVATION_BITS = 8
-    with pytest.raises(ScoringError, match="give batch_tokens"):
+    with pytest.raises(ScoringError, match=r"activations.*batch_tokens"):
         Scorer(model, tokenizer)
     lm = Scorer(model, tokenizer, batch_tokens=500)
     with (
         fail_above(model, 100, MemoryError(), []),
-        pytest.raises(ScoringError, match="batch_tokens=500, which must stay"),
+        pytest.raises(ScoringError, match="batch_tokens=500"),
     ):
         lm.loglikelihood(instances(PAIRS))
     assert lm.batch_tokens == 500
@@ -329,11 +329,11 @@ def test_generation_halves_its_budget_too(softmax_model, tokenizer) -> None:
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        (("A question", ""), r"arc, document 1: the continuation is empty"),
-        (("", ""), r"arc, document 1: the continuation is empty"),
-        ((" \n", "a word"), r"arc, document 1: the context is white space"),
-        ((" ", "a"), r"arc, document 1: the context is white space"),
-        (("A question", " word" * 300), r"arc, document 1: the continuation has \d+ tokens and max_length is 256"),
+        (("A question", ""), r"arc, document 1: .*continuation.*empty"),
+        (("", ""), r"arc, document 1: .*continuation.*empty"),
+        ((" \n", "a word"), r"arc, document 1: .*context.*white space"),
+        ((" ", "a"), r"arc, document 1: .*context.*white space"),
+        (("A question", " word" * 300), r"arc, document 1: .*continuation.*\d+ tokens.*max_length.*256"),
     ],
 )
 def test_a_continuation_that_cannot_be_scored_names_its_document(softmax_model, tokenizer, pair, message) -> None:
@@ -342,7 +342,7 @@ def test_a_continuation_that_cannot_be_scored_names_its_document(softmax_model, 
 
 
 def test_an_empty_document_is_named(softmax_model, tokenizer) -> None:
-    with pytest.raises(ScoringError, match="wikitext, document 1: the document is empty"):
+    with pytest.raises(ScoringError, match=r"wikitext, document 1: .*empty"):
         Scorer(softmax_model, tokenizer).loglikelihood_rolling(
             instances([("a page",), ("",)], "loglikelihood_rolling", "wikitext")
         )
@@ -350,12 +350,12 @@ def test_an_empty_document_is_named(softmax_model, tokenizer) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
-def test_a_logit_that_is_no_number_names_the_document(softmax_model, tokenizer, bad, kind) -> None:
+def test_a_logit_that_is_not_finite_names_the_document(softmax_model, tokenizer, bad, kind) -> None:
     token = tokenizer.encode("Photosynthesis")[0]
     model = copy.deepcopy(softmax_model)
 
     class Spoiled(nn.Module):
-        """The head, with one bad logit, for a token that nobody asks for, after one word."""
+        """The head, with one bad logit after one word, for a token that is not scored."""
 
         def forward(self, hidden):
             logits = softmax_model.lm_head(hidden)
@@ -368,21 +368,21 @@ def test_a_logit_that_is_no_number_names_the_document(softmax_model, tokenizer, 
     model.lm_head.direction = direction / direction.norm() ** 2
     texts = ["The river ran", "Photosynthesis turns"]
     arguments = [("", text) if kind == "loglikelihood" else (text,) for text in texts]
-    with pytest.raises(ScoringError, match="own, document 1: the model's logits are NaN or infinite"):
+    with pytest.raises(ScoringError, match=r"own, document 1: .*NaN or infinite"):
         getattr(Scorer(model, tokenizer), kind)(instances(arguments, kind))
 
 
 def test_a_tokenizer_of_another_model_is_refused(softmax_model, tokenizer) -> None:
     larger = copy.deepcopy(tokenizer)
     larger.add_tokens([f"<extra {n}>" for n in range(20)])
-    with pytest.raises(ScoringError, match=r"goes up to id \d+, but the model's ends at"):
+    with pytest.raises(ScoringError, match=r"tokenizer.*\d+.*model.*\d+"):
         Scorer(softmax_model, larger)
 
 
 @pytest.mark.parametrize("name", ["max_length", "batch_tokens"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
-def test_a_length_that_is_no_positive_integer_is_refused(softmax_model, tokenizer, name, value) -> None:
-    with pytest.raises(ScoringError, match=f"{name} is {value!r}"):
+def test_a_length_that_is_not_a_positive_integer_is_refused(softmax_model, tokenizer, name, value) -> None:
+    with pytest.raises(ScoringError, match=rf"{name}.*{value!r}.*positive integer"):
         Scorer(softmax_model, tokenizer, **{name: value})
 
 

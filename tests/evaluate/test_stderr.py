@@ -1,4 +1,4 @@
-"""Standard errors: lm-eval's own bootstrap is the reference, run in this process."""
+"""Standard errors: lm-eval's bootstrap is the reference, run in this process."""
 
 import itertools
 import time

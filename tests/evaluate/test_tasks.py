@@ -1,4 +1,4 @@
-"""Tasks: lm-eval's own with local data, found quickly; everything wrong with a task or its data is one sentence."""
+"""Tasks of lm-eval with local data, found quickly; everything wrong with a task or its data is one sentence."""
 
 import json
 import random
@@ -40,7 +40,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a .jsonl file of objects, or of lines that are text already."""
+    """Writes a .jsonl file from objects or lines of text."""
 
     def _write(*lines: Any, name: str = "data.jsonl") -> Path:
         file = tmp_path / name
@@ -75,7 +75,7 @@ def test_the_papers_tasks_are_lm_evals_own_and_load_within_a_second(texts: dict[
 
 
 def test_prompts_are_those_of_lm_evals_json_loader(write: Write, tmp_path: Path) -> None:
-    """The same documents through lm-eval's own way to read a file: every request is the same, few-shot ones too."""
+    """The same documents, read by lm-eval: every request is the same, including few-shot ones."""
     questions = [changed(ARC, id=str(i), question=f"Question {i}?", answerKey="AB"[i % 2]) for i in range(8)]
     test, train = write(*questions[:3], name="test.jsonl"), write(*questions[3:], name="train.jsonl")
     yaml = LM_EVAL / "arc" / "arc_easy.yaml"
@@ -114,9 +114,9 @@ def test_a_folder_of_task_files_and_a_single_file(tmp_path: Path, write: Write) 
     assert list(load_tasks([str(tmp_path / "sums.yaml")])) == ["sums_of_mine"]
     task = load_tasks(["more_of_mine"], folders=[tmp_path])["more_of_mine"]
     assert [d.requests[0].args for d in build_documents(task)] == [("1+1", " 2"), ("1+2", " 3")]
-    with pytest.raises(TaskError, match="nowhere is not a folder"):
+    with pytest.raises(TaskError, match=r"nowhere.*folder"):
         load_tasks(["sums_of_mine"], folders=["nowhere"])
-    with pytest.raises(TaskError, match=r"none.yaml: no task there"):
+    with pytest.raises(TaskError, match=r"none.yaml: .*'task:'"):
         load_tasks([str(tmp_path / "none.yaml")])
 
 
@@ -133,32 +133,32 @@ def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """lm-eval's index: of two of its folders, since all of them take a quarter of a minute."""
     if request.param == "a part":
         part = TaskManager(include_path=[LM_EVAL / "super_glue", LM_EVAL / "arc"], include_defaults=False)
-        monkeypatch.setattr(tasks, "_index", lambda *_: part)
+        monkeypatch.setattr(tasks, "all_tasks", lambda *_: part)
 
 
 @pytest.mark.usefixtures("index")
 def test_a_name_outside_its_folder_is_found_in_the_index_and_a_typo_is_not(write: Write) -> None:
     document = {"passage": "Ice floats.", "question": "does ice float", "label": 1, "idx": 0}
     assert list(load_tasks(["boolq"], {"boolq": write(document)})) == ["boolq"]
-    with pytest.raises(TaskError, match=r"no task 'arc_eazy', .* Did you mean arc_easy\?"):
+    with pytest.raises(TaskError, match=r"'arc_eazy'.* Did you mean arc_easy\?"):
         load_tasks(["arc_eazy"])
-    with pytest.raises(TaskError, match="data gives a file to ai2_arc, which is a group"):
+    with pytest.raises(TaskError, match=r"data.*ai2_arc.*group"):
         load_tasks(["ai2_arc"], {"ai2_arc": write(ARC)})
 
 
 BAD_FILES = [
-    ("arc_easy", [ARC, without(ARC, "question")], r"data.jsonl, line 2: no field 'question', which arc_easy needs"),
-    ("arc_easy", [changed(without(ARC, "question"), qestion="x")], r"line 1: no field 'question'.*mean qestion\?"),
-    ("arc_easy", [ARC, changed(ARC, question=None)], r"line 2: the field 'question', which arc_easy needs, is null"),
-    ("arc_easy", [ARC, "", changed(ARC, choices={"text": ["a", "b"]})], r"line 3: no field 'choices.label'"),
-    ("arc_easy", [ARC, changed(ARC, answerKey=1)], r"line 2: the field 'answerKey' is a number; on line 1 it is text"),
-    ("arc_easy", [ARC, changed(ARC, more=1)], r"line 2: the field 'more' is not on line 1"),
+    ("arc_easy", [ARC, without(ARC, "question")], r"data.jsonl, line 2: .*'question'.*arc_easy"),
+    ("arc_easy", [changed(without(ARC, "question"), qestion="x")], r"line 1: .*'question'.*mean qestion\?"),
+    ("arc_easy", [ARC, changed(ARC, question=None)], r"line 2: .*'question'.*arc_easy.*null"),
+    ("arc_easy", [ARC, "", changed(ARC, choices={"text": ["a", "b"]})], r"line 3: .*'choices.label'"),
+    ("arc_easy", [ARC, changed(ARC, answerKey=1)], r"line 2: .*'answerKey'.*number.*line 1.*text"),
+    ("arc_easy", [ARC, changed(ARC, more=1)], r"line 2: .*'more'.*line 1"),
     ("arc_easy", [ARC, '{"id": '], r"line 2: not JSON"),
-    ("arc_easy", [[ARC]], r"line 1: a JSON list; there must be one JSON object a line"),
-    ("arc_easy", ["", " "], r"data.jsonl: the data file of arc_easy is empty"),
-    ("piqa", [without(PIQA, "label")], r"line 1: no field 'label', which piqa needs"),
+    ("arc_easy", [[ARC]], r"line 1: .*list.*object"),
+    ("arc_easy", ["", " "], r"data.jsonl: .*arc_easy.*empty"),
+    ("piqa", [without(PIQA, "label")], r"line 1: .*'label'.*piqa"),
     ("wikitext", [{"text": "a page"}], r"wikitext, document 0 .*data.jsonl.*KeyError: 'page'"),
-    ("wikitext", [{"page": "a page"}, {"text": "another"}], r"line 2: no field 'page', which line 1 has"),
+    ("wikitext", [{"page": "a page"}, {"text": "another"}], r"line 2: .*'page'.*line 1"),
 ]
 
 
@@ -169,7 +169,7 @@ def test_a_bad_data_file(task: str, lines: list[Any], message: str, write: Write
 
 
 def test_a_file_that_is_not_there_and_one_that_is_not_text(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"none.jsonl: the data file of piqa cannot be read \(No such file"):
+    with pytest.raises(TaskError, match=r"none.jsonl: .*piqa.*No such file"):
         load_tasks(["piqa"], {"piqa": tmp_path / "none.jsonl"})
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(TaskError, match="not UTF-8"):
@@ -177,11 +177,11 @@ def test_a_file_that_is_not_there_and_one_that_is_not_text(tmp_path: Path) -> No
 
 
 BAD_DOCUMENTS = [
-    ("lambada_openai", {"text": ""}, "lambada_openai, document 1: it is empty"),
-    ("wikitext", {"page": " \n"}, "wikitext, document 1: it is empty"),
-    ("piqa", changed(PIQA, sol2=""), "piqa, document 1: choice 1 is empty"),
-    ("piqa", changed(PIQA, label=2), "piqa, document 1: the right answer is 2, which is none of its 2 choices"),
-    ("arc_easy", changed(ARC, answerKey="C"), "arc_easy, document 1: its prompt cannot be made"),
+    ("lambada_openai", {"text": ""}, "lambada_openai, document 1: .*empty"),
+    ("wikitext", {"page": " \n"}, "wikitext, document 1: .*empty"),
+    ("piqa", changed(PIQA, sol2=""), "piqa, document 1: .*choice 1.*empty"),
+    ("piqa", changed(PIQA, label=2), "piqa, document 1: .*answer.* 2.*2 choices"),
+    ("arc_easy", changed(ARC, answerKey="C"), "arc_easy, document 1: .*prompt"),
 ]
 GOOD = {"lambada_openai": {"text": "one two"}, "wikitext": {"page": "a page"}, "piqa": PIQA, "arc_easy": ARC}
 
@@ -196,34 +196,34 @@ def test_a_bad_document_is_named_before_anything_is_scored(name: str, bad: Any, 
 
 def test_few_shot_examples_need_their_split(write: Write) -> None:
     test, train = write(ARC, name="test.jsonl"), write(ARC, changed(ARC, id="b"), name="train.jsonl")
-    with pytest.raises(TaskError, match="2 few-shot examples from the split 'train', for which there is no file"):
+    with pytest.raises(TaskError, match=r"arc_easy.*2 few-shot examples.*'train'.*FILE"):
         load_tasks(["arc_easy"], {"arc_easy": test}, num_fewshot=2)
-    with pytest.raises(TaskError, match=r"split 'trian'; the task has test, .* Did you mean train\?"):
+    with pytest.raises(TaskError, match=r"'trian'.*test, .* Did you mean train\?"):
         load_tasks(["arc_easy"], {"arc_easy": {"test": test, "trian": train}})
-    with pytest.raises(TaskError, match="no file for the split 'test', which is the one it evaluates"):
+    with pytest.raises(TaskError, match=r"arc_easy.*'test'"):
         load_tasks(["arc_easy"], {"arc_easy": {"train": train}})
 
 
 def test_few_shot_counts_by_name_and_for_all(write: Write) -> None:
     data = {"piqa": write(PIQA, name="p.jsonl"), "wikitext": write({"page": "a page"}, name="w.jsonl")}
     data = {**data, "piqa": {"validation": data["piqa"], "train": data["piqa"]}}
-    loaded = load_tasks(["piqa", "wikitext"], data, num_fewshot=1)  # a page has no place for examples
+    loaded = load_tasks(["piqa", "wikitext"], data, num_fewshot=1)  # a page does not take examples
     assert [task.config.num_fewshot for task in loaded.values()] == [1, 0]
-    with pytest.raises(TaskError, match="num_fewshot of wikitext is 1; the task takes no examples"):
+    with pytest.raises(TaskError, match=r"num_fewshot of wikitext.*1.*0"):
         load_tasks(["wikitext"], {"wikitext": data["wikitext"]}, num_fewshot={"wikitext": 1})
-    with pytest.raises(TaskError, match="num_fewshot of piqa is -1"):
+    with pytest.raises(TaskError, match=r"num_fewshot of piqa.*-1"):
         load_tasks(["piqa"], {"piqa": data["piqa"]}, num_fewshot=-1)
 
 
 def test_names_that_lead_nowhere(write: Write) -> None:
     file = write(PIQA)
-    with pytest.raises(TaskError, match=r"data names the task pica, which is not loaded.* Did you mean piqa\?"):
+    with pytest.raises(TaskError, match=r"data.*pica.* Did you mean piqa\?"):
         load_tasks(["piqa"], {"piqa": file, "pica": file})
-    with pytest.raises(TaskError, match="piqa is named twice"):
+    with pytest.raises(TaskError, match=r"piqa.*twice"):
         load_tasks(["piqa", "piqa"], {"piqa": file})
-    with pytest.raises(TaskError, match="it must be a list"):
+    with pytest.raises(TaskError, match=r"'piqa'.*list"):
         load_tasks("piqa")
-    with pytest.raises(TaskError, match="limit of piqa is 0"):
+    with pytest.raises(TaskError, match=r"limit of piqa.*0"):
         build_documents(load_tasks(["piqa"], {"piqa": file})["piqa"], limit=0)
 
 

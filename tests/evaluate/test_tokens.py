@@ -1,7 +1,9 @@
-"""Token ids on disk: what the model's own tokenization gives, faster, and never from a file that is not what it was."""
+"""Token ids on disk: what the model's tokenization gives, faster, and never from a damaged file."""
 
 import multiprocessing
+import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from lm_eval.api.model import TemplateLM
 from transformers import PreTrainedTokenizerFast
 
-from qbench.evaluate.tokens import TokenCache, _read, _write
+from qbench.evaluate.tokens import TokenCache
 
 PAIRS = [("Question: why?\nAnswer:", " because"), ("Trailing space ", "moves"), ("é 中", " ∑\n"), ("a", " b c d")]
 
@@ -105,22 +107,40 @@ def test_a_folder_that_cannot_be_written_costs_time_only(
     assert "cannot be kept" in caplog.text
 
 
-def write_and_read(file: Path) -> None:
-    rows = [[i] * 50 for i in range(2000)]
-    for _ in range(40):
-        _write(file, "key", rows)
-        assert _read(file, "key") == rows
+TEXTS = [f"{number} words" for number in range(500)]
 
 
-def test_processes_that_write_the_same_file_never_see_half_of_it(tmp_path: Path) -> None:
+def encode_on_a_full_disk(folder: Path, lm: Tokenizing, expected: list[list[int]]) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    assert TokenCache(folder).encode_texts(lm, TEXTS) == expected
+
+
+def encode_often(file: Path, lm: Tokenizing, expected: list[list[int]]) -> None:
+    for _ in range(10):
+        file.unlink(missing_ok=True)
+        assert TokenCache(file.parent).encode_texts(lm, TEXTS) == expected
+
+
+def run_in_processes(count: int, target: Callable[..., None], *arguments: Any) -> None:
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write_and_read, args=[tmp_path / "ids.safetensors"]) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    assert [file.name for file in files(tmp_path)] == ["ids.safetensors"]
+    processes = [context.Process(target=target, args=arguments) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def test_a_disk_that_is_full_midway_leaves_no_part_of_a_file(lm: Tokenizing, tmp_path: Path) -> None:
+    run_in_processes(1, encode_on_a_full_disk, tmp_path, lm, [lm.tok_encode(text) for text in TEXTS])
+    assert files(tmp_path) == []
+
+
+def test_processes_may_write_the_same_file_at_once(lm: Tokenizing, tmp_path: Path) -> None:
+    expected = TokenCache(tmp_path).encode_texts(lm, TEXTS)
+    (file,) = files(tmp_path)
+    run_in_processes(3, encode_often, file, lm, expected)
+    assert files(tmp_path) == [file]
 
 
 def test_reading_is_faster_than_tokenizing(lm: Tokenizing, tmp_path: Path) -> None:
@@ -129,7 +149,7 @@ def test_reading_is_faster_than_tokenizing(lm: Tokenizing, tmp_path: Path) -> No
     first = TokenCache(tmp_path).encode_pairs(lm, pairs)
     computed = time.process_time() - start
     read = []
-    for _ in range(3):  # the best counts: a busy machine slows any one of them
+    for _ in range(3):  # take the best: a busy machine may slow down any of them
         start = time.process_time()
         assert TokenCache(tmp_path).encode_pairs(lm, pairs) == first
         read.append(time.process_time() - start)

@@ -125,6 +125,6 @@ def test_quantizing_without_memory_is_a_sentence(cuda: PretendedCuda, folders: F
 def test_calibration_runs_in_larger_batches_on_cuda(cuda: PretendedCuda) -> None:
     samples = list(torch.zeros(20, 2048, dtype=torch.long).split(1))
     sizes = {
-        device: [batch.numel() for batch in layer._batches(samples, torch.device(device))] for device in ("cuda", "cpu")
+        device: [batch.numel() for batch in layer.batches(samples, torch.device(device))] for device in ("cuda", "cpu")
     }
     assert sizes == {"cuda": [16384, 16384, 8192], "cpu": [2048] * 20}

@@ -190,7 +190,7 @@ tiny_scores = _constant(0, 0, size=2.0**-22)  # scores of about 1e-7: e^x - 1 is
 
 
 def with_normalizer(inputs: Inputs, normalizer: str, sinks: float | None = None) -> Inputs:
-    """The same inputs for another normalizer; its sinks all alike, or by default from -2 to 2 over the heads."""
+    """The same inputs for another normalizer; its sinks all equal, or by default from -2 to 2 over the heads."""
     heads = inputs.q.shape[1]
     values = torch.linspace(-2, 2, heads) if sinks is None else torch.full((heads,), sinks)
     values = values.to(inputs.q.device, torch.float64 if inputs.q.dtype == torch.float64 else torch.float32)

@@ -1,4 +1,4 @@
-"""The normalizers beside softpick, on every backend, against their formulas in float64."""
+"""The normalizers besides softpick, on every backend, compared with their formulas in float64."""
 
 import itertools
 
@@ -152,7 +152,7 @@ def test_softpick_attention_is_the_normalizer_softpick():
 def test_softmax_is_torchs_own_by_default():
     assert choose_backend(torch.zeros(1), normalizer="softmax") == "sdpa"
     assert choose_backend(torch.zeros(1, device="meta"), normalizer="softmax") == "sdpa"
-    with pytest.raises(ValueError, match=r"'sdpa' computes softmax only.*'rectified'"):
+    with pytest.raises(ValueError, match=r"'sdpa'.*softmax.*'rectified'"):
         choose_backend(torch.zeros(1), "sdpa", "rectified")
 
 
@@ -161,9 +161,9 @@ def test_softmax_is_torchs_own_by_default():
     [
         ({"normalizer": "softpik"}, ["'softpik'", "Did you mean 'softpick'", *NORMALIZERS]),
         ({"normalizer": "x"}, ["'x'", *NORMALIZERS]),
-        ({"normalizer": "sink_softmax"}, ["'sink_softmax'", "sinks is None", "[heads]"]),
-        ({"normalizer": "softmax", "sinks": torch.zeros(4)}, ["'softmax'", "sinks is given", "no other"]),
-        ({"normalizer": "sink_softmax", "sinks": torch.zeros(3)}, ["sinks has shape [3]", "[heads] = [4]"]),
+        ({"normalizer": "sink_softmax"}, ["'sink_softmax'", "sinks", "[heads]"]),
+        ({"normalizer": "softmax", "sinks": torch.zeros(4)}, ["'softmax'", "sinks", "sink_softmax"]),
+        ({"normalizer": "sink_softmax", "sinks": torch.zeros(3)}, ["sinks", "[3]", "[4]"]),
         ({"normalizer": "sink_softmax", "sinks": torch.zeros(4).long()}, ["torch.int64", "floating-point"]),
     ],
     ids=str,

@@ -28,6 +28,7 @@ ARCHS = [arch if arch in QUICK else pytest.param(arch, marks=pytest.mark.slow) f
 SOFTPICK_RATIO = {"sm_80": 1.20, "sm_90": 1.26}
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_ships_does_not_spill_and_is_what_the_documentation_says(arch, head_dim):
@@ -44,6 +45,7 @@ def test_what_ships_does_not_spill_and_is_what_the_documentation_says(arch, head
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("options", [("fp16", False), ("bf16", True)], ids=["fp16", "padding mask"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_nor_do_those_of_float16_and_those_with_a_padding_mask(arch, options):
@@ -52,6 +54,7 @@ def test_nor_do_those_of_float16_and_those_with_a_padding_mask(arch, options):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_nor_do_those_of_other_head_dims_and_of_float32(arch, normalizer):
@@ -114,7 +117,7 @@ def test_a_gpu_gets_the_tiles_of_the_nearest_known_one(capability, arch, monkeyp
 
 def test_an_old_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(ValueError, match=r"this GPU is sm_75: use backend='reference'"):
+    with pytest.raises(ValueError, match=r"sm_75.*backend='reference'"):
         architecture(torch.device("cuda"))
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels against float64: compiled where there is a GPU, in Triton's interpreter where there is none."""
+"""The Triton kernels compared with float64: compiled if there is a GPU, otherwise in Triton's interpreter."""
 
 from dataclasses import replace
 
@@ -77,11 +77,11 @@ def test_every_shipped_tile_shape_is_right(kernel, rows, columns, monkeypatch):
     def shipped(name, *options):
         return [TileConfig(rows, columns, 4, 1)] if name == kernel else tiles(name, *options)
 
-    triton_op._tuned.cache_clear()
+    triton_op.autotuned.cache_clear()
     monkeypatch.setattr(triton_op, "tiles", shipped)
     q_len = 10 if kernel == "decode" else 70
     check(make_inputs(Case(1, 2, 1, q_len, 145, 32, padding="left")), "triton")
-    triton_op._tuned.cache_clear()
+    triton_op.autotuned.cache_clear()
 
 
 @pytest.mark.parametrize("dim", [160, 256])
@@ -109,7 +109,7 @@ def test_any_strides_are_taken_without_a_copy():
     case = Case(2, 2, 2, 40, 40, 32)
     inputs = make_inputs(case, device=DEVICE)
     wanted = softpick_attention(inputs.q, inputs.k, inputs.v, backend="triton")
-    # [batch, heads, dim, length] transposed: the last dim has a stride of its own; heads broadcast with stride 0.
+    # [batch, heads, dim, length] transposed: the last dim is strided; heads broadcast with stride 0.
     q, k, v = (t.transpose(2, 3).contiguous().transpose(2, 3) for t in (inputs.q, inputs.k, inputs.v))
     assert q.stride(-1) != 1
     assert torch.equal(softpick_attention(q, k, v, backend="triton"), wanted)

@@ -16,13 +16,13 @@ from . import tiny
 
 @pytest.fixture
 def model() -> LlamaForCausalLM:
-    """A trained tiny model of one's own."""
+    """A fresh copy of a trained tiny model."""
     return tiny.trained_model().requires_grad_(False)
 
 
 @pytest.fixture
 def untrained() -> LlamaForCausalLM:
-    """A smaller model of one's own, of two layers with random weights."""
+    """A fresh smaller model, two layers with random weights."""
     torch.manual_seed(0)
     return LlamaForCausalLM(tiny.config(num_hidden_layers=2)).eval().requires_grad_(False)
 

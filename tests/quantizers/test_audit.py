@@ -13,6 +13,7 @@ from qbench.quantizers.options import quantization, quantizer
 from qbench.quantizers.quantize import quantize
 from qbench.records.audit import AuditError, LayerAudit
 
+from ..messages import states
 from .conftest import logits
 
 
@@ -47,7 +48,7 @@ def packed_layers(model, targets):
 def test_a_model_returned_unchanged(sabotage, method, bits):
     reasons = sabotage(method, bits, lambda real, model, settings: None)
     assert len(reasons) == 14
-    assert reasons[0] == "model.layers.0.self_attn.q_proj was not quantized."
+    assert states(reasons[0], "model.layers.0.self_attn.q_proj…not quantized")
 
 
 def test_packed_layers_that_hold_the_source_weights(sabotage, monkeypatch):
@@ -58,8 +59,8 @@ def test_packed_layers_that_hold_the_source_weights(sabotage, monkeypatch):
             model.get_submodule(name).dequantize = lambda source=source: source
 
     reasons = sabotage("hqq", 3, quantizer)
-    assert any("weights are equal to the source's: nothing was quantized" in reason for reason in reasons)
-    assert any("one code stands for different weights" in reason for reason in reasons)
+    assert any("nothing was quantized" in reason for reason in reasons)
+    assert any(states(reason, "one code…different weights") for reason in reasons)
 
 
 @pytest.mark.parametrize(("method", "bits"), [("hqq", 3), ("bnb", 8)])
@@ -69,7 +70,7 @@ def test_all_attention_layers_skipped(sabotage, method, bits):
 
     reasons = sabotage(method, bits, quantizer)
     assert len(reasons) == 8
-    assert all("self_attn" in reason and "was not quantized" in reason for reason in reasons)
+    assert all("self_attn" in reason and "not quantized" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +98,12 @@ def test_other_bits_than_asked_for(sabotage, method, used, asked, admits):
 def test_narrow_codes_spread_over_a_wide_range(sabotage):
     def quantizer(real, model, settings):
         real(bits=2)
-        for layer in packed_layers(model, settings["targets"]):  # 2-bit codes 0, 2, 4, 6 in place of 3-bit ones
+        for layer in packed_layers(model, settings["targets"]):  # 2-bit codes 0, 2, 4, 6 instead of 3-bit ones
             codes, weight, storage = layer.codes() * 2, layer.dequantize(), layer.storage()
             layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
             layer.bits = 3
 
-    assert any("only 4 codes are in use" in reason for reason in sabotage("hqq", 3, quantizer))
+    assert any(states(reason, "4 codes") for reason in sabotage("hqq", 3, quantizer))
 
 
 @pytest.mark.parametrize("own_scale", [False, True])
@@ -122,18 +123,18 @@ def test_fewer_bits_in_every_second_group(sabotage, own_scale):
             layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
 
     reasons = sabotage("hqq", 4, quantizer)
-    says = "of its groups the codes span no more" if own_scale else "not on the level of their grid that is nearest"
-    assert sum(says in reason for reason in reasons) == 14
+    says = "groups…codes span" if own_scale else "level…nearest"
+    assert sum(states(reason, says) for reason in reasons) == 14
 
 
 def test_fewer_levels_in_every_second_block_of_nf4(sabotage):
     def quantizer(real, model, settings):
         real()
         for layer in packed_layers(model, settings["targets"]):
-            blocks = layer.weight.view(-1, 32)  # two codes a byte
+            blocks = layer.weight.view(-1, 32)  # two codes per byte
             blocks[::2] &= 0xCC  # every fourth level
 
-    assert any("not on the level of their grid that is nearest" in r for r in sabotage("bnb", 4, quantizer))
+    assert any(states(r, "level…nearest") for r in sabotage("bnb", 4, quantizer))
 
 
 @pytest.mark.parametrize("method", ["hqq", "gptq"])
@@ -146,7 +147,7 @@ def test_three_bits_in_nibbles(sabotage, method):
 
     reasons = sabotage(method, 3, quantizer)
     assert len(reasons) == 14
-    assert all("codes take 4.00 bits per weight in storage; 3 were" in reason for reason in reasons)
+    assert all(states(reason, "4.00 bits per weight…3 ") for reason in reasons)
 
 
 def test_codes_kept_in_bytes_are_not_three_bits(sabotage):
@@ -156,9 +157,7 @@ def test_codes_kept_in_bytes_are_not_three_bits(sabotage):
             size = SimpleNamespace(code_bytes=layer.codes().numel(), metadata_bytes=0)
             layer.storage = lambda size=size: size
 
-    assert all(
-        "codes take 8.00 bits per weight in storage; 3 were" in reason for reason in sabotage("hqq", 3, quantizer)
-    )
+    assert all(states(reason, "8.00 bits per weight…3 ") for reason in sabotage("hqq", 3, quantizer))
 
 
 @pytest.mark.parametrize(("method", "bits"), [("hqq", 3), ("bnb", 4), ("bnb", 8)])
@@ -168,7 +167,7 @@ def test_a_layer_left_on_meta(sabotage, method, bits):
         model.get_submodule(settings["targets"][5]).to("meta")
 
     reasons = sabotage(method, bits, quantizer)
-    assert all("mlp.up_proj" in reason and "left on the meta device" in reason for reason in reasons)
+    assert all("mlp.up_proj" in reason and "meta device" in reason for reason in reasons)
     assert reasons
 
 
@@ -177,7 +176,8 @@ def test_any_other_parameter_left_on_meta(sabotage):
         real()
         model.model.norm.to("meta")
 
-    assert sabotage("hqq", 3, quantizer) == ["model.norm.weight was left on the meta device: it has no values."]
+    (reason,) = sabotage("hqq", 3, quantizer)
+    assert states(reason, "model.norm.weight…meta device")
 
 
 def test_scales_left_on_meta(sabotage):
@@ -187,7 +187,7 @@ def test_scales_left_on_meta(sabotage):
         layer.quant_state.absmax = layer.quant_state.absmax.to("meta")  # no buffer of the module
 
     (reason,) = sabotage("bnb", 4, quantizer)
-    assert reason == "model.layers.0.mlp.up_proj.weight.absmax was left on the meta device: it has no values."
+    assert states(reason, "model.layers.0.mlp.up_proj.weight.absmax…meta device")
 
 
 def shift_hqq(layer):
@@ -222,7 +222,7 @@ def test_one_quantization_step_off(sabotage, method, bits, shift):
         shift(model.get_submodule(settings["targets"][9]))
 
     reason, *_ = sabotage(method, bits, quantizer)
-    assert reason.startswith("model.layers.1.self_attn.v_proj: its weights are off the source's by")
+    assert states(reason, "model.layers.1.self_attn.v_proj: …weights…source")
 
 
 @pytest.mark.parametrize(("method", "bits"), [("hqq", 2), ("hqq", 4), ("bnb", 4)])
@@ -236,8 +236,7 @@ def test_a_few_weights_one_step_off(sabotage, method, bits):
             layer.W_q[0] = layer.W_q[0].bitwise_xor(0x11 if bits == 4 else 0x55)
 
     (reason,) = sabotage(method, bits, quantizer)
-    assert reason.startswith("model.layers.1.self_attn.v_proj: ")
-    assert reason.endswith("are not on the level of their grid that is nearest to them.")
+    assert states(reason, "model.layers.1.self_attn.v_proj: …level…nearest")
 
 
 def negative(model, name):
@@ -273,7 +272,7 @@ def test_gptq_weights_that_are_not_the_source_s(sabotage, bits, damage):
 
     reasons = sabotage("gptq", bits, quantizer)
     layer = "model.layers.0.self_attn.q_proj"
-    assert any(reason.startswith(f"{layer}: its weights are not the source's: their cosine is") for reason in reasons)
+    assert any(states(reason, f"{layer}: …weights…source…cosine") for reason in reasons)
     assert all(reason.startswith((layer, layer.replace("q_proj", "o_proj"))) for reason in reasons)
 
 
@@ -281,7 +280,8 @@ def test_lm_head_quantized_unasked(sabotage):
     def quantizer(real, model, settings):
         real(targets=[*settings["targets"], "lm_head"])
 
-    assert sabotage("hqq", 4, quantizer) == ["lm_head was quantized, which was not asked for."]
+    (reason,) = sabotage("hqq", 4, quantizer)
+    assert states(reason, "lm_head…quantized…not asked for")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_what_was_to_stay_as_it_was(sabotage, untrained, name):
         projection = untrained.get_submodule(name.removesuffix(".bias"))
         projection.bias = nn.Parameter(torch.ones(projection.out_features), requires_grad=False)
     (reason,) = sabotage("hqq", 4, quantizer)
-    assert reason == f"{name} is not what it was; only the weights of the targets may change."
+    assert reason.startswith(f"{name} ")
 
 
 @pytest.mark.parametrize(
@@ -317,10 +317,10 @@ def test_what_was_to_stay_as_it_was(sabotage, untrained, name):
         ("gptq", 4, {"group_size": 32, "act_order": True}, {"act_order": False}, "act_order False, not True"),
     ],
 )
-def test_other_options_than_the_label_says(sabotage, method, bits, asked, used, says):
+def test_options_that_contradict_the_label(sabotage, method, bits, asked, used, says):
     kind = type(quantization(method, bits).options)
     reasons = sabotage(method, bits, lambda real, *_: real(options=kind(**(asked | used))), **asked)
-    assert f"model.layers.0.self_attn.q_proj: it was quantized with {says}." in reasons
+    assert any(states(reason, f"model.layers.0.self_attn.q_proj: …{says}") for reason in reasons)
 
 
 def test_int8_left_in_train_mode(sabotage):
@@ -331,7 +331,7 @@ def test_int8_left_in_train_mode(sabotage):
 
     reasons = sabotage("bnb", 8, quantizer)
     assert len(reasons) == 14
-    assert "is in train mode, where bitsandbytes silently does not quantize activations" in reasons[0]
+    assert states(reasons[0], "train mode…activations")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_an_int8_layer_that_does_not_multiply_as_it_says(sabotage, untrained, fo
 
     untrained.to(dtype)
     (reason,) = sabotage("bnb", 8, quantizer)
-    assert reason.startswith("model.layers.0.self_attn.q_proj: its output on the probe is not that of int8 weights and")
+    assert states(reason, "model.layers.0.self_attn.q_proj: …output on the probe…int8")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -362,8 +362,8 @@ def test_values_that_are_not_finite(sabotage, value):
         model.get_submodule(settings["targets"][0]).scale[0] = value
 
     reasons = sabotage("hqq", 3, quantizer)
-    assert "model.layers.0.self_attn.q_proj.scale holds NaN or infinite values." in reasons
-    assert "model.layers.0.self_attn.q_proj: its dequantized weights hold NaN or infinite values." in reasons
+    for facts in ("q_proj.scale…NaN or infinite", "q_proj: …dequantized…NaN or infinite"):
+        assert any(states(reason, f"model.layers.0.self_attn.{facts}") for reason in reasons)
 
 
 def test_a_kernel_that_does_not_run_the_packed_weights(sabotage):
@@ -373,14 +373,13 @@ def test_a_kernel_that_does_not_run_the_packed_weights(sabotage):
         layer.forward = lambda x: 1.01 * nn.functional.linear(x, layer.dequantize())
 
     (reason,) = sabotage("hqq", 3, quantizer)
-    assert "Packed and dense logits differ by" in reason
-    assert reason.endswith("1e-04 is what float32 explains.")
+    assert states(reason, "Packed and dense logits…1e-04…float32")
 
 
 def test_a_failed_audit_of_a_copy_says_that_the_model_is_as_it_was(untrained, monkeypatch, probe):
     before = logits(untrained, probe)
     monkeypatch.setattr(quantizer("hqq"), "quantize_linears", lambda *_, **__: None)
-    with pytest.raises(AuditError, match="The model passed in is as it was"):
+    with pytest.raises(AuditError, match="model passed in"):
         quantize(untrained, "hqq", 3, copy=True)
     assert torch.equal(logits(untrained, probe), before)
 

@@ -11,7 +11,7 @@ from qbench.records.audit import MAX_MEDIAN_STEPS, MAX_MISPLACED
 
 HALF = (torch.bfloat16, torch.float16)
 METHODS = [("bnb", 4), ("bnb", 8), ("hqq", 8), ("hqq", 4)]
-# Just above a power of two the steps of bfloat16 are largest beside those of 8 bits: up to half as large.
+# Just above a power of two the steps of bfloat16 are largest relative to those of 8 bits: up to half as large.
 DRAWN = {"normal": torch.Tensor.normal_, "uniform": lambda t, **options: t.uniform_(-1.25, 1.25, **options)}
 
 

@@ -1,4 +1,4 @@
-"""Our bitsandbytes layers against the library's own."""
+"""Our bitsandbytes layers compared with the library's."""
 
 import copy
 
@@ -55,7 +55,7 @@ def test_four_bits_are_the_librarys(linear, x, kind, double):
 @pytest.mark.parametrize("shape", [(48, 32), (5, 36), (33, 96), (7, 10)])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_a_block_that_runs_over_the_end_of_a_row_keeps_its_scale(shape, kind):
-    """Which the library's own call loses on CPUs with AVX-512."""
+    """The library's call gets this wrong on CPUs with AVX-512."""
     torch.manual_seed(0)
     rows, columns = shape
     linear = nn.Linear(columns, rows).requires_grad_(False)
@@ -74,7 +74,7 @@ def test_a_block_that_runs_over_the_end_of_a_row_keeps_its_scale(shape, kind):
 def test_the_librarys_four_bit_kernel_leaves_the_packed_weight_alone(linear, x, kind, double, dtype, monkeypatch):
     layer = Bnb4Linear.from_linear(linear.to(dtype), 4, Bnb4Options(quant_type=kind, double_quant=double))
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
-    monkeypatch.setattr(layer, "dequantize", None)  # the kernel has a way of its own
+    monkeypatch.setattr(layer, "dequantize", None)  # the kernel does not use it
     out = layer(x.to(dtype))
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
     weight = bnb.functional.dequantize_4bit(layer.weight, layer.quant_state)

@@ -138,7 +138,7 @@ def test_a_text_too_short_for_all_draws_is_an_error(
     if enough:
         assert len(calibration_batches(asked, tokenizer, draw=seeds)) == 4
         return
-    with pytest.raises(QuantizeError, match=r"500 tokens.*7 draws of 4 samples of 20 tokens need 560.*seeds"):
+    with pytest.raises(QuantizeError, match=r"500 tokens.*7 draws of 4 samples of 20 tokens.*560.*seeds"):
         calibration_batches(asked, tokenizer, draw=1)  # though the first draw alone would fit
 
 
@@ -175,7 +175,7 @@ def test_plans_do_not_import_torch() -> None:
     assert not {"torch", "transformers", "datasets"} & set(done.stdout.split())
 
 
-# --- a source without ids: the model's own tokenizer -----------------------------------------------------------------
+# --- a source without ids: the model's tokenizer ---------------------------------------------------------------------
 
 
 def test_a_source_is_read_with_the_models_tokenizer(
@@ -183,7 +183,7 @@ def test_a_source_is_read_with_the_models_tokenizer(
 ) -> None:
     model = LlamaForCausalLM(tiny.config(num_hidden_layers=1, vocab_size=512, max_position_embeddings=16))
     model.config.name_or_path = str(tmp_path / "model")
-    with pytest.raises(QuantizeError, match=r"has no tokenizer to read the calibration source with; pass"):
+    with pytest.raises(QuantizeError, match=r"tokenizer.*calibration_batches\(source, tokenizer\)"):
         token_ids(source(text), model)
     tokenizer.save_pretrained(tmp_path / "model")
     ids = token_ids(source(text), model)
@@ -206,20 +206,23 @@ def test_a_source_is_named_as_the_recipe_names_it(
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        (None, r"Calibration is needed: a list of token-id tensors \[1, length\], or a calibration source\.$"),
-        ([], "Calibration is needed.* it is empty"),
-        (torch.ones(8, 48, dtype=torch.long), r"it is one tensor \[8, 48\], so split it"),
-        (7, "it is a int"),
-        ([[1, 2, 3]], r"Calibration sample 0 is a list; it must be a tensor \[1, length\]"),
-        ([torch.ones(1, 8)], "sample 0 is torch.float32 .* must be whole numbers"),
-        ([torch.ones(1, 8, dtype=torch.bool)], "sample 0 is torch.bool .* must be whole numbers"),
-        ([torch.ones(1, 8, dtype=torch.long), torch.ones(8, dtype=torch.long)], r"sample 1 is torch.int64 \[8\]"),
-        ([torch.full((1, 8), 999)], "has the token id 999"),
-        ("wikitext3", "The calibration source is wrong: .*'wikitext3' is not a file"),
-        ({"source": "c4", "samples": 0}, "samples is 0: Input should be greater than or equal to 1"),
-        ({"source": "c4", "smaples": 8}, "smaples is 8: Extra inputs are not permitted"),
+        (None, r"token-id tensors \[1, length\], or a calibration source\.$"),
+        ([], "alibration.*empty"),
+        (torch.ones(8, 48, dtype=torch.long), r"one tensor.*\[8, 48\].*split"),
+        (7, "alibration.* int"),
+        ([[1, 2, 3]], r"sample 0.*list.*tensor \[1, length\]"),
+        ([torch.ones(1, 8)], "sample 0.*torch.float32.*whole numbers"),
+        ([torch.ones(1, 8, dtype=torch.bool)], "sample 0.*torch.bool.*whole numbers"),
+        (
+            [torch.ones(1, 8, dtype=torch.long), torch.ones(8, dtype=torch.long)],
+            r"sample 1.*torch.int64.*\[8\].*\[1, length\]",
+        ),
+        ([torch.full((1, 8), 999)], "sample 0.*999"),
+        ("wikitext3", "calibration source.*'wikitext3'.*file"),
+        ({"source": "c4", "samples": 0}, "samples.*0.*greater than or equal to 1"),
+        ({"source": "c4", "smaples": 8}, "smaples.*8.*not permitted"),
         ({"samples": 8}, "source: Field required"),
-        ({1: 8}, "must be names"),
+        ({1: 8}, "fields.*1.*names"),
     ],
 )
 def test_wrong_calibration_is_a_sentence(wrong: object, match: str) -> None:
@@ -243,27 +246,27 @@ def refuse(match: str, calibration: Calibration, tokenizer: PreTrainedTokenizerF
 def test_text_too_short_says_how_many_tokens_there_are_and_are_needed(
     text: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    refuse(r"words\.txt has 500 tokens; 30 samples of 20 tokens need 600", source(text, samples=30), tokenizer)
+    refuse(r"words\.txt.*500 tokens.*30 samples of 20 tokens.*600", source(text, samples=30), tokenizer)
 
 
 def test_files_that_hold_no_text(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     for name, content in {"empty.txt": b"", "blank.txt": b" \n\n", "empty.jsonl": b"\n"}.items():
         (tmp_path / name).write_bytes(content)
-        refuse(rf"{name} is empty: it has no text", source(tmp_path / name), tokenizer)
+        refuse(rf"{name}.*empty", source(tmp_path / name), tokenizer)
     (tmp_path / "bytes.txt").write_bytes(b"w1 w2 \xff\xfe")
-    refuse(r"bytes\.txt is not UTF-8 text \(byte 6\)", source(tmp_path / "bytes.txt"), tokenizer)
-    refuse(r"missing\.txt cannot be read: No such file", source(tmp_path / "missing.txt"), tokenizer)
-    refuse(r"cannot be read: Is a directory", source(tmp_path), tokenizer)
-    with pytest.raises(QuantizeError, match=r"missing\.txt cannot be read"):
+    refuse(r"bytes\.txt.*UTF-8.*byte 6", source(tmp_path / "bytes.txt"), tokenizer)
+    refuse(r"missing\.txt.*No such file", source(tmp_path / "missing.txt"), tokenizer)
+    refuse("Is a directory", source(tmp_path), tokenizer)
+    with pytest.raises(QuantizeError, match=r"missing\.txt"):
         source(tmp_path / "missing.txt").content_hash()
 
 
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ('{"body": "w1"}', r"pages\.jsonl, line 2: no field 'text'; it has body\."),
-        ("[1, 2]", r"line 2: no field 'text'; it is not an object"),
-        ('{"text": 3}', r"line 2: the field 'text' is 3; it must be text"),
+        ('{"body": "w1"}', r"pages\.jsonl, line 2: .*'text'.*body"),
+        ("[1, 2]", r"line 2: .*'text'.*object"),
+        ('{"text": 3}', r"line 2: .*'text'.*3.*string"),
         ('{"text": "w1', r"line 2: not JSON"),
     ],
 )
@@ -282,9 +285,9 @@ def test_a_hub_dataset_that_is_not_cached_says_what_is_missing(
         raise ConnectionError(f"Couldn't reach {arguments['path']} (offline mode).")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    match = r"Salesforce/wikitext wikitext-2-raw-v1 \(train, revision b08601e.*\) is not in the Hugging Face cache"
+    match = r"Salesforce/wikitext wikitext-2-raw-v1 \(train, revision b08601e.*Hugging Face cache"
     refuse(match, Calibration(source="wikitext2"), tokenizer)
-    refuse(r"dataset allenai/c4 en/c4-train.00000-of-01024.json.gz .*qbench fetch", Calibration(source="c4"), tokenizer)
+    refuse(r"allenai/c4 en/c4-train.00000-of-01024.json.gz .*qbench fetch", Calibration(source="c4"), tokenizer)
 
 
 def test_a_hub_dataset_gives_its_documents(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,16 +299,16 @@ def test_a_hub_dataset_gives_its_documents(tokenizer: PreTrainedTokenizerFast, m
     (ids,) = calibration_batches(Calibration(source="wikitext2", samples=1, length=100), tokenizer)
     assert torch.equal(ids[0], torch.arange(100))
     assert asked == {**calibration.NAMED["wikitext2"], "split": "train"}
-    match = r"wikitext2 has no field 'body'; it has text"
+    match = r"wikitext2.*'body'.*text"
     refuse(match, Calibration(source="wikitext2", samples=1, length=10, field="body"), tokenizer)
 
 
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"source": "wikitext3"}, "it must be wikitext2 or c4, a text or .jsonl file, or owner/name with a revision"),
-        ({"source": "owner/name"}, "needs a revision"),
-        ({"source": "c4", "subset": "de"}, "stands for a fixed subset and revision"),
+        ({"source": "wikitext3"}, "'wikitext3'.*wikitext2 or c4.*.jsonl.*owner/name.*revision"),
+        ({"source": "owner/name"}, "revision"),
+        ({"source": "c4", "subset": "de"}, "c4.*subset.*revision"),
         ({"source": "c4", "samples": 0}, "greater than or equal to 1"),
         ({"source": "c4", "sampels": 3}, "sampels"),
     ],

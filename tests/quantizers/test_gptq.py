@@ -149,9 +149,11 @@ def test_gptqmodels_own_layer_packs_and_reads_the_same(bits: int) -> None:
         bits=bits, group_size=32, sym=False, desc_act=False, in_features=64, out_features=64, bias=False,
         pack_dtype=torch.int32, dtype=torch.float16, register_buffers=True,
     )  # fmt: skip
-    theirs.pack_original(gptq._linear(layer.dequantize()), scales, zeros.float(), g_idx.int())
+    linear = nn.Linear(64, 64, bias=False)
+    linear.weight.data = layer.dequantize()
+    theirs.pack_original(linear, scales, zeros.float(), g_idx.int())
     assert torch.equal(theirs.qweight, layer.qweight)
-    assert torch.equal(theirs.qzeros, pack(zeros, bits).T)  # v2 holds them as they are; v1, which we write, minus one
+    assert torch.equal(theirs.qzeros, pack(zeros, bits).T)  # v2 stores them unchanged; v1, which we write, minus one
     assert torch.equal(theirs.scales, layer.scales.half())
     convert_gptq_v2_to_v1_format_module(theirs, QuantizeConfig(bits=bits, offload_to_disk=False))
     assert torch.equal(theirs.qzeros, layer.qzeros)
@@ -164,7 +166,7 @@ def test_gptqmodels_own_layer_packs_and_reads_the_same(bits: int) -> None:
 
 
 def paper_gptq(weight: Tensor, x: Tensor, bits: int, options: GptqOptions) -> Tensor:
-    """The codes [out, in] by Algorithm 1 of the paper in float64, a column at a time, without its blocks.
+    """The codes [out, in] by Algorithm 1 of the paper in float64, one column at a time, without its blocks.
 
     As in the authors' code, a group's scale and zero come from the weights as they are when its 128-column block
     starts, and act-order takes the columns by falling diagonal of the Hessian.
@@ -216,7 +218,7 @@ OPTIONS = {
 @pytest.mark.parametrize("bits", quantizers()["gptq"].widths)
 def test_the_codes_are_those_of_the_papers_algorithm(bits: int, options: GptqOptions) -> None:
     # float32 against float64: a weight halfway between two levels may fall to either side, and its error is passed on
-    # to the later columns of its row. So whole rows agree, but for a few that part at such a tie.
+    # to the later columns of its row. So whole rows agree, except a few that diverge at such a tie.
     model = tiny.trained_model()
     names = ["model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"]
     inputs = inputs_of(model, names, tiny.held_out_ids())
@@ -266,7 +268,7 @@ def test_asymmetric_groups_without_negative_weights_keep_a_zero_that_v1_can_stor
 def test_activations_that_are_not_finite_are_an_error_and_not_round_to_nearest() -> None:
     x = torch.randn(100, 64)
     x[3, 5] = torch.nan
-    with pytest.raises(QuantizeError, match=r"no solution for it with damp=0.1: the calibration activations are not"):
+    with pytest.raises(QuantizeError, match=r"for it with damp=0.1.*calibration activations"):
         gptq.solve({"it": nn.Linear(64, 32)}, [x], 4, G64)
 
 
@@ -274,12 +276,12 @@ def test_a_diagonal_that_the_solver_raises_on_its_own_is_an_error(monkeypatch: p
     # An eigenvalue of -1.05 and a mean of 1: no damping helps, but on a diagonal of 1.1 the first, 0.99, does.
     hessian = torch.eye(64)
     hessian[range(64), [i ^ 1 for i in range(64)]] = 2.05
-    monkeypatch.setattr(gptq, "_hessian", lambda *_: (hessian, 100))
+    monkeypatch.setattr(gptq, "hessian", lambda *_: (hessian, 100))
     GPTQ, _ = gptq.solver()
     used = []
     real = GPTQ.hessian_inverse
     monkeypatch.setattr(GPTQ, "hessian_inverse", lambda self, H: (used.append(real(self, H)), used[-1])[1])
-    with pytest.raises(QuantizeError, match=r"no solution for it with damp=0.99"):
+    with pytest.raises(QuantizeError, match=r"for it with damp=0.99"):
         gptq.solve({"it": nn.Linear(64, 32)}, [], 4, GptqOptions(group_size=64, damp=0.99))
     ((factor, damp),) = used
     assert factor is not None
@@ -373,10 +375,10 @@ def test_lm_head_is_calibrated_on_the_final_norms_outputs() -> None:
 
 
 def test_the_models_own_attention_runs_in_the_loop() -> None:
-    # A model whose attention is another gets other codes from the second stage on.
+    # A model with a different attention gets different codes from the second stage on.
     from transformers import AttentionInterface
 
-    def uniform(module, q, k, v, mask, **_):  # every position attends to all alike
+    def uniform(module, q, k, v, mask, **_):  # every position attends equally to all
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
         return v.mean(2, keepdim=True).expand(q.shape).transpose(1, 2), None
 
@@ -392,10 +394,10 @@ def test_the_models_own_attention_runs_in_the_loop() -> None:
 
 def test_samples_of_several_lengths_are_all_used() -> None:
     mixed = [ids[:, : 64 - 8 * (i % 3)] for i, ids in enumerate(tiny.calibration_ids(12))]
-    batches = list(gptq._batches(mixed, torch.device("cpu")))
+    batches = list(gptq.batches(mixed, torch.device("cpu")))
     assert sum(b.numel() for b in batches) == sum(ids.numel() for ids in mixed)
     one = torch.cat(tiny.calibration_ids(64))
-    assert [tuple(b.shape) for b in gptq._batches(list(one.split(1)), torch.device("cpu"))] == [(16, 64)] * 4
+    assert [tuple(b.shape) for b in gptq.batches(list(one.split(1)), torch.device("cpu"))] == [(16, 64)] * 4
     model = tiny.trained_model()
     quantize_linears(model, 4, G64, targets=TARGETS, calibration=mixed)
     assert tiny.perplexity(model, tiny.held_out_ids()) < 4
@@ -419,7 +421,7 @@ def test_a_pass_writes_into_no_source_weight() -> None:
 
 
 def test_importing_the_solver_leaves_the_environment_alone() -> None:
-    # By itself gptqmodel's import moves the Hugging Face cache to /tmp, and numbers GPUs anew, for children as well.
+    # By itself gptqmodel's import moves the Hugging Face cache to /tmp, and renumbers GPUs, also for child processes.
     gptq.solver()
     moved = ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF")
     assert {name: os.environ.get(name) for name in moved} == {name: ENVIRONMENT.get(name) for name in moved}
@@ -429,7 +431,7 @@ def test_importing_the_solver_leaves_the_environment_alone() -> None:
 
 
 def refuse(match: str, options: GptqOptions = G64, calibration: object = None, **config: object) -> None:
-    """The call must fail with this sentence and leave the model as it was."""
+    """The call must fail with this message and leave the model unchanged."""
     model = LlamaForCausalLM(tiny.config(**config))
     before = copy.deepcopy(model.state_dict())
     ids = tiny.calibration_ids(2) if calibration is None else calibration
@@ -441,31 +443,31 @@ def refuse(match: str, options: GptqOptions = G64, calibration: object = None, *
 
 
 def test_bad_input_is_a_sentence_and_changes_nothing() -> None:
-    refuse(r"group_size 128 does not divide its 192 inputs", GptqOptions(), intermediate_size=192)
-    refuse(r"group_size is 48; it must be one of -1, 16, 32", GptqOptions(group_size=48))
-    refuse(r"mlp\.gate_proj is 200 × 128 .* both must be multiples of 32", intermediate_size=200)
-    refuse(r"Calibration is needed: a list of token-id tensors", calibration=[])
+    refuse(r"group_size 128.*192 inputs", GptqOptions(), intermediate_size=192)
+    refuse(r"group_size.*48.*-1, 16, 32", GptqOptions(group_size=48))
+    refuse(r"mlp\.gate_proj.*200 × 128.*multiples of 32", intermediate_size=200)
+    refuse(r"token-id tensors.*empty", calibration=[])
     refuse(
-        r"sample 1 has the token id 64; the model's vocabulary is 0 to 63",
+        r"sample 1.*64.*0 to 63",
         calibration=[torch.tensor([[i]]) for i in (3, 64)],
     )
-    refuse(r"sample 0 is torch.int64 \[2, 8\]; it must be", calibration=[torch.zeros(2, 8, dtype=torch.long)])
-    refuse(r"sample 0 is torch.float32 \[1, 8\]", calibration=[torch.zeros(1, 8)])
+    refuse(r"sample 0.*torch.int64.*\[2, 8\].*\[1, length\]", calibration=[torch.zeros(2, 8, dtype=torch.long)])
+    refuse(r"sample 0.*torch.float32", calibration=[torch.zeros(1, 8)])
 
 
 def test_a_module_that_the_loop_does_not_reach_is_named() -> None:
     model = tiny.trained_model()
-    with pytest.raises(QuantizeError, match=r"cannot calibrate model\.embed_tokens"):
+    with pytest.raises(QuantizeError, match=r"gptq.*model\.embed_tokens"):
         quantize_linears(model, 4, G64, targets=["model.embed_tokens"], calibration=tiny.calibration_ids(1))
 
 
 def test_quantizing_twice_is_refused() -> None:
     model = quantized(4, targets=TARGETS[:1])
-    with pytest.raises(QuantizeError, match=r"is a GPTQLinear, not a linear layer: is it quantized already"):
+    with pytest.raises(QuantizeError, match=r"q_proj.*GPTQLinear.*quantized already"):
         quantize_linears(model, 4, G64, targets=TARGETS, calibration=tiny.calibration_ids(1))
 
 
-# --- beside gptqmodel's own pipeline, and on CUDA --------------------------------------------------------------------
+# --- compared with gptqmodel's pipeline, and on CUDA -----------------------------------------------------------------
 
 
 def benchmarks_quantize() -> ModuleType:
@@ -490,7 +492,7 @@ def test_perplexity_agrees_with_gptqmodels_own_pipeline(bits: int, tmp_path: Pat
     benchmark.run_worker("gptqmodel", tmp_path, bits, cores=1, group_size=64)
     theirs = torch.load(tmp_path / "gptqmodel.pt", weights_only=True)
     model, ours = tiny.trained_model(), quantized(bits)
-    for name in TARGETS:  # v2: zeros as they are
+    for name in TARGETS:  # v2: zeros unchanged
         linear = GPTQLinear(
             *(theirs[f"{name}.{tensor}"] for tensor in ("qweight", "qzeros", "scales", "g_idx")),
             bits=bits, dtype=torch.float32,

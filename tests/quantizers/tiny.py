@@ -25,7 +25,7 @@ def sequences(count: int, length: int, seed: int) -> Tensor:
 
 
 def config(**overrides: object) -> LlamaConfig:
-    """The config of the small model; grouped-query attention, so that k and v are not q's size."""
+    """The config of the small model; grouped-query attention, so k and v differ from q in size."""
     settings: dict[str, object] = {
         "vocab_size": VOCAB,
         "hidden_size": 128,
@@ -57,7 +57,7 @@ def _trained(steps: int) -> dict[str, Tensor]:
 
 
 def trained_model(steps: int = 150) -> LlamaForCausalLM:
-    """A fresh copy of the trained model, in float32 and eval mode; trained once a process."""
+    """A fresh copy of the trained model, in float32 and eval mode; trained once per process."""
     model = LlamaForCausalLM(config())
     model.load_state_dict(_trained(steps))
     return model.eval()
@@ -69,7 +69,7 @@ def calibration_ids(samples: int = 32, length: int = 64, seed: int = 1) -> list[
 
 
 def held_out_ids(samples: int = 32, length: int = 64) -> Tensor:
-    """[samples, length] token ids that neither training nor calibration has seen."""
+    """[samples, length] token ids that were not used in training or calibration."""
     return sequences(samples, length, seed=2)
 
 

@@ -1,4 +1,4 @@
-"""Recipe: what is wrong with one, in sentences; what its cells are; and what their keys are made of."""
+"""Recipes: errors as sentences, the cells of a recipe, and what their keys depend on."""
 
 import json
 import os
@@ -16,125 +16,126 @@ from qbench.identity import code_hash, package_versions
 from qbench.recipe.cells import Recipe, RecipeError, cells, load_recipe
 from qbench.runner.plan import make_plan
 
+from ..messages import states
 from ..small_recipe import fields, write_recipe
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """An empty cache for each test."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("QBENCH_CACHE", str(folder))
     return folder
 
 
-# Of each wrong recipe: a line that takes the place of the field of that name, and what is said of it.
+# Wrong recipes: a line that replaces the field of that name, and the facts that the error must state, in this order.
 WRONG = [
     # unknown keys, at each level
-    ("seeds: 3", "seeds: unknown. Did you mean seed? Allowed are description, checkpoints, tokenizer,"),
+    ("seeds: 3", "seeds: …Did you mean seed?…description, checkpoints, tokenizer,"),
     ("seeds: 3", "gate, extends."),
-    ("checkpoints: {a: {softmax: {pth: a/b}}}", "softmax.pth: unknown. Did you mean path? Allowed are path, rev"),
+    ("checkpoints: {a: {softmax: {pth: a/b}}}", "softmax.pth: …Did you mean path?…path, rev"),
     ("checkpoints: {a: {softmx: a/b}}", "Did you mean softmax?"),
-    ("checkpoints: {a: {softmx: a/b}}", "checkpoints.a.softmx: an attention must be one of softmax, softpick"),
-    ("quantizations: [{method: hqq, bit: 3}]", "[0].bit: unknown. Did you mean bits? Allowed are method, bits, op"),
+    ("checkpoints: {a: {softmx: a/b}}", "checkpoints.a.softmx: …softmax, softpick"),
+    ("quantizations: [{method: hqq, bit: 3}]", "[0].bit: …Did you mean bits?…method, bits, op"),
     (
         "quantizations: [{method: hqq, bits: 3, options: {groupsize: 8}}]",
-        "options.groupsize: groupsize is not an option",
+        "options.groupsize: …groupsize",
     ),
     ("quantizations: [{method: hqq, bits: 3, options: {groupsize: 8}}]", "Did you mean group_size?"),
     (
         "quantizations: [{method: hqp, bits: 3}]",
-        "quantizations[0].method: method is 'hqp'; it must be one of none, bnb",
+        "quantizations[0].method: …'hqp'…none, bnb",
     ),
-    ("tasks: {piqa: {limt: 3}}", "tasks.piqa.limt: unknown. Did you mean limit? Allowed are num_fewshot, limit, data."),
-    ("calibration: {source: c4, sample: 3}", "calibration.sample: unknown. Did you mean samples? Allowed are source"),
-    ("1: 2", "[1]: the name is 1; it must be a string."),
+    ("tasks: {piqa: {limt: 3}}", "tasks.piqa.limt: …Did you mean limit?…num_fewshot, limit, data."),
+    ("calibration: {source: c4, sample: 3}", "calibration.sample: …Did you mean samples?…source"),
+    ("1: 2", "[1]: …1…string"),
     # what is missing
-    ("tasks: ", "tasks: is null; it must be a list of names, or a mapping"),
-    ("checkpoints: {a: {softmax: {revision: main}}}", "checkpoints.a.softmax.path: is missing."),
-    ("quantizations: [{bits: 3}]", "quantizations[0].method: is missing."),
-    ("quantizations: [{method: hqq}]", "quantizations[0]: bits are missing; give hqq a list such as `bits: [4, 8]`."),
-    ("quantizations: [{method: hqp}]", "quantizations[0].method: method is 'hqp'"),
-    ("calibration: {samples: 3}", "calibration.source: is missing."),
-    ("calibration:", "quantizations[2]: gptq needs calibration; add `calibration: {source: wikitext2}`."),
+    ("tasks: ", "tasks: …null…list…mapping"),
+    ("checkpoints: {a: {softmax: {revision: main}}}", "checkpoints.a.softmax.path: …missing"),
+    ("quantizations: [{bits: 3}]", "quantizations[0].method: …missing"),
+    ("quantizations: [{method: hqq}]", "quantizations[0]: …hqq…`bits: [4, 8]`"),
+    ("quantizations: [{method: hqp}]", "quantizations[0].method: …'hqp'"),
+    ("calibration: {samples: 3}", "calibration.source: …missing"),
+    ("calibration:", "quantizations[2]: gptq…`calibration: {source: wikitext2}`."),
     # wrong types
     (
         "checkpoints: [a/b]",
-        'checkpoints: is ["a/b"]; it must be a mapping with one field per family: `340M: {softmax: FOLDER',
+        'checkpoints: …["a/b"]…mapping…family…`340M: {softmax: FOLDER',
     ),
-    ("checkpoints: {a: a/b}", 'checkpoints.a: is "a/b"; it must be a mapping.'),
-    ("checkpoints: {a: {softmax: 3}}", "checkpoints.a.softmax: is 3; it must be a folder, a Hub id, or a mapping"),
-    ("checkpoints: {340: {softmax: softmax}}", "checkpoints[340]: the name is 340; it must be a string."),
-    ("quantizations: none", 'quantizations: is "none"; it must be a list.'),
-    ("quantizations: [none]", 'quantizations[0]: is "none"; it must be a mapping. Allowed are method, bits'),
-    ('quantizations: [{method: hqq, bits: "3"}]', 'quantizations[0].bits: is "3"; it must be a whole number, or a'),
-    ("quantizations: [{method: hqq, bits: [3, x]}]", 'quantizations[0].bits[1]: is "x"; it must be a whole number.'),
-    ("quantizations: [{method: hqq, bits: true}]", "quantizations[0].bits: is true; it must be a whole number"),
-    ("quantizations: [{method: hqq, bits: 3, options: {group_size: big}}]", "options.group_size: hqq's option group_s"),
-    ('quantizations: [{method: hqq, bits: 3, options_by_bits: {"3": {}}}]', 'by_bits.3: the name is "3"; it must be a'),
-    ("tasks: piqa", 'tasks: is "piqa"; it must be a list of names'),
+    ("checkpoints: {a: a/b}", 'checkpoints.a: …"a/b"…mapping'),
+    ("checkpoints: {a: {softmax: 3}}", "checkpoints.a.softmax: …3…folder…Hub id…mapping"),
+    ("checkpoints: {340: {softmax: softmax}}", "checkpoints[340]: …340…string"),
+    ("quantizations: none", 'quantizations: …"none"…list'),
+    ("quantizations: [none]", 'quantizations[0]: …"none"…mapping…method, bits'),
+    ('quantizations: [{method: hqq, bits: "3"}]', 'quantizations[0].bits: …"3"…whole number…list'),
+    ("quantizations: [{method: hqq, bits: [3, x]}]", 'quantizations[0].bits[1]: …"x"…whole number'),
+    ("quantizations: [{method: hqq, bits: true}]", "quantizations[0].bits: …true…whole number"),
+    ("quantizations: [{method: hqq, bits: 3, options: {group_size: big}}]", "options.group_size: …hqq…group_size"),
+    ('quantizations: [{method: hqq, bits: 3, options_by_bits: {"3": {}}}]', 'by_bits.3: …"3"…whole number'),
+    ("tasks: piqa", 'tasks: …"piqa"…list'),
     ("tasks: [{piqa: {limit: 3}}]", "tasks: is [{"),
-    ("tasks: {piqa: 3}", "tasks.piqa: is 3; it must be a mapping. Allowed are num_fewshot, limit, data."),
-    ("tasks: {piqa: false}", "tasks.piqa: is false; it must be a mapping."),
-    ("data: {piqa: 1}", "data.piqa: is 1; it must be a string or be a mapping."),
-    ("seed: 1.5", "seed: is 1.5; it must be a whole number."),
-    ("limit: true", "limit: is true; it must be a whole number."),
-    ("max_length: 4e3", 'max_length: is "4e3"; it must be a whole number.'),
-    ("description: 2024-01-01", 'description: is "2024-01-01"; it must be a string.'),
-    ("calibration: wikitext2", 'calibration: is "wikitext2"; it must be a mapping. Allowed are source, sam'),
-    ('calibration: {source: c4, samples: "3"}', 'calibration.samples: is "3"; it must be a whole number.'),
-    ("gate: {alfa: 0.1}", "gate.alfa: unknown. Did you mean alpha? Allowed are "),
+    ("tasks: {piqa: 3}", "tasks.piqa: …3…mapping…num_fewshot, limit, data."),
+    ("tasks: {piqa: false}", "tasks.piqa: …false…mapping"),
+    ("data: {piqa: 1}", "data.piqa: …1…string or…mapping"),
+    ("seed: 1.5", "seed: …1.5…whole number"),
+    ("limit: true", "limit: …true…whole number"),
+    ("max_length: 4e3", 'max_length: …"4e3"…whole number'),
+    ("description: 2024-01-01", 'description: …"2024-01-01"…string'),
+    ("calibration: wikitext2", 'calibration: …"wikitext2"…mapping…source, sam'),
+    ('calibration: {source: c4, samples: "3"}', 'calibration.samples: …"3"…whole number'),
+    ("gate: {alfa: 0.1}", "gate.alfa: …Did you mean alpha?…"),
     # impossible values
-    ("checkpoints: {}", "checkpoints: is {}; it must have at least one."),
-    ("checkpoints: {a: {}}", "checkpoints.a: is empty; it must have at least one of softmax, softpick"),
-    ("checkpoints: {Mini: {softmax: a/b}, mini: {softmax: a/b}}", "checkpoints.mini: 'mini' and 'Mini' would share"),
-    ("checkpoints: {\u00c5: {softmax: a/b}, \u212b: {softmax: a/b}}", "Unicode form; rename one."),
-    ("checkpoints: {straße: {softmax: a/b}, STRASSE: {softmax: a/b}}", "'STRASSE' and 'straße' would share folders"),
-    ("checkpoints: {a: {softmax: ''}}", 'checkpoints.a.softmax: is ""; it must be a string that is not empty.'),
-    ("checkpoints: {a: {softmax: ./gone}}", "checkpoints.a.softmax: …/gone is not a folder"),
-    ("checkpoints: {a: {softmax: gone}}", "/gone is not a folder, and 'gone' is not a Hub id (owner/name)."),
-    ("checkpoints: {a: {softmax: corpus.txt}}", "checkpoints.a.softmax: …/corpus.txt is not a folder"),
-    ("checkpoints: {a: {softmax: {path: a/b, tokenizer: gone}}}", "softmax.tokenizer: …/gone is not a folder"),
-    ("tokenizer: a/b/c", "tokenizer: …/a/b/c is not a folder"),
-    ("tokenizer: a/b--c", "tokenizer: …/a/b--c is not a folder"),
-    ("tokenizer: a/b.", "tokenizer: …/a/b. is not a folder"),
-    ("tokenizer: a/b..c", "/a/b..c is not a folder, and 'a/b..c' is not a Hub id"),
-    ("quantizations: []", "quantizations: is []; it must have at least one."),
-    ("quantizations: [{method: hqq, bits: [3, 4, 3]}]", "quantizations[0]: hqq-3-g64 is listed twice"),
-    ("quantizations: [{method: hqq, bits: 3}, {method: hqq, bits: 3}]", "quantizations[1]: hqq-3-g64 is listed twice"),
-    ("quantizations: [{method: bnb, bits: [2, 2]}]", "quantizations[0]: bnb-2 is listed twice"),
-    ("quantizations: [{method: hqq, bits: 3, options_by_bits: {4: {}}}]", "options_by_bits[4]: must be one of the"),
+    ("checkpoints: {}", "checkpoints: …{}…at least one"),
+    ("checkpoints: {a: {}}", "checkpoints.a: …empty…at least one of softmax, softpick"),
+    ("checkpoints: {Mini: {softmax: a/b}, mini: {softmax: a/b}}", "checkpoints.mini: …'mini'…'Mini'"),
+    ("checkpoints: {\u00c5: {softmax: a/b}, \u212b: {softmax: a/b}}", "Unicode…rename"),
+    ("checkpoints: {straße: {softmax: a/b}, STRASSE: {softmax: a/b}}", "'STRASSE'…'straße'…folders"),
+    ("checkpoints: {a: {softmax: ''}}", 'checkpoints.a.softmax: …""…not empty'),
+    ("checkpoints: {a: {softmax: ./gone}}", "checkpoints.a.softmax: …/gone…folder"),
+    ("checkpoints: {a: {softmax: gone}}", "/gone…folder…'gone'…Hub id…owner/name"),
+    ("checkpoints: {a: {softmax: corpus.txt}}", "checkpoints.a.softmax: …/corpus.txt…folder"),
+    ("checkpoints: {a: {softmax: {path: a/b, tokenizer: gone}}}", "softmax.tokenizer: …/gone…folder"),
+    ("tokenizer: a/b/c", "tokenizer: …/a/b/c…folder"),
+    ("tokenizer: a/b--c", "tokenizer: …/a/b--c…folder"),
+    ("tokenizer: a/b.", "tokenizer: …/a/b.…folder"),
+    ("tokenizer: a/b..c", "/a/b..c…folder…'a/b..c'…Hub id"),
+    ("quantizations: []", "quantizations: …[]…at least one"),
+    ("quantizations: [{method: hqq, bits: [3, 4, 3]}]", "quantizations[0]: hqq-3-g64…twice"),
+    ("quantizations: [{method: hqq, bits: 3}, {method: hqq, bits: 3}]", "quantizations[1]: hqq-3-g64…twice"),
+    ("quantizations: [{method: bnb, bits: [2, 2]}]", "quantizations[0]: bnb-2…twice"),
+    ("quantizations: [{method: hqq, bits: 3, options_by_bits: {4: {}}}]", "options_by_bits[4]: …bits…3"),
     (
         "quantizations: [{method: bnb, bits: [4, 8], options: {quant_type: fp4}}]",
-        "options.quant_type: quant_type is an option of bnb at 4 bits, not at 8. Give it under options_by_bits.",
+        "options.quant_type: …bnb…4…8…options_by_bits",
     ),
-    ("tasks: []", "tasks: is []; it must be a list of names"),
-    ("tasks: {}", "tasks: is {}; it must have at least one."),
-    ("tasks: [piqa, piqa]", "it must name each task once; piqa is listed twice."),
-    ("tasks: {piqa: {limit: 0}}", "tasks.piqa.limit: is 0; it must be 1 or more."),
-    ("tasks: [piqa, ./gone.yaml]", "tasks[./gone.yaml]: …/gone.yaml does not exist"),
-    ("tasks: {tasks/mine.yaml: {limit: 3}}", "tasks[tasks/mine.yaml]: settings are for a task's name; give its folder"),
-    ("task_folders: [tasks, gone]", "task_folders[1]: …/gone is not a folder"),
-    ("data: {piqa: gone.jsonl}", "data.piqa: …/gone.jsonl is not a file"),
-    ("data: {piqa: {validation: piqa.jsonl, train: gone.jsonl}}", "data.piqa.train: …/gone.jsonl is not a file"),
-    ("data: {pika: piqa.jsonl}", "data.pika: is not one of the tasks. Did you mean piqa?"),
-    ("tasks: {piqa: {data: gone.jsonl}, mine: }", "tasks.piqa.data: …/gone.jsonl is not a file"),
-    ("dtype: bfloat", 'dtype: is "bfloat"; it must be one of auto, float32, float16, bfloat16. Did you mean bfloat16?'),
-    ("reference: 3", "reference: is 3; it must be a string."),
-    ("reference: softpik", "reference: is 'softpik'; it must be one of softmax, softpick… Did you mean softpick?"),
-    ("device: cuda:0", 'device: is "cuda:0"; it must be one of auto, cpu, cuda. Did you mean cuda?'),
-    ("execution: fast", 'execution: is "fast"; it must be one of dense, packed.'),
-    ("max_length: 1", "max_length: is 1; it must be 2 or more."),
-    ("workers: 0", "workers: is 0; it must be 1 or more."),
-    ("timeout_minutes: 0", "timeout_minutes: is 0; it must be more than 0."),
-    ("calibration: {source: gone.txt}", "calibration.source: …/gone.txt is not a file"),
-    ("calibration: {source: corpus}", "calibration: source 'corpus' is not a file here, and as a dataset on the Hub"),
-    ("calibration: {source: c4, seeds: 0}", "calibration.seeds: is 0; it must be 1 or more."),
-    ("calibration: {source: c4, length: 1}", "calibration.length: is 1; it must be 2 or more."),
+    ("tasks: []", "tasks: …[]…list"),
+    ("tasks: {}", "tasks: …{}…at least one"),
+    ("tasks: [piqa, piqa]", "piqa…twice"),
+    ("tasks: {piqa: {limit: 0}}", "tasks.piqa.limit: …0…1 or more"),
+    ("tasks: [piqa, ./gone.yaml]", "tasks[./gone.yaml]: …/gone.yaml…exist"),
+    ("tasks: {tasks/mine.yaml: {limit: 3}}", "tasks[tasks/mine.yaml]: …task_folders"),
+    ("task_folders: [tasks, gone]", "task_folders[1]: …/gone…folder"),
+    ("data: {piqa: gone.jsonl}", "data.piqa: …/gone.jsonl…file"),
+    ("data: {piqa: {validation: piqa.jsonl, train: gone.jsonl}}", "data.piqa.train: …/gone.jsonl…file"),
+    ("data: {pika: piqa.jsonl}", "data.pika: …Did you mean piqa?"),
+    ("tasks: {piqa: {data: gone.jsonl}, mine: }", "tasks.piqa.data: …/gone.jsonl…file"),
+    ("dtype: bfloat", 'dtype: …"bfloat"…one of auto, float32, float16, bfloat16. Did you mean bfloat16?'),
+    ("reference: 3", "reference: …3…string"),
+    ("reference: softpik", "reference: …'softpik'…one of softmax, softpick… Did you mean softpick?"),
+    ("device: cuda:0", 'device: …"cuda:0"…one of auto, cpu, cuda. Did you mean cuda?'),
+    ("execution: fast", 'execution: …"fast"…one of dense, packed.'),
+    ("max_length: 1", "max_length: …1…2 or more"),
+    ("workers: 0", "workers: …0…1 or more"),
+    ("timeout_minutes: 0", "timeout_minutes: …0…more than 0"),
+    ("calibration: {source: gone.txt}", "calibration.source: …/gone.txt…file"),
+    ("calibration: {source: corpus}", "calibration: …'corpus'…file…Hub…revision"),
+    ("calibration: {source: c4, seeds: 0}", "calibration.seeds: …0…1 or more"),
+    ("calibration: {source: c4, length: 1}", "calibration.length: …1…2 or more"),
 ]
 
 
-@pytest.mark.parametrize(("line", "message"), WRONG)
-def test_a_wrong_recipe_is_a_sentence_with_its_place(line: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "facts"), WRONG)
+def test_a_wrong_recipe_is_a_sentence_with_its_place(line: str, facts: str, tmp_path: Path) -> None:
     field = line.partition(":")[0]
     file = write_recipe(tmp_path, **{field: None})
     number = len(file.read_text().splitlines()) + 1
@@ -142,8 +143,8 @@ def test_a_wrong_recipe_is_a_sentence_with_its_place(line: str, message: str, tm
     with pytest.raises(RecipeError) as error:
         load_recipe(file)
     said = str(error.value)
-    assert all(part in said for part in message.split("…")), said
-    # gptq's missing calibration is where gptq is; nothing else is anywhere but on the line that is wrong.
+    assert states(said, facts), said
+    # Missing calibration is reported where gptq is; everything else on the line that is wrong.
     assert said.startswith(f"{file}, line {number}: {field if field != '1' else '[1]'}") or line == "calibration:"
     assert said.endswith((".", "?"))
 
@@ -153,37 +154,37 @@ def test_the_line_is_that_of_the_innermost_field(tmp_path: Path) -> None:
     start = len(file.read_text().splitlines())
     more = "quantizations:\n  - {method: none}\n  - method: hqq\n    bits: 3\n    options:\n      axis: 2\n"
     file.write_text(file.read_text() + more)
-    with pytest.raises(RecipeError, match=rf"line {start + 6}: quantizations\[1\]\.options\.axis: hqq's option axis"):
+    with pytest.raises(RecipeError, match=rf"line {start + 6}: quantizations\[1\]\.options\.axis: .*hqq.*axis"):
         load_recipe(file)
 
 
 def test_a_required_field_that_is_not_there(tmp_path: Path) -> None:
     for name in ("checkpoints", "quantizations", "tasks"):
         file = write_recipe(tmp_path, **{name: None})
-        with pytest.raises(RecipeError, match=rf"recipe\.yaml: {name}: is missing\."):
+        with pytest.raises(RecipeError, match=rf"recipe\.yaml: {name}: .*missing"):
             load_recipe(file)
 
 
-def test_an_unknown_task_is_told_at_the_tasks(tmp_path: Path) -> None:
+def test_an_unknown_task_is_reported_at_the_tasks(tmp_path: Path) -> None:
     file = write_recipe(tmp_path, tasks=["tasks/code.py"], data=None)
-    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: tasks: .*code\.py: no task there"):
+    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: tasks: .*code\.py: .*'task:'"):
         make_plan(load_recipe(file), tmp_path / "out")
 
 
-def test_a_misspelt_task_is_told_where_it_is_and_not_at_the_data_of_what_it_extends(
+def test_a_misspelt_task_is_reported_where_it_is_and_not_at_the_data_of_what_it_extends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_recipe(tmp_path)
     own = tmp_path / "own.yaml"
     own.write_text("extends: recipe.yaml\nquantizations: [{method: none}]\ntasks: [mien]\n")
     manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
-    monkeypatch.setattr("qbench.evaluate.tasks._index", lambda *_: manager)  # lm-eval's own take 15 s
-    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: tasks: There is no task 'mien', .* Did you mean mine\?"):
+    monkeypatch.setattr("qbench.evaluate.tasks.all_tasks", lambda *_: manager)  # lm-eval's take 15 s
+    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: tasks: .*'mien'.* Did you mean mine\?"):
         make_plan(load_recipe(own), tmp_path / "out")
 
 
 @pytest.mark.parametrize("named", ["mine", "tasks/mine.yaml"])
-def test_a_task_without_data_is_told_what_it_lacks(named: str, tmp_path: Path) -> None:
+def test_a_task_without_data_names_its_file_and_what_to_add(named: str, tmp_path: Path) -> None:
     write_recipe(tmp_path)
     (tmp_path / "tasks" / "broken.yaml").write_text("task: [")
     task = tmp_path / "tasks" / "mine.yaml"
@@ -192,10 +193,8 @@ def test_a_task_without_data_is_told_what_it_lacks(named: str, tmp_path: Path) -
     own.write_text(f"extends: recipe.yaml\ntasks: [{named}]\ndata: null\n")
     with pytest.raises(RecipeError) as error:
         make_plan(load_recipe(own), tmp_path / "out")
-    assert str(error.value) == (
-        f"{own}, line 2: tasks: The task mine has no data: {task} names no dataset_path; give it a file: "
-        "`data: {mine: FILE.jsonl}`."
-    )
+    facts = f"{own}, line 2: tasks: …mine…{task}…dataset_path…`data: {{mine: FILE.jsonl}}`."
+    assert states(str(error.value), facts), error.value
 
 
 def test_cells_are_the_matrix_twins_side_by_side(tmp_path: Path) -> None:
@@ -223,14 +222,13 @@ def test_a_reference_that_a_family_does_not_have_is_an_error(tmp_path: Path, mon
         number = next(i for i, line in enumerate(lines, 1) if line.startswith(place.split(".")[-1] + ":"))
         with pytest.raises(RecipeError) as error:
             load_recipe(file)
-        assert f"line {number}: {place}: the reference is softmax, which two does not have" in str(error.value)
-        assert "`reference: softpick`" in str(error.value)
+        assert states(str(error.value), f"line {number}: {place}: …softmax…two…`reference: softpick`"), error.value
     assert load_recipe(write_recipe(tmp_path, checkpoints=without, reference="third")).reference == "third"
 
 
 def test_a_reference_that_no_family_has_is_an_error(tmp_path: Path) -> None:
     lone = {"one": {"softmax": "softmax"}}
-    with pytest.raises(RecipeError, match=r"line \d+: reference: is softpick, which no family has: one has softmax"):
+    with pytest.raises(RecipeError, match=r"line \d+: reference: .*softpick.*one has softmax"):
         load_recipe(write_recipe(tmp_path, checkpoints=lone, reference="softpick"))
 
 
@@ -259,7 +257,7 @@ def test_folders_are_found_from_anywhere(text: str, tmp_path: Path, monkeypatch:
     assert cell.ref.checkpoint == text
 
 
-def test_a_task_is_a_name_whatever_lies_beside_the_recipe(tmp_path: Path) -> None:
+def test_a_task_is_a_name_even_next_to_a_folder_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "piqa").mkdir()
     recipe = load_recipe(write_recipe(tmp_path, tasks=["piqa", "tasks/mine.yaml"], data=None))
     assert recipe.task_names() == ["piqa", str(tmp_path / "tasks/mine.yaml")]
@@ -275,7 +273,7 @@ def test_limits_reach_the_tasks_of_a_group(tmp_path: Path) -> None:
     recipe = load_recipe(write_recipe(tmp_path, tasks=["piqa", "some_group"], data=None, limit=2))
     assert recipe.limits(["piqa", "member"]) == {"piqa": 2, "member": 2}
     recipe = load_recipe(write_recipe(tmp_path, tasks={"some_group": {"limit": 2}}, data=None))
-    with pytest.raises(RecipeError, match=r"tasks\.some_group\.limit: a limit is for a single task; this stands"):
+    with pytest.raises(RecipeError, match=r"tasks\.some_group\.limit: .*single task.*member"):
         recipe.limits(["member"])
 
 
@@ -354,7 +352,7 @@ CHANGES_KEYS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The keys of the recipe as it is."""
+    """The keys of the unchanged recipe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         return keys(write_recipe(tmp_path_factory.mktemp("before")))
@@ -375,7 +373,7 @@ def test_what_changes_numbers_changes_keys(name: str, before: dict[str, str], tm
 
 
 DOES_NOT: dict[str, Callable[[Path], None]] = {
-    "batch_tokens but for LLM.int8": field(
+    "batch_tokens except for LLM.int8": field(
         batch_tokens=512, quantizations=[q for q in QUANTIZATIONS if q["method"] != "bnb"]
     ),
     "workers": field(workers=3),
@@ -389,9 +387,9 @@ DOES_NOT: dict[str, Callable[[Path], None]] = {
     "the other spelling of a path": field(checkpoints={"tiny": {"softmax": "./softmax", "softpick": "softpick"}}),
     "the split that is the task's own": field(data=fields()["data"] | {"mine": {"test": "mine.jsonl"}}),
     "one draw of calibration": field(calibration=fields()["calibration"] | {"seeds": 1}),
-    "several draws but for gptq": field(calibration=fields()["calibration"] | {"seeds": 3}),
+    "several draws except for gptq": field(calibration=fields()["calibration"] | {"seeds": 3}),
     "a cell more": field(quantizations=[*QUANTIZATIONS, {"method": "hqq", "bits": 2}]),
-    "no calibration where gptq is not": field(
+    "no calibration without gptq": field(
         calibration=None, quantizations=[q for q in QUANTIZATIONS if q["method"] != "gptq"]
     ),
     "files that no model reads": lambda folder: (folder / "softmax" / "README.md").write_text("words") and None,
@@ -430,7 +428,7 @@ def test_seeds_without_a_calibrated_method_are_an_error_unless_another_recipe_ha
     hqq = [{"method": "none"}, {"method": "hqq", "bits": 3}]
     calibration = fields()["calibration"] | {"seeds": 5}
     file = write_recipe(tmp_path, calibration=calibration, quantizations=hqq)
-    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: calibration\.seeds: is 5.*no method.*gptq"):
+    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: calibration\.seeds: .*5.*gptq"):
         load_recipe(file)
     write_recipe(tmp_path, calibration=calibration)
     (tmp_path / "own.yaml").write_text("extends: recipe.yaml\nquantizations: [{method: hqq, bits: 3}]\n")
@@ -475,5 +473,5 @@ def test_data_of_tasks_that_an_extending_recipe_leaves_out_go_with_them(tmp_path
     own.write_text("extends: recipe.yaml\ntasks: [mine]\n")
     assert [*load_recipe(own).task_data()] == ["mine"]
     own.write_text("extends: recipe.yaml\ntasks: [mine]\ndata: {piqq: piqa.jsonl}\n")
-    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: data\.piqq: is not one of the tasks"):
+    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: data\.piqq: .*not one of the tasks"):
         load_recipe(own)

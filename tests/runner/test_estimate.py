@@ -39,7 +39,9 @@ LARGE = {
 
 
 def mini(label: str = "none-16", **changes: object) -> Cell:
-    return next(c for c in cells(load_recipe(MINI, **changes)) if c.ref.name == f"mini-softmax-{label}")
+    """A cell of the softmax model; of a calibrated quantization, the first draw."""
+    found = cells(load_recipe(MINI, **changes))
+    return next(c for c in found if (c.ref.attention, c.ref.label) == ("softmax", label))
 
 
 def test_a_context_is_read_once_however_many_continuations_it_has() -> None:

@@ -10,7 +10,7 @@ from qbench.quantizers.declaration import LinearOptions, QuantizeError, Quantize
 if TYPE_CHECKING:
     from qbench.quantizers.packed import PackedLinear
 
-# What its layers call on CUDA, by the names under which torch knows them.
+# The operators that its layers call on CUDA, by torch's names.
 KERNELS = tuple(
     f"bitsandbytes::{name}"
     for name in ("quantize_4bit", "dequantize_4bit", "int8_vectorwise_quant", "int8_linear_matmul")
@@ -33,11 +33,11 @@ class Bnb8Options(LinearOptions):
     threshold: float = Field(default=6.0, ge=0, allow_inf_nan=False)
 
     label_if_changed: ClassVar = {"threshold": "t{:g}"}
-    fixed_batch_tokens = 4096  # outliers are pooled over a batch, whose rows are those of all tasks
+    fixed_batch_tokens = 4096  # outliers are pooled over a batch, which mixes rows of all tasks
 
 
 class Bnb(Quantizer):
-    """Two methods under one name, told apart by their bits."""
+    """Two methods under one name, distinguished by their bits."""
 
     name = "bnb"
     title = "BNB"
@@ -46,13 +46,13 @@ class Bnb(Quantizer):
     quant_method = "bitsandbytes"
 
     def layer_class(self, bits: int) -> "type[PackedLinear]":
-        """One class for each width."""
+        """One class per width."""
         from qbench.quantizers.bnb.layers import Bnb4Linear, Bnb8Linear
 
         return {4: Bnb4Linear, 8: Bnb8Linear}[bits]
 
     def check_kernels(self, device: str) -> None:
-        """Imported while no GPU was visible, the library runs its fallbacks in plain torch on CUDA too."""
+        """If it was imported while no GPU was visible, the library runs its plain torch fallbacks on CUDA too."""
         if device != "cuda":
             return
         import torch
@@ -61,12 +61,12 @@ class Bnb(Quantizer):
         missing = [op for op in KERNELS if not torch._C._dispatch_has_kernel_for_dispatch_key(op, "CUDA")]
         if missing:
             raise QuantizeError(
-                f"bitsandbytes has no CUDA kernel here ({', '.join(missing)}) and would run other code in its "
-                "place: its library for this build of torch is missing, or it was imported while no GPU was visible."
+                f"bitsandbytes has no CUDA kernels for {', '.join(missing)} here and would run other code "
+                "instead: its library for this build of torch is missing, or it was imported while no GPU was visible."
             )
 
     def write_config(self, bits: int, options: Bnb4Options | Bnb8Options, dtype: str) -> dict[str, Any]:
-        """In the words of transformers' BitsAndBytesConfig."""
+        """In the format of transformers' BitsAndBytesConfig."""
         settings: dict[str, Any]
         if isinstance(options, Bnb8Options):
             settings = {"load_in_8bit": True, "load_in_4bit": False, "llm_int8_threshold": options.threshold}

@@ -13,12 +13,12 @@ from qbench.quantizers.bnb import Bnb4Options, Bnb8Options
 from qbench.quantizers.packed import PackedLinear
 
 BLOCK = 64  # weights that share a scale at 4 bits; the library's default
-# It warns at each multiplication that LLM.int8 casts its inputs to float16, which is what LLM.int8 does.
+# It warns at each multiplication that inputs are cast to float16, which is part of LLM.int8.
 logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
 
 class Bnb4Linear(PackedLinear):
-    """A linear layer of 4-bit codes in blocks of 64, with the tensors and names that transformers serialises."""
+    """A linear layer of 4-bit codes in blocks of 64, with the tensors and names that transformers serializes."""
 
     CODE_TENSORS: ClassVar = frozenset({"weight"})
     NEAREST: ClassVar = True
@@ -36,7 +36,7 @@ class Bnb4Linear(PackedLinear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: Bnb4Options) -> Self:
-        """Quantize one linear layer on its own device."""
+        """Quantize one linear layer on its device."""
         weight, state = bnb.functional.quantize_4bit(
             linear.weight.detach().contiguous(),
             blocksize=BLOCK,
@@ -57,11 +57,11 @@ class Bnb4Linear(PackedLinear):
 
     @classmethod
     def marker(cls) -> str:
-        """Its scales: the codes have the name of a plain layer's weight."""
+        """Its scales, since the codes have the same name as a plain layer's weight."""
         return "weight.absmax"
 
     def codes(self) -> Tensor:
-        """The index of each weight's level, counted from the lowest: fp4's own codes are sign and magnitude."""
+        """The index of each weight's level, counted from the lowest; fp4's stored codes are sign and magnitude."""
         packed = self.weight.flatten()
         codes = torch.stack([packed >> 4, packed & 15], dim=1).flatten()[: self.out_features * self.in_features]
         rank = self.quant_state.code.argsort(stable=True).argsort()
@@ -76,7 +76,7 @@ class Bnb4Linear(PackedLinear):
         return self._dequantize(torch.float32)
 
     def _dequantize(self, dtype: torch.dtype) -> Tensor:
-        # As one long row: where blocks run on over the ends of rows, the library's AVX-512 code takes wrong scales.
+        # As one long row: if blocks continue across rows, the library's AVX-512 code uses wrong scales.
         one_row = copy.copy(self.quant_state)
         one_row.shape, one_row.dtype = torch.Size([self.out_features * self.in_features]), dtype
         return bnb.functional.dequantize_4bit(self.weight, one_row).view(self.out_features, self.in_features)
@@ -91,7 +91,7 @@ class Bnb4Linear(PackedLinear):
         return {"group_size": state.blocksize, "quant_type": state.quant_type, "double_quant": state.nested}
 
     def groups(self, weight: Tensor) -> Tensor:
-        """The blocks, which run on over the ends of rows; a last one that is not full is left out."""
+        """The blocks, which may continue across rows; a last one that is not full is left out."""
         flat = weight.flatten()
         return flat[: len(flat) // BLOCK * BLOCK].view(-1, BLOCK)
 
@@ -103,7 +103,7 @@ class Bnb4Linear(PackedLinear):
 
     def _apply(self, fn, recurse: bool = True) -> Self:  # type: ignore[no-untyped-def]
         super()._apply(fn, recurse)
-        self.quant_state.to(self.weight.device)  # not a buffer: it would stay behind
+        self.quant_state.to(self.weight.device)  # not a buffer, so it would not move by itself
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
@@ -114,7 +114,7 @@ class Bnb4Linear(PackedLinear):
 
 
 class Bnb8Linear(PackedLinear):
-    """LLM.int8(): int8 weights with a scale per row, by activations that are int8 but for outlier columns."""
+    """LLM.int8(): int8 weights with a scale per row, multiplied by int8 activations, except outlier columns."""
 
     CODE_TENSORS: ClassVar = frozenset({"weight"})
     NEAREST: ClassVar = True
@@ -133,13 +133,13 @@ class Bnb8Linear(PackedLinear):
         self.group_size, self.threshold, self.dtype = self.in_features, threshold, dtype
         self.register_buffer("weight", weight)
         self.register_buffer("SCB", scales)
-        self.register_buffer("weight_format", torch.tensor(0, dtype=torch.uint8))  # row-major; transformers asks for it
+        self.register_buffer("weight_format", torch.tensor(0, dtype=torch.uint8))  # row-major; transformers requires it
         self.register_buffer("bias", bias)
         self.eval()
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: Bnb8Options) -> Self:
-        """Quantize one linear layer on its own device."""
+        """Quantize one linear layer on its device."""
         weight = linear.weight.detach()
         codes, scales, _ = bnb.functional.int8_vectorwise_quant(weight.to(torch.float16))
         bias = None if linear.bias is None else linear.bias.detach()
@@ -154,7 +154,7 @@ class Bnb8Linear(PackedLinear):
 
     @classmethod
     def marker(cls) -> str:
-        """Its scales: the codes have the name of a plain layer's weight."""
+        """Its scales, since the codes have the same name as a plain layer's weight."""
         return "SCB"
 
     def codes(self) -> Tensor:
@@ -174,7 +174,7 @@ class Bnb8Linear(PackedLinear):
         return {"threshold": self.threshold}
 
     def forward(self, x: Tensor) -> Tensor:
-        """The library's kernel; in train mode it would, on CPU, silently be another one that spares the activations."""
+        """The library's kernel; in train mode on a CPU, it silently uses one that does not quantize activations."""
         if self.training:
             raise RuntimeError("LLM.int8 does not quantize activations in train mode: call model.eval() first.")
         state = bnb.MatmulLtState()

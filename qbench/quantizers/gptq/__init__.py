@@ -24,15 +24,15 @@ class GptqOptions(LinearOptions):
 
 
 class Gptq(Quantizer):
-    """Layer by layer, so that each one is fitted to what the quantized ones before it compute."""
+    """Layer by layer, so each one is fitted to the outputs of the quantized layers before it."""
 
     name = "gptq"
     title = "GPTQ"
     widths: ClassVar = dict.fromkeys((2, 3, 4, 8), GptqOptions)
     library = "gptqmodel"
     calibrated = True
-    column_seconds = 3e-4  # of Python around the solver's loop: 1,920 columns of the mini twins took 0.6 s
-    config_file = "quantize_config.json"  # auto-gptq's, which older readers want beside config.json
+    column_seconds = 3e-4  # Python overhead of the solver's loop: 1,920 columns of the mini twins took 0.6 s
+    config_file = "quantize_config.json"  # auto-gptq's file, which older readers expect next to config.json
 
     def layer_class(self, bits: int) -> "type[PackedLinear]":
         """One class for all widths."""
@@ -41,7 +41,7 @@ class Gptq(Quantizer):
         return GPTQLinear
 
     def quantize_linears(self, model: Any, bits: int, options: GptqOptions, **settings: Any) -> None:
-        """Calibrate and replace the linears of one decoder layer after the other."""
+        """Calibrate and replace the linear layers, one decoder layer after the other."""
         from qbench.quantizers.gptq.layer import quantize_linears
 
         quantize_linears(model, bits, options, **settings)
@@ -60,11 +60,11 @@ class Gptq(Quantizer):
             "true_sequential": True,
             "lm_head": options.include_lm_head,
         }
-        # For optimum, which otherwise leaves lm_head out: it reads the layers whose names start like this.
+        # For optimum, which otherwise leaves lm_head out: it reads layers whose names start with this.
         return settings | ({"block_name_to_quantize": ""} if options.include_lm_head else {})
 
     def read_config(self, settings: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The inverse of `write_config`; other writers leave some fields out."""
+        """The inverse of `write_config`; configs from other tools may lack some fields."""
         if (found := settings.get("checkpoint_format", "gptq")) != "gptq":
             raise QuantizeError(f"checkpoint_format is {found!r}; it must be 'gptq' (v1).")
         return settings["bits"], {
@@ -85,7 +85,7 @@ class Gptq(Quantizer):
         return {} if block_update_available() else {"GPTQMODEL_DISABLE_GPTQ_CUDA": "1"}
 
     def preload(self) -> None:
-        """The solver, which takes seconds to import."""
+        """The solver; importing it takes seconds."""
         from qbench.quantizers.gptq.layer import solver
 
         solver()

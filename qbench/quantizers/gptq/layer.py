@@ -20,9 +20,9 @@ from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.gptq import GptqOptions
 from qbench.quantizers.packed import PackedLinear
 
-GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)  # what the solver and the kernels that read the format know
+GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)  # supported by the solver and by the kernels that read the format
 
-# The linears of a decoder layer, in the order of the data. Those of one stage read the same input.
+# The linear layers of a decoder layer, in the order that data flows. Those of one stage read the same input.
 STAGES = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("self_attn.o_proj",),
@@ -30,8 +30,8 @@ STAGES = (
     ("mlp.down_proj",),
 )
 
-# Short samples of one length run together up to this many tokens, by the kind of device: more is no faster on a CPU and
-# takes more memory; a GPU needs this many to be busy.
+# Short samples of one length run together up to this many tokens, by the kind of device: more is not faster on a CPU
+# and takes more memory; a GPU needs this many to be busy.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 # The solver takes the columns one by one. In a small weight that is too little work to share: two layers of hidden size
@@ -45,7 +45,7 @@ class GPTQLinear(PackedLinear):
     qweight [in·bits/32, out] int32: 32 codes along the input in `bits` words; qzeros [groups, out·bits/32] int32: the
     zeros minus one, packed along the output; scales [groups, out]; g_idx [in] int32: the group of each input column.
     weight[o, i] = scales[g_idx[i], o] · (code[o, i] - zero[g_idx[i], o])
-    Packed, it unpacks and multiplies with code of ours at each call: gptqmodel's layer takes seconds to import and
+    In packed execution, our code unpacks and multiplies at each call: gptqmodel's layer takes seconds to import and
     rounds the scales to half.
     """
 
@@ -88,7 +88,7 @@ class GPTQLinear(PackedLinear):
         dtype: torch.dtype,
     ) -> Self:
         """Pack codes [out, in] with scales and zeros [out, groups]; zeros are in 1 .. 2**bits."""
-        # Half is the format's norm. A float32 model keeps the solver's scales: kernels that read the file cast them.
+        # The format normally uses half. A float32 model keeps the solver's scales; kernels that read it cast them.
         scale_dtype = torch.float32 if dtype == torch.float32 else torch.float16
         return cls(
             qweight=pack(codes.T, bits),
@@ -104,7 +104,7 @@ class GPTQLinear(PackedLinear):
     def from_tensors(
         cls, tensors: dict[str, Tensor], options: GptqOptions, *, bits: int, shape: tuple[int, int], dtype: torch.dtype
     ) -> Self:
-        """The layer that a saved state_dict holds; the tensors tell the shape and the groups."""
+        """The layer that a saved state_dict holds; shape and groups are read from the tensors."""
         return cls(**tensors, bits=bits, dtype=dtype)
 
     def codes(self) -> Tensor:
@@ -120,12 +120,12 @@ class GPTQLinear(PackedLinear):
         return self.dequantize_float32().to(self.dtype, memory_format=torch.contiguous_format)
 
     def dequantize_float32(self) -> Tensor:
-        """It equals the solver's bit for bit."""
+        """Bit-identical to the solver's."""
         steps = unpack(self.qweight, self.bits) - self.zeros()[self.g_idx]  # [in, out]
         return (steps * self.scales.float()[self.g_idx]).T
 
     def settings(self) -> dict[str, object]:
-        """The options that the tensors show; of one group, the order of the columns is not among them."""
+        """The options that can be read from the tensors; with one group, the order of the columns cannot."""
         shown: dict[str, object] = {
             "group_size": self.in_features // len(self.scales),
             "sym": bool((self.zeros() == 2 ** (self.bits - 1)).all()),
@@ -133,21 +133,21 @@ class GPTQLinear(PackedLinear):
         return shown | ({"act_order": bool((self.g_idx.diff() < 0).any())} if len(self.scales) > 1 else {})
 
     def groups(self, weight: Tensor) -> Tensor:
-        """[out, in] as [out · groups, group_size]; with act-order a group's columns lie apart."""
+        """[out, in] as [out · groups, group_size]; with act-order, a group's columns are not adjacent."""
         return weight[:, self.g_idx.argsort(stable=True)].reshape(-1, self.group_size)
 
 
 def pack(values: Tensor, bits: int) -> Tensor:
     """[n, m] integers below 2**bits as [n·bits/32, m] int32; n is a multiple of 32.
 
-    Every 32 rows are one little-endian stream of 32·bits bits, so that value k starts at bit k·bits.
+    Every 32 rows are one little-endian stream of 32·bits bits, so value k starts at bit k·bits.
     """
     blocks = values.to(torch.int32).reshape(-1, 32, values.shape[1])  # [n/32, 32, m]
     words = blocks.new_zeros(len(blocks), bits, values.shape[1])  # [n/32, bits, m]
     for k in range(32):
         word, shift = divmod(k * bits, 32)
         words[:, word] |= blocks[:, k] << shift
-        if shift + bits > 32:  # in 3 bits, values 10 and 21 lie across two words
+        if shift + bits > 32:  # with 3 bits, values 10 and 21 span two words
             words[:, word + 1] |= blocks[:, k] >> (32 - shift)
     return words.flatten(0, 1)
 
@@ -158,7 +158,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     values = words.new_empty(len(words), 32, words.shape[2])  # [n/32, 32, m]
     for k in range(32):
         word, shift = divmod(k * bits, 32)
-        value = words[:, word] >> shift  # copies the sign bit down; the mask takes it off
+        value = words[:, word] >> shift  # copies the sign bit down; the mask removes it
         if shift + bits > 32:
             value = value & ((1 << (32 - shift)) - 1) | words[:, word + 1] << (32 - shift)
         values[:, k] = value & ((1 << bits) - 1)
@@ -178,14 +178,14 @@ def quantize_linears(
 ) -> None:
     """Replace each target linear by a GPTQLinear, in place; calibration is what token_ids takes.
 
-    Model and activations stay where the model is; one layer at a time visits `device`, by default the same.
-    progress: a bar on stderr where that is a terminal.
+    Model and activations stay on the model's device; one layer at a time moves to `device` (by default the same) and
+    back. progress: show a bar on stderr if that is a terminal.
     """
     _check_targets(model, targets, options)
     home = model.model.embed_tokens.weight.device
     device = torch.device(device or home)
     model.eval()
-    activations = _first_layer_inputs(model, _batches(token_ids(calibration, model), home), device)
+    activations = _first_layer_inputs(model, batches(token_ids(calibration, model), home), device)
     with Bar(total=len(targets), unit="linear", shown=progress) as bar:
         for index, layer in enumerate(model.model.layers):
             prefix = f"model.layers.{index}."
@@ -198,7 +198,7 @@ def quantize_linears(
                     bar.set_description(prefix + ", ".join(linears))
                     inputs = _inputs_of(layer, next(iter(linears.values())), activations)
                     packed |= (solved := solve(linears, inputs, bits, options, where=prefix))
-                    # Later stages run on this one as quantized; dense, since packed would unpack for each batch.
+                    # Later stages get its quantized output; dense, since packed execution would unpack for each batch.
                     for name, linear in solved.items():
                         layer.set_submodule(name, _linear(linear.dequantize(), linear.bias))
                     bar.update(len(linears))
@@ -218,9 +218,9 @@ def quantize_linears(
 def solve(
     linears: Mapping[str, nn.Linear], inputs: Iterator[Tensor], bits: int, options: GptqOptions, *, where: str = ""
 ) -> dict[str, GPTQLinear]:
-    """GPTQ of linears that read the same inputs ([…, in] each), by gptqmodel's solver.
+    """GPTQ of linear layers that read the same inputs ([…, in] each), by gptqmodel's solver.
 
-    The rows of a weight are independent given the inputs, so the linears are one problem with one Hessian.
+    The rows of a weight are independent given the inputs, so the layers are one problem with one Hessian.
     """
     GPTQ, QuantizeConfig = solver()
     config = QuantizeConfig(
@@ -230,7 +230,7 @@ def solve(
         desc_act=options.act_order,
         damp_percent=options.damp,
         act_group_aware=False,  # gptqmodel's default reorders columns; plain GPTQ does not
-        fallback=None,  # its default rounds to nearest without a word when it thinks samples are few
+        fallback=None,  # its default silently rounds to nearest if it considers the samples too few
         offload_to_disk=False,
     )
     joint = _linear(torch.cat([linear.weight for linear in linears.values()]).float())  # [sum of outputs, in]
@@ -239,17 +239,17 @@ def solve(
         task.quantizer = _zeros_from_one(type(task.quantizer))(config)
     task.quantizer.configure(perchannel=True)
     _keep_on_host(task.quantizer)
-    # Not add_batch, which holds two Hessians more: one for each batch, one for the sum over devices.
-    task.H, task.nsamples = _hessian(inputs, joint)
-    # Columns are updated one by one within a block, and by one product beyond it. The size changes the rounding alone,
-    # unless a block has several groups, whose scales are of the weights at its start: 128 then, as in the authors'
-    # code. It is also what the fused CUDA kernel takes; on the CPU less is faster.
+    # Not add_batch, which keeps two more Hessians: one per batch, and one for the sum over devices.
+    task.H, task.nsamples = hessian(inputs, joint)
+    # Columns are updated one by one within a block, and by one product beyond it. The size changes only the rounding,
+    # unless a block has several groups, whose scales come from the weights at its start: 128 then, as in the authors'
+    # code. The fused CUDA kernel needs 128 too; on the CPU, a smaller size is faster.
     small = joint.weight.device.type == "cpu" and not 0 < options.group_size < 128
     with _threads(max(1, joint.weight.numel() // WEIGHTS_A_THREAD)):
         wq, scales, zeros, g_idx, _, _, damp, _ = task.quantize(blocksize=32 if small else 128)
     task.free()
     if damp != options.damp:
-        # The solver's answer to a Hessian without a Cholesky factor is more damping, then a larger diagonal, then
+        # If the Hessian has no Cholesky factor, the solver tries more damping, then a larger diagonal, then
         # round-to-nearest.
         raise QuantizeError(
             f"GPTQ found no solution for {where}{', '.join(linears)} with damp={options.damp}: the calibration "
@@ -266,28 +266,28 @@ def solve(
     return solved
 
 
-def _hessian(inputs: Iterator[Tensor], linear: nn.Linear) -> tuple[Tensor, int]:
+def hessian(inputs: Iterator[Tensor], linear: nn.Linear) -> tuple[Tensor, int]:
     """2 XᵀX / n in float32, [in, in], and the number n of inputs."""
-    hessian = linear.weight.new_zeros(linear.in_features, linear.in_features)
+    total = linear.weight.new_zeros(linear.in_features, linear.in_features)
     tokens = 0
     for x in inputs:
-        x = x.flatten(0, -2).to(hessian.dtype)  # [tokens, in]
-        hessian.addmm_(x.T, x)
+        x = x.flatten(0, -2).to(total.dtype)  # [tokens, in]
+        total.addmm_(x.T, x)
         tokens += len(x)
-    return hessian.mul_(2 / tokens), tokens
+    return total.mul_(2 / tokens), tokens
 
 
 @functools.cache
 def solver() -> tuple[Any, Any]:
-    """gptqmodel's GPTQ and QuantizeConfig; imported on first use, for it takes seconds and prints a banner."""
-    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # on 2 cores it takes 1, and its thread pool crashes
+    """gptqmodel's GPTQ and QuantizeConfig; imported on first use, because that takes seconds and prints a banner."""
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # on 2 cores its default is 1, and its thread pool crashes
     # The import sets HF_HOME and CUDA_DEVICE_ORDER for this process and its children: other caches, other GPUs.
     environment = dict(os.environ)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             from gptqmodel.quantization import GPTQ, QuantizeConfig
     except ImportError as error:
-        raise QuantizeError(f"gptq needs the package gptqmodel, which cannot be imported here: {error}.") from error
+        raise QuantizeError(f"gptq needs the package gptqmodel, which cannot be imported: {error}.") from error
     finally:
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
@@ -296,22 +296,22 @@ def solver() -> tuple[Any, Any]:
 
 
 def _shows_its_damping(task: Any) -> Any:
-    """The solver's task, whose damp is NaN if it got a factor by raising the Hessian's diagonal beyond the damping."""
+    """The solver's task; its damp is NaN if it had to raise the Hessian's diagonal beyond the damping."""
 
     class ShowsItsDamping(task):
         def hessian_inverse(self, H: Tensor) -> tuple[Tensor | None, float]:
             diagonal = H.diagonal().clone()
             factor, damp = super().hessian_inverse(H)
-            # The damping is taken off again; what was added when no damping helped stays.
+            # The solver removes the damping again; what it added because no damping helped stays.
             return factor, damp if torch.equal(H.diagonal(), diagonal) else math.nan
 
     return ShowsItsDamping
 
 
 def _keep_on_host(quantizer: Any) -> None:
-    """Keep the solver's largest code where its loop over the columns reads it, twice a column: on the host.
+    """Keep the solver's largest code on the host, where its loop reads it twice per column.
 
-    Not by a subclass: with one the solver does not use its fused CUDA kernel.
+    Not by a subclass: with a subclass, the solver does not use its fused CUDA kernel.
     """
     largest, find_params = quantizer.maxq.cpu(), quantizer.find_params
 
@@ -343,14 +343,16 @@ def _zeros_from_one(quantizer: Any) -> Any:
 
 
 def _check_targets(model: LlamaForCausalLM, targets: Sequence[str], options: GptqOptions) -> None:
-    """Raise before anything is changed, if any target cannot be quantized or packed."""
+    """Raise an error, before anything is changed, if a target cannot be quantized or packed."""
     size = options.group_size
     if size not in GROUP_SIZES:
         raise QuantizeError(f"gptq's group_size is {size}; it must be one of {', '.join(map(str, GROUP_SIZES))}.")
     reached = {f"model.layers.{i}.{name}" for i in range(len(model.model.layers)) for s in STAGES for name in s}
     for target in targets:
         if target not in reached | {"lm_head"}:
-            raise QuantizeError(f"gptq cannot calibrate {target}: it knows the linears of Llama's layers and lm_head.")
+            raise QuantizeError(
+                f"gptq cannot calibrate {target}; it supports the linear layers of Llama's decoder, and lm_head."
+            )
         linear = model.get_submodule(target)
         if not isinstance(linear, nn.Linear):
             raise QuantizeError(f"{target} is a {type(linear).__name__}, not a linear layer: is it quantized already?")
@@ -358,10 +360,10 @@ def _check_targets(model: LlamaForCausalLM, targets: Sequence[str], options: Gpt
         if linear.in_features % 32 or linear.out_features % 32:
             raise QuantizeError(f"{shape}; gptq's format packs 32 values, so both must be multiples of 32.")
         if size > 0 and linear.in_features % size:
-            raise QuantizeError(f"{shape}; gptq's group_size {size} does not divide its {linear.in_features} inputs.")
+            raise QuantizeError(f"{shape}; gptq's group_size {size} must divide its {linear.in_features} inputs.")
 
 
-def _batches(calibration: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
+def batches(calibration: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
     """Consecutive samples of one length as token ids [n, length] with at most BATCH_TOKENS tokens."""
     most = BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
     start = 0
@@ -393,27 +395,27 @@ def _stop_at(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Activations:
-    """The hidden states [n, length, hidden] that enter a layer, a batch each, and what else the model hands it."""
+    """The hidden states [n, length, hidden] that enter a layer, one per batch, and the layer's other arguments."""
 
     hidden: list[Tensor]
     contexts: list[dict[str, Any]]  # mask and positions
-    device: torch.device  # where the layer runs; the hidden states are kept where the model is
+    device: torch.device  # where the layer runs; the hidden states stay on the model's device
 
     def __iter__(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         for x, context in zip(self.hidden, self.contexts, strict=True):
             yield x.to(self.device), send_to_device(context, self.device)
 
     def forward(self, layer: nn.Module) -> None:
-        """Put the outputs of the layer in the place of its inputs."""
+        """Replace the inputs of the layer by its outputs."""
         for i, (x, context) in enumerate(self):
             self.hidden[i] = layer(x, **context).to(self.hidden[i].device)
 
 
-def _first_layer_inputs(model: LlamaForCausalLM, batches: Iterator[Tensor], device: torch.device) -> _Activations:
+def _first_layer_inputs(model: LlamaForCausalLM, samples: Iterator[Tensor], device: torch.device) -> _Activations:
     activations = _Activations([], [], device)
     by_shape: dict[torch.Size, dict[str, Any]] = {}  # nothing is padded: one mask for all batches of a shape
     with _stop_at(model.model.layers[0]):
-        for ids in batches:
+        for ids in samples:
             try:
                 model.model(input_ids=ids, use_cache=False)
             except _Reached as reached:
@@ -423,14 +425,14 @@ def _first_layer_inputs(model: LlamaForCausalLM, batches: Iterator[Tensor], devi
 
 
 def _inputs_of(layer: nn.Module, linear: nn.Module, activations: _Activations) -> Iterator[Tensor]:
-    """The inputs of a linear within the layer, batch by batch; the layer runs no further than that."""
+    """The inputs of a linear layer within the decoder layer, batch by batch; the rest of the layer does not run."""
     with _stop_at(linear):
         for x, context in activations:
             try:
                 layer(x, **context)
             except _Reached as reached:
                 x = reached.input
-            yield x  # out here: in there the exception still holds all that the layer has computed
+            yield x  # outside the handler: inside it, the exception still holds everything that the layer has computed
 
 
 @contextlib.contextmanager
@@ -445,7 +447,7 @@ def _threads(at_most: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _visit(module: nn.Module, device: torch.device, home: torch.device) -> Iterator[None]:
-    """The module on the device, and home again."""
+    """Move the module to the device, and back afterwards."""
     try:
         module.to(device)
         yield
@@ -454,7 +456,7 @@ def _visit(module: nn.Module, device: torch.device, home: torch.device) -> Itera
 
 
 def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """A plain linear layer that holds just these tensors."""
+    """A plain linear layer with only these tensors."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

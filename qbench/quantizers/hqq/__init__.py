@@ -22,13 +22,13 @@ class HqqOptions(LinearOptions):
 
 
 class Hqq(Quantizer):
-    """HQQ by the library hqq."""
+    """HQQ, by the library hqq."""
 
     name = "hqq"
     title = "HQQ"
     widths: ClassVar = dict.fromkeys((1, 2, 3, 4, 8), HqqOptions)
     library = "hqq"
-    passes = 380.0  # 20 rounds of its solver; 79 s of one core for 308 million weights
+    passes = 380.0  # 20 rounds of its solver; 79 s on one core for 308 million weights
 
     def layer_class(self, bits: int) -> "type[PackedLinear]":
         """One class for all widths."""
@@ -37,7 +37,7 @@ class Hqq(Quantizer):
         return HqqLinear
 
     def write_config(self, bits: int, options: HqqOptions, dtype: str) -> dict[str, Any]:
-        """In the library's words; transformers cannot load it."""
+        """In the library's format; transformers cannot load it."""
         from hqq.core.quantize import BaseQuantizeConfig
 
         settings = BaseQuantizeConfig(nbits=bits, group_size=options.group_size, axis=options.axis)

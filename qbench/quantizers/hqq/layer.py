@@ -13,12 +13,12 @@ from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.hqq import HqqOptions
 from qbench.quantizers.packed import PackedLinear
 
-# How many rows of codes the library packs into one: it drops or misplaces what does not fill up. 3 bits are padded.
+# How many rows of codes the library packs into one; it drops or misplaces an incomplete one. 3 bits are padded.
 _ROWS_PACKED = {8: 1, 4: 2, 3: 1, 2: 4, 1: 8}
 
 
 class HqqLinear(PackedLinear):
-    """A linear layer in HQQ's packing; its state_dict is HQQLinear's encoded one, so that hqq itself can read it."""
+    """A linear layer in HQQ's packing; its state_dict is HQQLinear's encoded one, so hqq can read it."""
 
     CODE_TENSORS: ClassVar = frozenset({"W_q"})
     NEAREST: ClassVar = True
@@ -46,33 +46,33 @@ class HqqLinear(PackedLinear):
 
     @classmethod
     def check_linear(cls, name: str, linear: nn.Linear, bits: int, options: HqqOptions) -> None:
-        """Groups must divide the weight, and fill what the library packs together."""
+        """Check that groups divide the weight, and that they fill the rows that the library packs together."""
         size, axis = options.group_size, options.axis
         divided, what = (linear.in_features, "in_features") if axis == 1 else (linear.out_features, "out_features")
         if divided % size:
             raise QuantizeError(
-                f"group_size {size} does not divide {name}'s {what}, {divided}; axis {axis} groups those."
+                f"group_size {size} must divide {name}'s {what}, {divided}, since axis {axis} groups along it."
             )
         rows = linear.weight.numel() // size if axis == 1 else size
         if rows % _ROWS_PACKED[bits]:
             raise QuantizeError(
                 f"{name} has {rows} groups of {size}; HQQ packs {bits}-bit codes of {_ROWS_PACKED[bits]} groups "
-                f"together, so their number must be a multiple of that: choose another group_size."
+                f"together, so the number of groups must be a multiple of that: choose another group_size."
             )
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: HqqOptions) -> Self:
-        """Quantize one linear layer on its own device."""
+        """Quantize one linear layer on its device."""
         from hqq.core.quantize import Quantizer
 
         weight = linear.weight.detach()
         with _float32_solver():
             W_q, meta = Quantizer.quantize(weight, device=str(weight.device), **_weight_params(bits, options))
-        # As the library does, scales and zeros go to the compute dtype, but float16 stands in for bfloat16: its eight
-        # bits of mantissa would put the zero points of 8-bit codes, around 128, up to a step off.
+        # As in the library, scales and zeros are cast to the compute dtype, but float16 replaces bfloat16: with eight
+        # bits of mantissa, the zero points of 8-bit codes, around 128, would be off by up to a step.
         meta_dtype = torch.float16 if weight.dtype in (torch.float16, torch.bfloat16) else torch.float32
         tensors = {"W_q": W_q, "scale": meta["scale"].to(meta_dtype), "zero": meta["zero"].to(meta_dtype)}
-        # The solver runs in inference mode: clones outside it are tensors that can be copied and moved.
+        # The solver runs in inference mode: only clones made outside it can be copied and moved.
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         if linear.bias is not None:
             tensors["bias"] = linear.bias.detach()
@@ -92,9 +92,9 @@ class HqqLinear(PackedLinear):
         return weight.reshape(self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b as HQQLinear's pytorch backend computes it, the weight by the library's own code in float32.
+        """x Wᵀ + b as HQQLinear's pytorch backend computes it, the weight dequantized by the library's code in float32.
 
-        In float16 codes minus zero points would be rounded to 11 bits: of 8-bit codes, parts of a step.
+        In float16, codes minus zero points would be rounded to 11 bits, an error of part of a step for 8-bit codes.
         """
         from hqq.core.quantize import Quantizer
 
@@ -110,7 +110,7 @@ class HqqLinear(PackedLinear):
         return -(-rows // 10) * 4 * columns
 
     def settings(self) -> dict[str, object]:
-        """The groups, as the shape of the scales shows them."""
+        """The groups, from the shape of the scales."""
         weights = self.out_features * self.in_features
         return {"group_size": weights // self.scale.numel(), "axis": 1 if self.scale.shape[1] == 1 else 0}
 
@@ -125,7 +125,7 @@ class HqqLinear(PackedLinear):
         return Quantizer.unpack[Quantizer.bit_to_packing[self.bits]](self.W_q, dtype=dtype)[:rows]
 
     def _meta(self, dtype: torch.dtype) -> dict[str, Any]:
-        """What the library keeps beside W_q, the tensors apart; dtype is what it computes in."""
+        """What the library keeps besides W_q, without the tensors; dtype is what it computes in."""
         from hqq.core.quantize import Quantizer
 
         packing = Quantizer.bit_to_packing[self.bits]
@@ -150,7 +150,7 @@ class HqqLinear(PackedLinear):
 
 @contextlib.contextmanager
 def _float32_solver() -> Iterator[None]:
-    """The library's solver in float32 on every device: its own takes float16 on CUDA."""
+    """The library's solver in float32 on every device; the original uses float16 on CUDA."""
     from hqq.core.quantize import Quantizer
 
     theirs = Quantizer.optimize_weights
@@ -165,7 +165,7 @@ def _float32_solver() -> Iterator[None]:
 def solve(
     tensor: Tensor, scale: Tensor, zero: Tensor, min_max: list[int], axis: int, device: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The codes, scales and zeros of a grouped weight in float32; bit for bit the library's loop on a CPU.
+    """The codes, scales and zeros of a grouped weight in float32; bit-identical to the library's loop on a CPU.
 
     Each step of the half-quadratic solver fits the zeros; it stops when the mean error no longer falls.
     """

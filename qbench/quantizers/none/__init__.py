@@ -1,4 +1,4 @@
-"""The unquantized baseline, which comes through the same door."""
+"""The unquantized baseline, declared like any other method."""
 
 from typing import ClassVar
 
@@ -6,18 +6,18 @@ from qbench.quantizers.declaration import Options, Quantizer
 
 
 class NoOptions(Options):
-    """There is nothing to set."""
+    """No options."""
 
 
 class Unquantized(Quantizer):
-    """16 bits, as the checkpoint has them."""
+    """16 bits, as in the checkpoint."""
 
     name = "none"
     title = "unquantized"
     widths: ClassVar = {16: NoOptions}
 
     def preload(self) -> None:
-        """Nothing more is needed."""
+        """Nothing to import."""
 
 
 QUANTIZER = Unquantized()

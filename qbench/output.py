@@ -1,0 +1,137 @@
+"""What commands print, made safe: no name in a record can act on the terminal or on GitHub's runner, and no reader who
+goes away stops the work."""
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline: ESC starts commands of a terminal
+BUT_FOR_BARS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # progress bars return to the start of the line
+RUNNER_COMMAND = re.compile(r"^(\s*):(?=:)", re.M)  # GitHub's runner obeys lines such as ::error::
+# For terminals that can show ASCII only.
+ASCII = str.maketrans(
+    {
+        "Δ": "delta",
+        "−": "-",
+        "–": "-",
+        "▲": "^",
+        "▼": "v",
+        "↑": "(higher)",
+        "↓": "(lower)",
+        "≤": "<=",
+        "≥": ">=",
+        "→": "->",
+    }
+    | {"×": "x", "±": "+/-", "…": "...", "·": "*", "²": "^2", "ε": "epsilon", "█": "#", "│": "|", "─": "-"}
+)
+
+
+class SafeOutput(io.TextIOBase):
+    """A text stream that escapes control characters, and that never raises when nobody reads it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Print to this stream."""
+        self.stream = stream
+        self.lost: OSError | None = None  # why output could not be written, other than that the reader left
+        self._at_line_start = True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The stream's encoding."""
+        return self.stream.encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether a person is reading."""
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        """The stream's file descriptor."""
+        return self.stream.fileno()
+
+    def write(self, text: str) -> int:
+        """Print a text."""
+        self._put(printable(text, self._at_line_start, BUT_FOR_BARS if self.isatty() else CONTROL))
+        self._at_line_start = text.endswith("\n") if text else self._at_line_start
+        return len(text)
+
+    def write_command(self, line: str) -> None:
+        """Print one line that GitHub's runner is meant to obey."""
+        self._put(CONTROL.sub(_escaped, line) + "\n")
+        self._at_line_start = True
+
+    def flush(self) -> None:
+        """Pass on what is buffered."""
+        with self._losses_noted():
+            self.stream.flush()
+
+    def _put(self, text: str) -> None:
+        with self._losses_noted():
+            self.stream.write(encodable(text, self.encoding))
+
+    @contextlib.contextmanager
+    def _losses_noted(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # `| head -1`: go on, for nobody
+            self._silence()
+        except OSError as error:  # a full disk
+            self.lost = error
+            self._silence()
+
+    def _silence(self) -> None:
+        """What is still buffered must go somewhere, or Python complains when it ends."""
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())
+            os.close(nowhere)
+
+
+def printable(text: str, at_line_start: bool = True, control: re.Pattern[str] = CONTROL) -> str:
+    """A text whose control characters are escaped, and in which no line is a command to GitHub's runner."""
+    safe = control.sub(_escaped, text)
+    if at_line_start:
+        return RUNNER_COMMAND.sub(r"\1: ", safe)
+    first, newline, rest = safe.partition("\n")
+    return first + newline + RUNNER_COMMAND.sub(r"\1: ", rest)
+
+
+def encodable(text: str, encoding: str) -> str:
+    """A text that this encoding has: similar ASCII characters in place of those that it does not have."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+def runner_command(line: str) -> None:
+    """Print one line that GitHub's runner is meant to obey."""
+    sys.stdout.write_command(line) if isinstance(sys.stdout, SafeOutput) else print(line)
+
+
+def terminal() -> TextIO:
+    """Standard output for what draws on a terminal; names must be made printable before they are drawn."""
+    return sys.stdout.stream if isinstance(sys.stdout, SafeOutput) else sys.stdout
+
+
+@contextlib.contextmanager
+def safe_output() -> Iterator[tuple[SafeOutput, SafeOutput]]:
+    """Standard output and error as safe ones; a closed one is a file that keeps nothing."""
+    before = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as nothing:
+        out, err = (SafeOutput(stream if stream is not None else nothing) for stream in before)
+        sys.stdout, sys.stderr = out, err
+        try:
+            yield out, err
+        finally:
+            out.flush()
+            err.flush()
+            sys.stdout, sys.stderr = before
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
