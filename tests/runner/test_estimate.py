@@ -39,7 +39,7 @@ LARGE = {
 
 
 def mini(label: str = "none-16", **changes: object) -> Cell:
-    """A cell of the softmax model; of a calibrated quantization, the first draw."""
+    """A cell of the softmax model; for a calibrated quantization, the first draw."""
     found = cells(load_recipe(MINI, **changes))
     return next(c for c in found if (c.ref.attention, c.ref.label) == ("softmax", label))
 
