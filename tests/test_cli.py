@@ -172,7 +172,7 @@ def test_without_network_it_says_what_is_missing_and_finds_what_is_cached(tmp_pa
         "MISSING task arc_easy: …Hugging Face cache…`qbench fetch`",
         "MISSING calibration wikitext2: …cache",
     ]
-    for line, facts in zip(lines, expected, strict=False):
+    for line, facts in zip(lines, expected, strict=True):
         assert line.startswith(facts.partition(":")[0])
         assert states(line, facts), line
     assert states(done.stderr.splitlines()[-1], f"5 …{recipe}")
