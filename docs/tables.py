@@ -1,11 +1,11 @@
-"""Write what the documentation shows of results anew.
+"""Regenerate the results shown in the documentation.
 
 python docs/tables.py                   # `make docs`: the table in README.md, and docs/mini.md with its plots;
-                                        # tests/test_readme.py fails if they are not what this writes
-python docs/tables.py variants FOLDER   # docs/variants.md, of the records of recipes/variants.yaml
+                                        # tests/test_readme.py fails if they are out of date
+python docs/tables.py variants FOLDER   # docs/variants.md, from the records of recipes/variants.yaml
 python docs/tables.py analysis FOLDER TWINS
-                                        # tables and plots of docs/analysis.md, of `run` and `analyze` of
-                                        # recipes/variants.yaml, and of `analyze` of recipes/mini.yaml
+                                        # tables and plots of docs/analysis.md, from `run` and `analyze` of
+                                        # recipes/variants.yaml and from `analyze` of recipes/mini.yaml
 """
 
 import io
@@ -36,18 +36,18 @@ ANALYSIS_TABLES = ("Attention sinks", "Activations and sparsity", "Sink rate by 
 BETWEEN = re.compile(r"(?<=<!-- made by docs/tables.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 VARIANTS = """# Nine attentions on mini
 
-The mini twins and their seven siblings differ in their attention alone: same world, first weights, order
+The mini twins and their seven siblings differ only in their attention: same world, initial weights, order
 of text and schedule ([how](../recipes/mini/README.md#training)). `recipes/variants.yaml` runs all nine;
-this page is made from its records:
+this page is generated from its records:
 
 ```
 qbench run recipes/variants.yaml
 python docs/tables.py variants results/runs/variants
 ```
 
-**One seed of a model of 0.6M parameters, trained for 3,000 steps on an invented world, says nothing
+**One seed of a model with 0.6M parameters, trained for 3,000 steps on an invented world, says nothing
 about which attention is better.** A model that starts higher has more to lose. The page shows that every
-kind loads, trains, is quantized, audited and compared.
+kind can be loaded, trained, quantized, audited and compared.
 
 ![Training loss and gradient norm of the nine models](../recipes/mini/loss.svg)
 
@@ -62,7 +62,7 @@ kind loads, trains, is quantized, audited and compared.
 
 
 def printed(*arguments: str) -> str:
-    """What a command of qbench prints, without the machine's paths: it is called from the root."""
+    """What a qbench command prints. Run from the root, so it has no local paths."""
     out = io.StringIO()
     with redirect_stdout(out):
         code = qbench(arguments)
@@ -72,7 +72,7 @@ def printed(*arguments: str) -> str:
 
 
 def summary(results: Path = RESULTS) -> str:
-    """The summary without its heading, which the README has in its own words."""
+    """The summary without its heading, because the README has its own."""
     printed_table = printed("table", str(results), "--kind", IN_README)
     return printed_table[printed_table.index("| ") :].strip() + "\n"
 
@@ -88,13 +88,13 @@ def page(results: Path = RESULTS) -> str:
     return "\n".join(
         [
             "# The reference run of the mini benchmark, in full\n",
-            "Made from [results/mini](../results/mini) by `make docs`; edit nothing here. How the models and",
-            "tasks were made, and why the difference between the two attentions is no evidence about softmax and",
+            "Generated from [results/mini](../results/mini) by `make docs`; do not edit. How the models and tasks",
+            "were made, and why the difference between the two attentions is not evidence about softmax and",
             "softpick: [recipes/mini/README.md](../recipes/mini/README.md). How to read the tables:",
             "[tables.md](tables.md).\n",
-            "What to see: 8 bits cost next to nothing. With GPTQ and HQQ perplexity rises with every step down from 8",
-            "bits, and at 2 bits all tasks fall. Steps are not always downwards: 4 bits of BNB make softmax's",
-            "perplexity a little better.\n",
+            "In short: 8 bits cost almost nothing. With GPTQ and HQQ perplexity rises with every step down from 8",
+            "bits, and at 2 bits all tasks get worse. Not every step does harm: BNB's 4 bits slightly improve",
+            "softmax's perplexity.\n",
             "![Damage against bits: one row per metric, one column per method](mini-damage.png)\n",
             *sections,
         ]
@@ -108,7 +108,7 @@ def with_table(readme: str, table: str) -> str:
 
 
 def filled(page: str, content: str) -> str:
-    """A page with what is made in its place."""
+    """A page with the generated content in its place."""
     text, places = BETWEEN.subn(lambda _: f"\n{content}\n", page)
     if places != 1:
         sys.exit("The page must have one place between <!-- made by docs/tables.py --> and <!-- end -->.")
@@ -116,7 +116,7 @@ def filled(page: str, content: str) -> str:
 
 
 def draw(folder: Path, results: Path = RESULTS, plots: Mapping[str, str] = PLOTS, kind: str = IN_README) -> None:
-    """The plots, as PNG; the rest that the command draws is left out."""
+    """Save these plots as PNG; the command's other plots are left out."""
     with TemporaryDirectory() as drawn:
         printed("table", str(results), "--kind", kind, "--plots", drawn)
         for name, plot in plots.items():
@@ -131,14 +131,14 @@ def variants_page(results: Path) -> str:
 
 
 def analysis_tables(results: Path) -> str:
-    """Sinks, activations and damage beside its cause of the nine attentions."""
+    """Sinks, activations, and damage with possible causes, for the nine attentions."""
     titles = re.split(r"^(?=### )", printed("table", str(results), "--kind", "analysis"), flags=re.M)
     chosen = [part.strip() for title in ANALYSIS_TABLES for part in titles if part.startswith(f"### {title}\n")]
     return "\n\n".join([*chosen, printed("table", str(results), "--kind", "causes").strip()]) + "\n"
 
 
 def write_analysis(results: Path, twins: Path) -> None:
-    """The tables of docs/analysis.md, and its plots."""
+    """Write the tables and plots of docs/analysis.md."""
     page = ROOT / "docs" / "analysis.md"
     page.write_text(filled(page.read_text(encoding="utf-8"), analysis_tables(results)), encoding="utf-8")
     draw(page.parent, results, ANALYSIS_PLOTS, "analysis")
@@ -146,7 +146,7 @@ def write_analysis(results: Path, twins: Path) -> None:
 
 
 def main() -> None:
-    """Write all of it."""
+    """Write everything."""
     if sys.argv[1:2] == ["analysis"]:
         write_analysis(*map(Path, sys.argv[2:4]))
         return

@@ -69,7 +69,7 @@ def count(number: int) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """How many there are of something: 1 document, 1,234 documents."""
+    """A count with its noun: 1 document, 1,234 documents."""
     return f"{count(number)} {thing}{'' if number == 1 else 's'}"
 
 

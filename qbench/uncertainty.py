@@ -24,7 +24,7 @@ class ChanceSource:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, and the independent sources of chance in it."""
+    """A number and its independent sources of chance."""
 
     value: float
     sources: tuple[ChanceSource, ...]
@@ -35,7 +35,7 @@ class Estimate:
 
     @property
     def p(self) -> float:
-        """The two-sided p of zero: 1 − the level of the interval that just reaches it."""
+        """The two-sided p of zero: 1 − the level of the interval that just reaches zero."""
         size, sources = abs(self.value), [source for source in self.sources if source.variance > 0]
         if size == 0 or not math.isfinite(size):
             return 1.0
@@ -77,7 +77,7 @@ def _quantile(freedom: float, tail: float) -> float:
 
 
 def _two_tails(freedom: float, t: float) -> float:
-    """The probability that |T| is beyond t."""
+    """The probability that |T| exceeds t."""
     if math.isinf(freedom):
         return math.erfc(t / math.sqrt(2))
     from scipy.special import stdtr

@@ -1,1 +1,1 @@
-"""The regression gate: does a run score what its baseline scored? Imports no torch."""
+"""The regression gate: did a run get worse than its baseline? Imports no torch."""

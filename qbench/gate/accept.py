@@ -1,4 +1,4 @@
-"""Renewing a baseline: a run's records take its place, all of them or none, and a log says who did it and why."""
+"""Renewing a baseline: a run's records replace it, all or none, and a log records who did it and why."""
 
 import getpass
 import json
@@ -27,18 +27,18 @@ from qbench.records.store import (
 )
 
 CHANGES = "CHANGES.jsonl"
-MAX_REASONS = 3  # in the sentence that refuses a run
+MAX_REASONS = 3  # in the message that rejects a run
 
 
 def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, not_compared: str = "") -> int:
-    """Put the run's records in the baseline's place; returns the bytes that they take.
+    """Replace the baseline by the run's records; returns their size in bytes.
 
-    report: of the run against the baseline as it was; None if it could not be compared, and not_compared says why.
+    report: of the run against the old baseline; None if they could not be compared, and not_compared says why.
     """
     if not reason.strip():
         raise CheckError("--reason is empty; it must say why the baseline changes.")
     results = read_results(run)
-    target = baseline.resolve()  # the one path that is looked at and written to: a link stays, what it leads to goes
+    target = baseline.resolve()  # checked and written: a link stays, its target is replaced
     try:
         check_replaceable(target, run)
         _check_whole(results)
@@ -53,12 +53,12 @@ def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, no
 
 
 def is_new(baseline: Path) -> bool:
-    """Whether there are no records yet, nor any that a killed accept put aside."""
+    """Whether there are no records yet, not even ones that a killed accept moved aside."""
     return not holds_records(baseline) and not holds_records(aside(baseline.resolve(), "old"))
 
 
 def check_replaceable(folder: Path, run: Path) -> None:
-    """An error unless the folder is new, or holds a baseline and nothing that would be lost with it."""
+    """An error unless the folder is new, or holds a baseline and nothing else that would be lost."""
     if folder.resolve() == run.resolve():
         raise CheckError(f"{run} is the baseline itself; there is nothing to accept.")
     if problem := _why_not_replaceable(folder, run):
@@ -82,7 +82,7 @@ def _what_is_right(folder: Path, run: Path) -> str:
 
 
 def _first_foreign(folder: Path) -> Path | None:
-    """The first path that is neither a cell nor a file beside cells; the first file if there is no baseline at all."""
+    """The first path that is neither a cell nor a file next to cells; the first file if there is no baseline at all."""
     entries = sorted(folder.iterdir())
     files = [entry for entry in entries if _is_plain_file(entry)]
     for entry in entries:
@@ -116,7 +116,7 @@ def _has_record(cell: Path) -> bool:
 
 
 def _is_log(file: Path) -> bool:
-    """Whether the file is a log of accepted runs, and not another of that name."""
+    """Whether the file is a log of accepted runs, and not just a file with that name."""
     try:
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):
@@ -133,30 +133,30 @@ def _is_readable(folder: Path) -> bool:
 
 
 def _where_the_old_one_is(baseline: Path) -> str:
-    """A sentence if the old baseline could not be put back either, else nothing."""
+    """Where the old baseline is, if it could not be put back; else empty."""
     old = aside(baseline, "old")
     if baseline.exists() or not old.exists():
         return ""
-    return f" The old one is {old}; the next `qbench accept` puts it back."
+    return f" The old baseline is in {old}; the next `qbench accept` puts it back."
 
 
 def _check_whole(results: Results) -> None:
     folder = results.folder
     failed = [stored.record.cell.name for stored in results.current if stored.record.state == "failed"]
     if lacking := [cell.cell.name for cell in results.missing] + failed:
-        raise CheckError(f"{folder}: {lacking[0]} is missing or failed; only a run that is done becomes a baseline.")
+        raise CheckError(f"{folder}: {lacking[0]} is missing or failed; only a finished run can become a baseline.")
     if not results.current:
-        raise CheckError(f"{folder} holds no record of its plan's cells; there is nothing to accept.")
+        raise CheckError(f"{folder} has no record of any planned cell; there is nothing to accept.")
     if empty := [stored.folder for stored in results.current if not stored.record.metrics]:
         raise CheckError(f"{empty[0]} has no metrics, so no later run could be compared with it; run the cell again.")
     if settings_of(results).baseline_may_hold_more:
         raise CheckError(
-            f"{folder} is a part of a baseline (gate.baseline_may_hold_more); accept a run of the whole recipe."
+            f"{folder} covers only part of a baseline (gate.baseline_may_hold_more); accept a run of the whole recipe."
         )
 
 
 def _fill(new: Path, baseline: Path, results: Results, change: dict[str, Any]) -> None:
-    """Write the run's records, what people put beside the old cells, and the log with one more line."""
+    """Write the run's records, other files from the old baseline, and the log with one more line."""
     if baseline.exists():
         for file in baseline.iterdir():
             if file.is_file() and file.name != RUN:
@@ -170,7 +170,7 @@ def _fill(new: Path, baseline: Path, results: Results, change: dict[str, Any]) -
 
 
 def _check_usable(run: Path, new: Path) -> None:
-    """The gate itself must pass the run against its copy: if not, every later check would fail too."""
+    """The gate must pass the run against its own copy: if not, every later check would fail too."""
     try:
         report = check(run, new)
     except InputError as error:
@@ -180,13 +180,13 @@ def _check_usable(run: Path, new: Path) -> None:
         worse = [f"{outcome.hypothesis.name} is worse than itself" for outcome in report.worse]
         reasons = [f"{failure.cell.name}: {failure.message}" for failure in report.failures] + worse
         raise CheckError(
-            f"{run} cannot be a baseline, because the gate fails it even against a copy of itself: "
+            f"{run} cannot be a baseline, because it fails the gate even against a copy of itself: "
             + " ".join(first_of(reasons, MAX_REASONS))
         )
 
 
 def _copy(stored: StoredRecord, folder: Path) -> None:
-    """A cell without its log, and the record on one line: what is committed should be small."""
+    """Copy a cell without its log, with the record on one line: committed files should be small."""
     folder.mkdir()
     if stored.has_samples:
         (folder / SAMPLES).write_bytes(stored.samples_content())
@@ -206,7 +206,7 @@ def _change(
     moved = [score(outcome) for outcome in (*report.worse, *report.better)] if report else []
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "who": _who(),
+        "who": who(),
         "why": reason.strip(),
         "recipe": first.recipe,
         "commit": first.git_commit,
@@ -219,8 +219,8 @@ def _change(
     }
 
 
-def _who() -> str:
-    """The person as git knows them, or else the machine's user."""
+def who() -> str:
+    """The user's name and address from git's configuration, or else the login name."""
     try:
         asked = [
             subprocess.run(["git", "config", key], capture_output=True, text=True, timeout=10).stdout.strip()

@@ -1,4 +1,4 @@
-"""What is tested of a pair of records: one hypothesis a task and metric, in losses of documents."""
+"""What is tested on a pair of records: one hypothesis per task and metric, in losses of documents."""
 
 import math
 from collections.abc import Iterator
@@ -30,8 +30,8 @@ class Hypothesis:
     alpha: float
     before: float  # the metric in the baseline
     after: float
-    losses: Floats  # [distinct documents] by how much each got worse; the sum over draws of calibration
-    weights: Floats  # [distinct documents] what the losses' sum is divided by; also the sum
+    losses: Floats  # [distinct documents] how much worse each got; summed over calibration draws
+    weights: Floats  # [distinct documents] Σ losses is divided by Σ weights; summed over draws too
     documents: "Documents"
     draws: int = 1  # of calibration
     calibration: ChanceSource | None = None  # how the mean loss varies with the draws; None with one or the same
@@ -53,10 +53,10 @@ class Hypothesis:
         return in_unit(self.kind, low), in_unit(self.kind, high)
 
     def with_calibration(self, p: float, sign: int = 1) -> float:
-        """A one-sided p of the documents' losses, if the spread over draws of calibration counts too.
+        """A one-sided p that includes the spread over calibration draws, from the p of the documents' losses.
 
-        Documents alone make p of a loss that is z standard errors; what of them and of the draws together makes of it
-        is as in qbench.uncertainty. sign: -1 for the p of a gain.
+        From documents alone, p corresponds to a loss of z standard errors; the spread over draws is added as in
+        qbench.uncertainty. sign: -1 for the p of a gain.
         """
         from scipy.special import ndtri
 
@@ -69,7 +69,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Documents:
-    """The values that the losses are made from, for who asks which documents changed."""
+    """The values behind the losses, to show which documents changed."""
 
     ids: Ints
     before: Floats  # the mean over draws of calibration, as the next
@@ -78,13 +78,13 @@ class Documents:
     weights: Floats  # of one draw
 
     def most_changed(self, count: int = 10) -> list[tuple[int, float, float]]:
-        """Id, value before and value after of the documents that lost most."""
+        """Id, value before and value after for the documents that lost most."""
         first = np.argsort(-self.losses, kind="stable")[:count]
         return [(int(self.ids[i]), float(self.before[i]), float(self.after[i])) for i in first if self.losses[i] > 0]
 
 
 def in_unit(kind: MetricKind, mean_loss: float) -> float:
-    """A mean loss of documents in the unit that people read and tolerances have."""
+    """A mean loss of documents in the unit of reports and tolerances."""
     if kind == "perplexity":
         if mean_loss == math.inf:
             return mean_loss
@@ -93,7 +93,7 @@ def in_unit(kind: MetricKind, mean_loss: float) -> float:
 
 
 def mean_loss(kind: MetricKind, amount: float) -> float:
-    """The other way round: what an amount in the unit of its kind is as a mean loss of documents."""
+    """The inverse of in_unit: an amount in the unit of its kind as a mean loss of documents."""
     if kind == "perplexity":
         return math.log1p(amount / 100)
     return amount / 100 if kind == "accuracy" else amount
@@ -102,9 +102,9 @@ def mean_loss(kind: MetricKind, amount: float) -> float:
 def hypotheses(
     cell: CellRef, paired: PairedDocuments, metrics: tuple[MetricValue, ...], settings: GateSettings
 ) -> Iterator[Hypothesis]:
-    """The hypotheses of one task; metrics: the baseline's, so that a run cannot lose one or turn it round.
+    """The hypotheses of one task; metrics: the baseline's, so a run cannot drop one or reverse its direction.
 
-    Perplexities by word and by byte and bits per byte are one: the first is tested.
+    Perplexity per word, perplexity per byte and bits per byte are one hypothesis: the first is tested.
     """
     seen: list[tuple[Floats, Floats]] = []
     for metric in metrics:
@@ -123,7 +123,7 @@ def hypotheses(
 
 
 def kind_of(metric: MetricValue) -> MetricKind | None:
-    """How a metric is tested; None if it is not a mean over documents, or has no better end."""
+    """How a metric is tested; None if it is not a mean over documents, or has no better direction."""
     aggregation = AGGREGATIONS.get(metric.aggregation)
     if aggregation is None:
         return None
@@ -133,7 +133,7 @@ def kind_of(metric: MetricValue) -> MetricKind | None:
 
 
 def better_end(metric: MetricValue) -> Better | None:
-    """Which end of a metric is better: as the record says, or as is known of the metric."""
+    """Whether higher or lower is better: as the record says, or as known for the metric."""
     facts = facts_of(metric.metric)
     return metric.better or (facts.better if facts else None)
 
@@ -157,13 +157,13 @@ def _hypothesis(
     settings: GateSettings,
 ) -> Hypothesis:
     before, after = paired.by_draw[metric]  # [draws, documents]
-    both = (np.isfinite(before) & np.isfinite(after)).all(axis=0)  # new NaN are a failure of their own
+    both = (np.isfinite(before) & np.isfinite(after)).all(axis=0)  # new NaNs are a separate failure
     before, after = before[:, both], after[:, both]
     weights = paired.values[metric + WEIGHT][1][both] if metric + WEIGHT in paired.values else np.ones(both.sum())
-    # A perplexity's values are log-likelihoods, of which more is better.
+    # A perplexity's values are log-likelihoods: higher is better.
     sign = -1 if lower_is_better and kind != "perplexity" else 1
     calibration = _over_draws(before / weights.sum(), after / weights.sum(), paired.same_calibration)
-    draws, losses = len(after), sign * (before - after).sum(axis=0)  # a sum: whole if the draws' losses are
+    draws, losses = len(after), sign * (before - after).sum(axis=0)  # a sum: integers stay integers
     before, after = before.mean(axis=0), after.mean(axis=0)
     group = paired.group if both.all() else np.unique(paired.group[both], return_inverse=True)[1]
     return Hypothesis(
@@ -187,8 +187,8 @@ def _hypothesis(
 def _over_draws(before: Floats, after: Floats, same: bool) -> ChanceSource | None:
     """How much a mean loss varies with the draws of calibration; None with one draw.
 
-    before, after: [draws, documents], which add up to each draw's mean. same: run and baseline were calibrated on the
-    same draws. Then nothing was drawn anew, and a loss that exceeds the chance of documents is a loss of the run.
+    before, after: [draws, documents], which add up to each draw's mean. same: run and baseline have the same
+    calibration draws. Then calibration is not a source of chance, and documents alone decide.
     """
     if len(after) < 2 or same:
         return None

@@ -1,4 +1,4 @@
-"""A run beside its baseline: the folders, their cells by what they are, and the documents of each pair of cells."""
+"""A run paired with its baseline: the folders, their cells, and the documents of each pair of cells."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -32,21 +32,21 @@ Pair = tuple[StoredRecord, StoredRecord]  # before, after
 
 
 class CheckError(InputError):
-    """A run and a baseline that cannot be compared, in a sentence."""
+    """Why a run and a baseline cannot be compared, in a sentence."""
 
 
 @dataclass(frozen=True)
 class PairedDocuments:
-    """The documents of one task in two records, or in those of several draws of calibration, in one order."""
+    """The documents of one task in two records, or in those of several calibration draws, in the same order."""
 
     task: str
     ids: Ints  # [documents] as the second record counts them
-    group: Ints  # [documents] which are the same document, where one occurs more than once
+    group: Ints  # [documents] equal for the same document, if it occurs more than once
     by_draw: dict[str, tuple[Floats, Floats]]  # [draws, documents] by column that both have: before and after
     same_calibration: bool  # before and after, in each draw: their draws are paired
     lost: tuple[str, ...] = ()  # columns that only the first record has
     gained: tuple[str, ...] = ()  # columns that only the second record has
-    other_answers: int = 0  # documents whose choices or right answers are not the same
+    other_answers: int = 0  # documents whose choices or right answers differ
 
     @cached_property
     def values(self) -> dict[str, tuple[Floats, Floats]]:
@@ -57,22 +57,22 @@ class PairedDocuments:
 
 @dataclass(frozen=True)
 class OtherDocuments:
-    """A task whose documents are not the same in two records."""
+    """A task whose documents differ between two records."""
 
     task: str
     before: int
     after: int
     common: int
-    between_draws: bool = False  # of calibration in the run, and not in the run and its baseline
+    between_draws: bool = False  # between calibration draws of the run, not between the run and its baseline
 
 
 @dataclass(frozen=True)
 class Joined:
-    """The cells of a run beside those of its baseline."""
+    """The cells of a run paired with those of its baseline."""
 
     pairs: tuple[Pair, ...]  # both done
     failed: tuple[Pair, ...]  # failed in the run
-    missing: tuple[CellRef, ...]  # planned for the run, or in a baseline of as many cells
+    missing: tuple[CellRef, ...]  # planned for the run, or in a baseline that must match it
 
     @property
     def by_cell(self) -> list[list[Pair]]:
@@ -81,14 +81,14 @@ class Joined:
 
 
 def read_baseline(folder: Path, run: Path) -> Results:
-    """The baseline's records; if there is no such folder, the error has the name of a similar one."""
+    """The baseline's records; if the folder does not exist, the error suggests a similar name."""
     if not folder.exists() and (meant := similar_folder(folder, run)):
-        raise CheckError(f"There is no folder {folder}. Did you mean {meant}?")
+        raise CheckError(f"{folder} does not exist. Did you mean {meant}?")
     return read_results(folder)
 
 
 def similar_folder(folder: Path, run: Path) -> Path | None:
-    """The folder of records beside this one whose name is nearest to its name; not the run itself."""
+    """The sibling folder of records with the most similar name; not the run itself."""
     if not folder.parent.is_dir():
         return None
     shown = [found for found in sorted(folder.parent.iterdir()) if not found.name.startswith(".")]
@@ -98,12 +98,12 @@ def similar_folder(folder: Path, run: Path) -> Path | None:
 
 
 def holds_records(folder: Path) -> bool:
-    """Whether there is a record of a cell."""
+    """Whether the folder has a record of a cell."""
     return any(folder.glob(f"*/{RECORD}"))
 
 
 def draws_of_cells(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Pairs of records by the cell of the second, whichever its draw of calibration."""
+    """Pairs of records by the cell of the second, without its calibration draw."""
     cells: dict[tuple[str, str, str], list[Pair]] = {}
     for pair in pairs:
         cell = pair[1].record.cell
@@ -112,23 +112,23 @@ def draws_of_cells(pairs: Sequence[Pair]) -> list[list[Pair]]:
 
 
 def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
-    """Pair the records of two folders. The tasks of each pair are the same, or it is an error."""
+    """Pair the records of two folders. It is an error if the tasks of a pair differ."""
     before, after = _by_cell(baseline), _by_cell(run)
     _check_baseline(baseline, run, before)
     if not after:
-        raise CheckError(f"{run.folder} holds no record of its plan's cells; finish the run, then check it.")
+        raise CheckError(f"{run.folder} has no record of any planned cell; finish the run, then check it.")
     planned = dict.fromkeys([*after, *(_key(cell.cell) for cell in (*run.missing, *run.not_offered))])
     _check_draws(run, baseline, list(planned), list(before), settings)
     if unknown := [key for key in (*after, *(_key(cell.cell) for cell in run.missing)) if key not in before]:
         raise CheckError(
-            f"{baseline.folder} is a baseline of another recipe: it has no {_some(unknown)}. "
-            f"It has {_some(list(before))}. `qbench accept` renews it."
+            f"{baseline.folder} does not match the run's recipe: it has no {_some(unknown)}. "
+            f"It has {_some(list(before))}. Renew it with `qbench accept`."
         )
     extra = [key for key in before if key not in planned]
     if extra and run.plan is not None and not settings.baseline_may_hold_more:
         raise CheckError(
-            f"{baseline.folder} is a baseline of another recipe: it has {_some(extra)}, which is not part of the plan "
-            f"of {run.folder}. If that is meant, set gate.baseline_may_hold_more in the recipe."
+            f"{baseline.folder} does not match the run's recipe: it has {_some(extra)}, which {run.folder} does not "
+            "plan. If that is intended, set gate.baseline_may_hold_more in the recipe."
         )
     absent = [key for key in before if key not in after and (key in planned or not settings.baseline_may_hold_more)]
     both = [(before[key], stored) for key, stored in after.items()]
@@ -143,9 +143,9 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
 
 
 def check_documents(cell: CellRef, other: OtherDocuments, same_task: bool) -> str:
-    """A sentence for a failed check if some documents changed; an error if the runs are of other documents.
+    """A sentence for a failed check if some documents changed; an error if the runs used different documents.
 
-    same_task: both runs planned the same documents, so that a part of them was removed and not left out by --limit.
+    same_task: both runs planned the same documents, so missing ones were removed, not left out by --limit.
     """
     where = f"{cell.name}, {other.task}"
     if other.between_draws:
@@ -161,7 +161,7 @@ def check_documents(cell: CellRef, other: OtherDocuments, same_task: bool) -> st
             f"{other.common} are the same: one was run with --limit. Run both with the same documents."
         )
     return (
-        f"{other.task}: the documents are not those of the baseline: {other.after} in the run, {other.before} in the "
+        f"{other.task}: the documents differ from the baseline's: {other.after} in the run, {other.before} in the "
         f"baseline, {other.common} in both. Its scores were not compared."
     )
 
@@ -169,40 +169,40 @@ def check_documents(cell: CellRef, other: OtherDocuments, same_task: bool) -> st
 def _check_draws(
     run: Results, baseline: Results, planned: Sequence[Key], before: Sequence[Key], settings: GateSettings
 ) -> None:
-    """An error if a cell has other draws of calibration than in the baseline, unless that may hold more of them."""
+    """An error if a cell's calibration draws differ from the baseline's, unless the baseline may hold more of them."""
     for cell in dict.fromkeys(key[:3] for key in planned):
         then, now = ({key[3] for key in keys if key[:3] == cell} for keys in (before, planned))
         if not then or now == then or (settings.baseline_may_hold_more and now < then):
             continue
         raise CheckError(
             f"{'-'.join(cell)} has {counted(len(now), 'calibration draw')} in {run.folder} and "
-            f"{counted(len(then), 'draw')} in the baseline {baseline.folder}: replicates are compared with replicates. "
-            f"Set calibration.seeds of the recipe to {len(then)}, or renew the baseline with `qbench accept`."
+            f"{counted(len(then), 'draw')} in the baseline {baseline.folder}; both must have the same draws. "
+            f"Set calibration.seeds in the recipe to {len(then)}, or renew the baseline with `qbench accept`."
         )
 
 
 def _check_baseline(baseline: Results, run: Results, before: dict[Key, StoredRecord]) -> None:
     if baseline.folder.resolve() == run.folder.resolve():
-        raise CheckError(f"{run.folder} is the baseline itself; a run is checked against another folder.")
+        raise CheckError(f"{run.folder} is the baseline itself; compare the run with another folder.")
     if not before or baseline.missing:
         lacking = _some([_key(cell.cell) for cell in baseline.missing])
-        raise CheckError(f"{baseline.folder} is not a whole baseline: it lacks {lacking or 'all records'}.")
+        raise CheckError(f"{baseline.folder} is an incomplete baseline: it lacks {lacking or 'all records'}.")
     if failed := [key for key, stored in before.items() if stored.record.state == "failed"]:
         raise CheckError(
-            f"{baseline.folder} is not a baseline: {_some(failed)} failed in it. Accept a run that is done."
+            f"{baseline.folder} is not a valid baseline: {_some(failed)} failed in it. Accept a finished run."
         )
 
 
 def _check_tasks(before: StoredRecord, after: StoredRecord) -> None:
     for stored in (before, after):
         if not stored.has_samples:
-            raise CheckError(f"{stored.folder} has no per-document results (samples.parquet), which the gate compares.")
+            raise CheckError(f"{stored.folder} has no per-document results (samples.parquet), which the gate needs.")
     then, now = ({m.task for m in stored.record.metrics} for stored in (before, after))
     if then != now:
         task = sorted(then ^ now)[0]
         has, lacks = (before, after) if task in then else (after, before)
         raise CheckError(
-            f"The task {task} is in {has.folder} and not in {lacks.folder}: they are runs of different recipes. "
+            f"The task {task} is in {has.folder} but not in {lacks.folder}: they are runs of different recipes. "
             "Run the same tasks, or renew the baseline with `qbench accept`."
         )
 
@@ -212,7 +212,7 @@ def _by_cell(results: Results) -> dict[Key, StoredRecord]:
 
 
 def _key(cell: CellRef) -> Key:
-    # The checkpoint's own name may be a path of the machine; family and attention say which one it is.
+    # The checkpoint's name may be a local path; family and attention identify it.
     return cell.family, cell.attention, cell.label, cell.draw
 
 
@@ -221,7 +221,7 @@ def _some(keys: list[Key]) -> str:
 
 
 def pair_documents(*pairs: Pair) -> Iterator[PairedDocuments | OtherDocuments]:
-    """The documents of each task, paired by content; pairs: of the draws of calibration of one cell."""
+    """The documents of each task, paired by content; pairs: one per calibration draw of a cell."""
     stored = [record for pair in pairs for record in pair]
     seen = [_Columns.of(own.table, codes) for own, codes in zip(stored, _codes([s.table for s in stored]), strict=True)]
     names = [set.intersection(*(set(own.values) for own in side)) for side in (seen[::2], seen[1::2])]
@@ -251,9 +251,9 @@ def pair_documents(*pairs: Pair) -> Iterator[PairedDocuments | OtherDocuments]:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of one record: of all its rows, or of the documents of one task in the order of their contents."""
+    """Columns of one record: all its rows, or the documents of one task ordered by content."""
 
-    contents: Ints  # what stands for each document's content
+    contents: Ints  # a number for each document's content
     ids: Ints
     values: dict[str, Floats]  # by metric
     answers: tuple[Floats, ...]  # the right ones, and the lengths of all
@@ -261,14 +261,14 @@ class _Columns:
 
     @classmethod
     def of(cls, table: pa.Table, contents: Ints) -> "_Columns":
-        """Those of a table."""
+        """The columns of a table."""
         ids = as_floats(table["doc_id"]).astype(np.int64)
         values = metric_columns(table) | {GOLD_LOGPROB: gold_logprobs(table)}
         answers = tuple(padded_lists(table[name]) for name in ("gold", "characters"))
         return cls(contents, ids, values, answers, rows_of_tasks(table))
 
     def of_task(self, task: str) -> "_Columns":
-        """Those of one task."""
+        """The columns of one task."""
         rows = self.rows.get(task, np.empty(0, dtype=np.int64))
         rows = rows[np.argsort(self.contents[rows], kind="stable")]
         values = {name: column[rows] for name, column in self.values.items()}
@@ -280,7 +280,7 @@ def _calibration(stored: StoredRecord) -> str | None:
 
 
 def _other_documents(task: str, before: Sequence[_Columns], after: Sequence[_Columns]) -> OtherDocuments | None:
-    """What is different about the documents, of a run and its baseline or else of two draws; None if nothing is."""
+    """How the documents differ between a run and its baseline, or between two draws; None if they do not."""
     others = [(False, *pair) for pair in zip(before, after, strict=True)] + [(True, after[0], own) for own in after]
     for between_draws, one, two in others:
         if not np.array_equal(one.contents, two.contents):
@@ -290,19 +290,19 @@ def _other_documents(task: str, before: Sequence[_Columns], after: Sequence[_Col
 
 
 def _other_answers(before: _Columns, after: _Columns) -> np.ndarray:
-    """Of which documents the choices or right answers are not the same."""
+    """Which documents have different choices or right answers."""
     return np.logical_or.reduce([_differ(a, b) for a, b in zip(before.answers, after.answers, strict=True)])
 
 
 def _differ(before: Floats, after: Floats) -> np.ndarray:
-    """Which rows of two padded arrays are not the same."""
+    """Which rows of two padded arrays differ."""
     width = max(before.shape[1], after.shape[1])
     wide = [np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=np.nan) for a in (before, after)]
     return ~((wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1]))).all(axis=1)
 
 
 def _codes(tables: list[pa.Table]) -> list[Ints]:
-    """For each table, one number per row that stands for the document's content."""
+    """For each table, one number per row that identifies the document's content."""
     hashes = [table["doc_hash"] for table in tables]
     if all(own.equals(hashes[0]) for own in hashes):
         return [_encoded(one_array(hashes[0]))] * len(tables)

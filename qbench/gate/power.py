@@ -1,11 +1,11 @@
-"""How many documents the gate needs to see which loss, from the paired noise of recorded results.
+"""How many documents the gate needs to find a loss, from the paired noise of recorded results.
 
 With d a document's loss, the test's score over n documents is about normal around √n·δ / √(σ² + δ²), where δ is the
-mean loss and σ the spread of d. A loss is found when the score reaches what Holm asks of the first hypothesis of a
-table, and when the observed loss is above its tolerance too.
+mean loss and σ the spread of d. A loss is found if the score reaches Holm's threshold for the first hypothesis of a
+table, and the observed loss is above its tolerance too.
 
-Answers change as a whole: losing δ of them takes δ changed documents, so that σ² ≥ δ(1 − δ) whatever was recorded, and
-of few changed documents no normal distribution is near. Their chance is that of the two binomials, exactly.
+Answers change as a whole: losing δ of them takes δ changed documents, so σ² ≥ δ(1 − δ) whatever was recorded, and with
+few changed documents the normal distribution is a poor fit. Their probability comes exactly from two binomials.
 """
 
 import math
@@ -28,14 +28,14 @@ from qbench.records.audit import UNQUANTIZED
 from qbench.records.store import Results, StoredRecord, read_results
 
 POWERS = (0.8, 0.9)
-MULTIPLES = (2, 4)  # of the tolerance: the losses whose number of documents is shown, at the first power
-MAX_DOUBLINGS = 50  # of the documents that are tried
-MAX_PERCENT = 10_000  # of a perplexity: a larger loss is not worth its digits
+MULTIPLES = (2, 4)  # of the tolerance: losses for which the table shows the documents needed, at the first power
+MAX_DOUBLINGS = 50  # of the number of documents that is tried
+MAX_PERCENT = 10_000  # of a perplexity: larger losses are shown as "over"
 
 
 @dataclass(frozen=True)
 class Power:
-    """What can be seen of one metric of a task, at the median of the cells."""
+    """Which losses can be found in one metric of a task, at the median of the cells."""
 
     task: str
     metric: str
@@ -56,7 +56,7 @@ def power(folder: Path, against: Path | None = None) -> list[Power]:
 
 @dataclass(frozen=True)
 class Noise:
-    """How documents' losses scatter: their spread, and the mean square of weights over the square of their mean."""
+    """The noise of documents' losses: their spread, and the mean square of weights over the square of their mean."""
 
     spread: float
     stretch: float = 1.0
@@ -77,7 +77,7 @@ def chance_to_find(documents: int, loss: float, tolerance: float, noise: Noise, 
 
 
 def documents_needed(loss: float, tolerance: float, noise: Noise, alpha: float, power: float) -> float:
-    """Documents to find a mean loss at this alpha and power; infinite for what the tolerance lets pass."""
+    """Documents needed to find a mean loss at this alpha and power; infinite if the tolerance allows the loss."""
 
     def enough(documents: int) -> bool:
         return chance_to_find(documents, loss, tolerance, noise, alpha) >= power
@@ -93,7 +93,7 @@ def documents_needed(loss: float, tolerance: float, noise: Noise, alpha: float, 
 
 
 def smallest_loss(documents: int, tolerance: float, noise: Noise, alpha: float, power: float) -> float:
-    """The mean loss that this many documents find; infinite where they are too few for any."""
+    """The smallest mean loss that this many documents find; infinite if they are too few for any."""
 
     def enough(loss: float) -> bool:
         return chance_to_find(documents, loss, tolerance, noise, alpha) >= power
@@ -112,7 +112,7 @@ def smallest_loss(documents: int, tolerance: float, noise: Noise, alpha: float, 
 
 
 def _chance_of_answers(documents: int, loss: float, tolerance: float, noise: Noise, alpha: float) -> float:
-    """The same if losses are answers, summed over how many of them change: McNemar's test sees only those."""
+    """The same for answers, summed over how many of them change: McNemar's test uses only those."""
     changing = min(1.0, max(noise.spread**2 + loss**2, loss))  # σ² = changing − δ² ≥ δ(1 − δ)
     expected, reach = documents * changing, 6 * math.sqrt(documents * changing * (1 - changing)) + 6
     changed = np.arange(
@@ -125,7 +125,7 @@ def _chance_of_answers(documents: int, loss: float, tolerance: float, noise: Noi
 
 
 def _critical(changed: Floats, alpha: float) -> Floats:
-    """Of so many changed answers, how many must be lost for a p of at most alpha; more than there are if none is."""
+    """How many of the changed answers must be lost for p ≤ alpha; more than there are if that is impossible."""
     low, high = changed // 2, changed + 1
     while np.any(high - low > 1):
         middle = (low + high) // 2
@@ -135,7 +135,7 @@ def _critical(changed: Floats, alpha: float) -> Floats:
 
 
 def binomial_tail(successes: Floats, trials: Floats | int, chance: float) -> Floats:
-    """P(at least so many successes)."""
+    """P(at least this many successes)."""
     from scipy.special import betainc
 
     tail = betainc(np.maximum(successes, 1), np.maximum(trials - successes + 1, 1), chance)
@@ -143,7 +143,7 @@ def binomial_tail(successes: Floats, trials: Floats | int, chance: float) -> Flo
 
 
 def to_text(rows: Sequence[Power], style: str = "text") -> str:
-    """The powers as a table for people, and how to read a row of it."""
+    """The powers as a table for people, and how to read it."""
     markdown = style == "markdown"
     header = ["task", "metric", "documents", *(f"loss seen\n({percent(power, 0)})" for power in POWERS)]
     header += [f"documents for\n{times}× tolerance ({percent(POWERS[0], 0)})" for times in MULTIPLES]
@@ -152,26 +152,26 @@ def to_text(rows: Sequence[Power], style: str = "text") -> str:
         losses = [_in_words(row.found[power], row.kind) for power in POWERS]
         counts = [f"{_documents(n)} for {_in_words(loss, row.kind)}" for loss, n in row.needed.items()]
         shown.append([row.task, row.metric, count(row.documents), *losses, *counts])
-    if markdown:  # whose cells are of one line
+    if markdown:  # its cells have one line
         header = [name.replace("\n", " ") for name in header]
     table = tabulate(shown, header, tablefmt="github" if markdown else "simple", disable_numparse=True)
     return f"{table}\n\n{_reading(rows)}"
 
 
 def _reading(rows: Sequence[Power]) -> str:
-    """What the first row says that sees anything."""
+    """How to read the first row that finds anything."""
     row = next((row for row in rows if all(map(math.isfinite, row.found.values()))), None)
     if row is None:
-        return "The documents are too few to see any loss."
-    seen = [f"{_in_words(row.found[power], row.kind)} with a chance of {percent(power, 0)}" for power in POWERS]
+        return "There are too few documents to find any loss."
+    seen = [f"{_in_words(row.found[power], row.kind)} with a probability of {percent(power, 0)}" for power in POWERS]
     needed = [
         f"{_in_words(loss, row.kind)} ({times} times the tolerance) takes {_documents(n)} documents"
         for times, (loss, n) in zip(MULTIPLES, row.needed.items(), strict=True)
     ]
     return (
-        f"How to read it: the {count(row.documents)} documents of {row.task} show a loss in {row.metric} of "
-        f"{', and one of '.join(seen)}.\n"
-        f"To see, with a chance of {percent(POWERS[0], 0)}, a loss of {', one of '.join(needed)}."
+        f"How to read it: with {count(row.documents)} documents of {row.task}, the gate finds a loss in {row.metric} "
+        f"of {', and of '.join(seen)}.\n"
+        f"To find a loss with a probability of {percent(POWERS[0], 0)}: {'; '.join(needed)}."
     )
 
 
@@ -185,7 +185,7 @@ def _in_words(loss: float, kind: MetricKind) -> str:
 
 
 def _documents(needed: float) -> str:
-    return count(int(needed)) if math.isfinite(needed) else "no number of"
+    return count(int(needed)) if math.isfinite(needed) else "infinitely many"
 
 
 def _power(own: Sequence[Hypothesis], size: int) -> Power:
@@ -195,7 +195,7 @@ def _power(own: Sequence[Hypothesis], size: int) -> Power:
     answers = kind == "accuracy" and all(is_whole(h.losses) for h in own)
     noise = Noise(median(_spread(h) for h in own), median(_stretch(h) for h in own), answers)
     allowed = mean_loss(kind, first.tolerance)
-    # A tolerance of 0 has no multiples; the default one says what size matters.
+    # A tolerance of 0 has no multiples; the default tolerance is used instead.
     unit = first.tolerance or getattr(GateSettings().tolerances, kind)
 
     def needed(loss: float) -> float:
@@ -212,15 +212,15 @@ def _power(own: Sequence[Hypothesis], size: int) -> Power:
 
 
 def recorded_noise(folder: Path, against: Path | None = None) -> list[Hypothesis]:
-    """The hypotheses whose losses stand for noise; an error if there are none."""
+    """The hypotheses whose losses are used as noise; an error if there are none."""
     results = read_results(folder)
     settings = settings_of(results)
     cells = draws_of_cells(list(_pairs(results, against, settings)))
     table = [h for pairs in cells for h in _hypotheses(pairs, settings)]
     if not table:
         raise CheckError(
-            f"{folder} has no pair of cells to take the noise from: quantized cells and the unquantized one of the "
-            "same checkpoint, or those of another run (--against)."
+            f"{folder} has no pair of cells to measure noise from: it needs a quantized and an unquantized cell of the "
+            "same checkpoint, or another run to compare with (--against)."
         )
     return table
 
@@ -228,7 +228,7 @@ def recorded_noise(folder: Path, against: Path | None = None) -> list[Hypothesis
 def _pairs(
     results: Results, against: Path | None, settings: GateSettings
 ) -> Iterator[tuple[StoredRecord, StoredRecord]]:
-    """Records whose differences stand for noise: of two runs, or of quantized cells and their unquantized ones."""
+    """Pairs of records whose differences are the noise: two runs, or quantized cells and their unquantized ones."""
     if against is not None:
         yield from join(results, read_results(against), settings).pairs
         return

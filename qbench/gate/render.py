@@ -1,4 +1,4 @@
-"""How the gate's findings read: plain text, Markdown, JSON, JUnit XML and GitHub's annotations."""
+"""The gate's report as plain text, Markdown, JSON, JUnit XML and GitHub annotations."""
 
 import json
 import math
@@ -37,9 +37,9 @@ def headline(report: GateReport) -> str:
     if audits:
         found.append(counted(audits, "audit finding"))
     if others := len(report.failures) - audits:
-        found.append(f"{counted(others, 'finding')} on records")
+        found.append(f"{counted(others, 'finding')} in the records")
     what = ", ".join(found) or f"none of {len(report.tested)} scores got worse"
-    alone = " by scores alone (another checkpoint than the baseline's)" if report.by_scores_alone else ""
+    alone = " by scores alone (the checkpoint differs from the baseline's)" if report.by_scores_alone else ""
     return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what}. {report.run} against {report.baseline}"
 
 
@@ -47,7 +47,7 @@ def explanation(report: GateReport) -> str:
     """What the verdict means."""
     alphas = {outcome.hypothesis.alpha for outcome in report.tested} or {report.settings.alpha}
     return (
-        f"A score fails if its loss is above its tolerance and beyond chance: where nothing got worse, at most "
+        f"A score fails if its loss is above its tolerance and beyond chance: if nothing got worse, at most "
         f"{100 * max(alphas):g}% of whole tables fail (paired sign flips, Holm over {len(report.tested)} hypotheses)."
     )
 
@@ -56,9 +56,9 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
     """The report's parts, the worst first; empty ones are left out."""
     if report.changed:
         yield ReportSection("Before you read the scores", lines=report.changed)
-    for by, finder in (("audit", "audit"), ("records", "records themselves")):
+    for by in ("audit", "records"):
         if lines := tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by):
-            yield ReportSection(f"Failures found by the {finder}", lines=lines)
+            yield ReportSection(f"Failures found by the {by}", lines=lines)
     if report.worse:
         yield ReportSection("Failures found by the scores", rows=tuple(map(row, report.worse)))
         lines = tuple(f"{outcome.hypothesis.name}: {changed_documents(outcome)}" for outcome in report.worse)
@@ -69,7 +69,7 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
         yield ReportSection("Improvements beyond the tolerance", rows=tuple(map(row, report.better)))
     if report.unclear:
         shown = sorted(report.unclear, key=lambda outcome: outcome.p)[:MAX_UNCLEAR]
-        title = f"Losses above the tolerance that chance explains ({len(shown)} of {len(report.unclear)})"
+        title = f"Losses above the tolerance that may be chance ({len(shown)} of {len(report.unclear)})"
         yield ReportSection(title, rows=tuple(map(row, shown)))
     if report.warnings:
         yield ReportSection("Warnings", lines=tuple(f"{f.cell.name}: {f.message}" for f in report.warnings))
@@ -119,12 +119,12 @@ def changed_documents(outcome: TestedHypothesis) -> str:
 
 
 def _by_differences(report: GateReport) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Cells with the same differences together; there is mostly one set of them."""
+    """Cells grouped by their differences; usually there is one group."""
     cells: dict[tuple[str, ...], list[str]] = {}
     for cell, differing in report.differences.items():
         cells.setdefault(differing, []).append(cell)
     for differing, names in cells.items():
-        yield some(names), tuple(first_of(differing, MAX_DIFFERENCES)) or ("nothing that is recorded",)
+        yield some(names), tuple(first_of(differing, MAX_DIFFERENCES)) or ("nothing in the records",)
 
 
 def to_text(report: GateReport) -> str:
@@ -152,7 +152,7 @@ def to_markdown(report: GateReport) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as it is: no column, emphasis or tag of its own, on one line."""
+    """Text shown literally: escaped, on one line."""
     for sign in "\\`*_|<[":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
@@ -176,7 +176,7 @@ def to_json(report: GateReport) -> str:
 
 
 def score(outcome: TestedHypothesis) -> dict[str, Any]:
-    """One hypothesis and what became of it; the documents that lost most where it failed."""
+    """One hypothesis and its outcome, with the documents that lost most if it failed."""
     h = outcome.hypothesis
     found: dict[str, Any] = {
         "cell": h.cell.name,
@@ -207,7 +207,7 @@ def _finding_fields(finding: Finding) -> dict[str, str]:
 
 
 def to_junit(report: GateReport) -> str:
-    """The report for whatever shows tests."""
+    """The report for tools that show test results."""
     failed = len(report.worse) + len(report.failures)
     total = len(report.tested) + len(report.failures)
     counts = {"tests": str(total), "failures": str(failed), "errors": "0", "skipped": "0"}
@@ -246,16 +246,16 @@ def _case(suite: ElementTree.Element, cell: str, name: str) -> ElementTree.Eleme
 
 
 def _printable(text: str) -> str:
-    """Without control characters, which XML cannot hold: a failed cell's reason may have any."""
+    """Without control characters, which XML does not allow: a failed cell's reason may contain them."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else "�" for sign in text)
 
 
-# GitHub shows ten errors of a step and drops the rest; the last line says how many those are.
+# GitHub shows ten errors per step and drops the rest; the last line says how many were dropped.
 MAX_ANNOTATIONS = 10
 
 
 def annotations(report: GateReport) -> Iterator[str]:
-    """Lines that a runner shows beside the run, `::error title=…::…` and `::warning …`."""
+    """Lines that GitHub shows as annotations, `::error title=…::…` and `::warning …`."""
     errors = [(f"{f.cell.name}: found by the {f.found_by}", f.message) for f in report.failures]
     errors += [(f"{o.hypothesis.name}: found by the scores", sentence(o)) for o in report.worse]
     if len(errors) > MAX_ANNOTATIONS:

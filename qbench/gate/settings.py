@@ -1,4 +1,4 @@
-"""Settings of the gate: how sure it must be, and which losses do not matter. A recipe's field `gate` is this."""
+"""Settings of the gate: how sure it must be, and which losses do not matter. This is a recipe's field `gate`."""
 
 from typing import Annotated, Literal
 
@@ -20,11 +20,11 @@ class Tolerances(_Settings):
 
     accuracy: Tolerance = 0.5  # points: 0.5 is from 61.0% to 60.5%
     perplexity: Tolerance = 1.0  # percent: 1 is from 20.0 to 20.2
-    gold_logprob: Tolerance = 0.02  # nats a document
+    gold_logprob: Tolerance = 0.02  # nats per document
 
 
 class Override(_Settings):
-    """What is different for one metric of one task; None leaves it as it is."""
+    """Overrides for one metric of one task; None keeps the default."""
 
     tolerance: Tolerance | None = None
     alpha: Alpha | None = None
@@ -36,9 +36,9 @@ class GateSettings(_Settings):
     alpha: Alpha = 0.01  # how often a table in which nothing got worse may fail
     tolerances: Tolerances = Tolerances()
     overrides: dict[str, dict[str, Override]] = {}  # task: {metric: …}; a choice task's log-softmax is gold_logprob
-    baseline_may_hold_more: bool = False  # the run is a part of the baseline's cells
-    slope_drift: Tolerance = 0.01  # of a layer's weights on its source's, before an audit counts as changed
-    error_drift: Tolerance = 0.01  # of a layer's relative weight error, as a share of it
+    baseline_may_hold_more: bool = False  # the run may have only part of the baseline's cells
+    slope_drift: Tolerance = 0.01  # largest change of a layer's weight scale before its audit counts as changed
+    error_drift: Tolerance = 0.01  # the same for a layer's relative weight error, as a share of it
     slower_ratio: Ratio = 1.5  # of the seconds a cell takes, on the same machine
     larger_ratio: Ratio = 1.05  # of the bytes its weights take
 
@@ -48,7 +48,7 @@ class GateSettings(_Settings):
         return float(getattr(self.tolerances, kind)) if own is None else own
 
     def level(self, task: str, metric: str) -> float:
-        """What the adjusted p of this metric is held against."""
+        """The level that the adjusted p of this metric is compared with."""
         own = self._override(task, metric).alpha
         return self.alpha if own is None else own
 

@@ -1,13 +1,13 @@
 """One paired test for all metrics, "did it get worse?", and Holm's correction over a table of them.
 
-Where nothing changed but noise, before and after could be swapped in any document: each document's loss is as likely
-to be -d as d. The test is that of Fisher's sign flips: how often a total as large as the observed one would come about
-if every sign were a coin's. Every p here is at least that one, computed in one of three ways:
+If only noise changed, before and after could be swapped in any document: each document's loss is as likely to be -d as
+d. The test is Fisher's sign-flip test: how often random signs give a total as large as the observed one. Every p here
+is at least that one, computed in one of three ways:
 
-- exactly, where losses are whole numbers. For answers that is McNemar's exact test.
+- exactly, if losses are whole numbers. For answers this is McNemar's exact test.
 - by a bound. For coins e and any d, P(Σ e·d ≥ x·√Σd²) ≤ c·P(Z ≥ x), c = 1 / (4·P(Z ≥ √2)) = 3.18 (Bentkus and
   Dzindzalieta 2015, doi:10.3150/14-BEJ603). Σd / √Σd² is Student's t in other words: one is a function of the other.
-- by resampling, which is 3 times tighter; done only where Holm's decision hangs on it.
+- by resampling, which is 3 times tighter; done only if Holm's decision depends on it.
 
 If one of many documents makes up nearly all of Σd², it would hide a loss of all the others. The losses are then tested
 a second time with the largest documents cut back, and the smaller p counts double. docs/statistics.md says more.
@@ -23,7 +23,7 @@ from qbench.uncertainty import ChanceSource, Estimate
 
 Floats = NDArray[np.float64]
 
-# Losses are cut back only if at least so many documents changed and one of them makes up more than this share of Σd².
+# Losses are cut back only if at least this many documents changed and one makes up more than this share of Σd².
 # Cutting back moves the mean of skewed losses: done more often, it fails up to half of the tables in which nothing got
 # worse (benchmarks/skewed.py).
 MIN_TO_CUT = 200
@@ -32,8 +32,8 @@ SHARES = 16  # cut back so that no document makes up more than a sixteenth of Σ
 DRAWS = 2000
 SEED = 0
 BLOCK = 2_000_000  # coins at a time: 14 MB
-MAX_WHOLE = 100_000  # the largest total of whole losses whose distribution is worked out
-# A bound that is too large by more than its constant and this factor belongs to a handful of documents.
+MAX_WHOLE = 100_000  # the largest total of whole losses whose distribution is computed
+# Only with a handful of documents is a bound too large by more than its constant and this factor.
 NEAR = 4.0
 TIE = 1e-5  # of √Σd²: sums in float32 that are equal but for rounding
 
@@ -47,7 +47,7 @@ BOUND = 1 / (4 * normal_tail(math.sqrt(2)))
 
 
 def score(losses: Floats) -> float:
-    """Σd / √Σd²: about standard normal where nothing but signs is random; 0 where no document changed."""
+    """Σd / √Σd²: about standard normal if only signs are random; 0 if no document changed."""
     largest = float(np.abs(losses).max(initial=0.0))
     if largest == 0:
         return 0.0
@@ -61,10 +61,9 @@ def sign_flip(losses: Floats) -> float:
 
 
 def views(losses: Floats) -> list[Floats]:
-    """The losses; and cut back too, if one of many documents hides the others. Answers are all of one size.
+    """The losses; also cut back, if one of many documents hides the others. Answers all have the same size.
 
-    What is cut depends on sizes and not on signs, so that flipping signs is as good a null for these losses as for the
-    others.
+    What is cut depends on sizes and not on signs, so sign flips are as valid a null for these losses as for the others.
     """
     changed = np.abs(losses[losses != 0])
     if len(changed) < MIN_TO_CUT or is_whole(losses):
@@ -89,7 +88,7 @@ def tail(losses: Floats) -> float:
 
 
 def is_whole(losses: Floats) -> bool:
-    """Whether the exact distribution can be worked out: whole numbers, as answers are."""
+    """Whether the exact distribution can be computed: whole numbers, such as answers."""
     return bool(np.all(losses == np.rint(losses)) and np.abs(losses).sum() <= MAX_WHOLE)
 
 
@@ -109,7 +108,7 @@ def resampled_tail(losses: Floats, draws: int = DRAWS, seed: int = SEED) -> floa
     """The same by importance sampling, plus three of its standard errors; exact for whole numbers.
 
     Coins are biased towards the observed total (exponential tilting) and each draw is weighted by its likelihood ratio,
-    so that two thousand draws see a p of one in a million to 5%; the bias changes how well, not what, is estimated.
+    so 2,000 draws estimate a p of one in a million to 5%. The bias affects the precision, not the estimate.
     """
     if is_whole(losses):
         return exact_tail(losses)
@@ -118,7 +117,7 @@ def resampled_tail(losses: Floats, draws: int = DRAWS, seed: int = SEED) -> floa
     observed = score(losses)
     if observed >= sizes.sum() - TIE:
         return 0.5 ** len(sizes)
-    # P(plus) in steps of 2**-16, so that a coin is two random bytes
+    # P(plus) in steps of 2**-16: a coin is two random bytes
     thresholds = np.clip(np.rint(2**16 / (1 + np.exp(-2 * _tilt(sizes, observed) * sizes))), 1, 2**16 - 1)
     plus = thresholds / 2**16
     columns = np.stack([sizes, np.log(plus / (1 - plus))], axis=1).astype(np.float32)  # [documents, 2]
@@ -135,7 +134,7 @@ def resampled_tail(losses: Floats, draws: int = DRAWS, seed: int = SEED) -> floa
 
 
 def holm(p: Floats) -> Floats:
-    """Holm's adjusted p-values: of a table in which all is chance, with probability alpha one is at most alpha."""
+    """Holm's adjusted p-values: if a whole table is chance, the probability that any is at most alpha is alpha."""
     order = np.argsort(p, kind="stable")
     adjusted = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
     return np.minimum(adjusted, 1.0)[np.argsort(order, kind="stable")]
@@ -147,12 +146,12 @@ def settle(
     alpha: float | Floats,
     widened: Callable[[int, float], float] = lambda _, p: p,
 ) -> Floats:
-    """p of every hypothesis of a table: from bounds, and resampled where Holm's decision at its alpha hangs on it.
+    """p of every hypothesis of a table: from bounds, and resampled if Holm's decision at its alpha depends on it.
 
-    may_fail: whether the loss is above its tolerance; where it is not, no p makes it fail and the bound will do.
+    may_fail: whether the loss is above its tolerance; if it is not, no p makes it fail and the bound is enough.
     alpha: of each hypothesis, or of all.
-    widened: what becomes of a p of documents where they are not the only chance, by the hypothesis's place.
-    A choice between two valid p is valid here, since neither is below that of all sign flips.
+    widened: the p with other sources of chance than documents, from the hypothesis's index and its p of documents.
+    Choosing between two valid p is valid here, since neither is below that of all sign flips.
     """
     seen = [views(d) for d in losses]
     p = np.array([widened(i, _p(own, tail)) for i, own in enumerate(seen)])
@@ -162,7 +161,7 @@ def settle(
     while True:
         adjusted = holm(p)
         smaller = np.searchsorted(np.sort(adjusted), alphas, side="right")  # how many are rejected at each one's alpha
-        levels = alphas / np.maximum(len(p) - smaller, 1)  # what Holm asks of the next one
+        levels = alphas / np.maximum(len(p) - smaller, 1)  # Holm's threshold for the next one
         near = [i for i in unsettled if adjusted[i] > alphas[i] and likely[i] <= NEAR * levels[i]]
         if not near:
             return p
@@ -172,14 +171,14 @@ def settle(
 
 
 def ratio(losses: Floats, weights: Floats) -> float:
-    """Σ losses / Σ weights: the mean loss, or that of a page's words."""
+    """Σ losses / Σ weights: the mean loss per document, or per word of a page."""
     return float(losses.sum() / weights.sum())
 
 
 def interval(losses: Floats, weights: Floats, other: ChanceSource | None = None) -> tuple[float, float]:
-    """A confidence interval of the ratio over documents drawn anew: Student's t with the linearized variance.
+    """A confidence interval of the ratio for new documents: Student's t with the linearized variance.
 
-    other: what else it varies with, such as draws of calibration.
+    other: another source of chance, such as calibration draws.
     """
     n = len(losses)
     if n < 2:

@@ -1,4 +1,4 @@
-"""The gate: a run held against its baseline, hypothesis by hypothesis."""
+"""The gate: a run compared with its baseline, hypothesis by hypothesis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ from qbench.gate.pairing import (
 )
 from qbench.gate.settings import GateSettings
 from qbench.gate.sign_flip import holm, settle, sign_flip
+from qbench.numbers import counted
 from qbench.records.integrity import altered
 from qbench.records.schema import CellRef
 from qbench.records.store import Results, read_results
@@ -47,12 +48,12 @@ Verdict = Literal["worse", "better", "unclear", "same"]
 
 @dataclass(frozen=True)
 class TestedHypothesis:
-    """A hypothesis, tested."""
+    """A hypothesis and its outcome."""
 
     hypothesis: Hypothesis
     p: float
     adjusted_p: float  # Holm's, over the whole table
-    verdict: Verdict  # unclear: the loss is above its tolerance, and may well be chance
+    verdict: Verdict  # unclear: the loss is above its tolerance, but may be chance
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,10 @@ class GateReport:
     tested: tuple[TestedHypothesis, ...]
     failures: tuple[Finding, ...]
     warnings: tuple[Finding, ...]
-    changed: tuple[str, ...]  # what a reader must know before the scores, such as another calibration
-    by_scores_alone: bool  # a checkpoint is not the baseline's, so that its audits cannot be compared
+    changed: tuple[str, ...]  # what a reader must know before the scores, such as a changed calibration
+    by_scores_alone: bool  # a checkpoint differs from the baseline's, so its audits cannot be compared
     notes: tuple[str, ...]
-    differences: dict[str, tuple[str, ...]]  # by the names of cells that failed: what else is not the same
+    differences: dict[str, tuple[str, ...]]  # by the names of cells that failed: what else differs
 
     @property
     def worse(self) -> tuple[TestedHypothesis, ...]:
@@ -91,7 +92,7 @@ class GateReport:
 
     @property
     def unclear(self) -> tuple[TestedHypothesis, ...]:
-        """Losses above their tolerance that chance explains."""
+        """Losses above their tolerance that may be chance."""
         return self._with("unclear")
 
     @property
@@ -126,7 +127,7 @@ def check(
         warnings += _costs(pairs, settings)
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
-    if not failures:  # of a task with other documents, nothing is tested
+    if not failures:  # nothing is tested in a task with different documents
         _check_overrides(settings, table)
     tested = judge(table, settings)
     bad = {o.hypothesis.cell for o in tested if o.verdict == "worse"} | {failure.cell for failure in failures}
@@ -149,7 +150,7 @@ def check(
 
 
 def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[TestedHypothesis, ...]:
-    """Test the hypotheses of a table together: worse is what is above its tolerance and beyond chance."""
+    """Test the hypotheses of a table together: a loss above its tolerance and beyond chance is worse."""
     if not table:
         return ()
     losses = [hypothesis.loss for hypothesis in table]
@@ -157,7 +158,7 @@ def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[TestedHy
     alphas = np.array([h.alpha for h in table])
     p = settle([h.losses for h in table], above, alphas, lambda i, p: table[i].with_calibration(p))
     adjusted = holm(p)
-    # The same the other way round, for what got better: nothing hangs on it, so the bounds will do.
+    # The same for improvements: nothing depends on them, so the bounds are enough.
     gained = [-loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
     gain_p = [h.with_calibration(sign_flip(-h.losses), -1) if gained[i] else 1.0 for i, h in enumerate(table)]
     gains = holm(np.array(gain_p))
@@ -191,7 +192,7 @@ def _verdict(hypothesis: Hypothesis, loss: float, adjusted: float, adjusted_gain
 
 
 def _compare(pairs: Sequence[Pair], settings: GateSettings) -> tuple[list[Hypothesis], list[Finding]]:
-    """What is tested of a cell, the mean over its draws of calibration, and what is wrong without a test."""
+    """The hypotheses of a cell, as means over its calibration draws, and what fails without a test."""
     cell, (first, _) = _cell_of(pairs), pairs[0]
     table: list[Hypothesis] = []
     problems: list[tuple[CellRef, str]] = []
@@ -215,17 +216,17 @@ def _compare(pairs: Sequence[Pair], settings: GateSettings) -> tuple[list[Hypoth
 
 
 def _cell_of(pairs: Sequence[Pair]) -> CellRef:
-    """The cell whose draws of calibration these are."""
+    """The cell whose calibration draws these are."""
     return pairs[0][1].record.cell.of_all_draws
 
 
 def _parts_of(pairs: Sequence[Pair]) -> list[str]:
-    """Which parts of the identity are not the baseline's, in any draw."""
+    """Which parts of the identity differ from the baseline's, in any draw."""
     return list(dict.fromkeys(part for before, after in pairs for part in other_parts(before.record, after.record)))
 
 
 def _audits(pairs: Sequence[Pair], settings: GateSettings, cells: int) -> list[Finding]:
-    """What of the audits is not the baseline's: draw by draw, or on the mean over draws if these are others."""
+    """How the audits differ from the baseline's: draw by draw, or on average if the draws differ."""
     other_draws = len(pairs) > 1 and CALIBRATION in _parts_of(pairs)
     found = [
         Finding(after.record.cell, "audit", change)
@@ -251,11 +252,11 @@ def _costs(pairs: Sequence[Pair], settings: GateSettings) -> list[Finding]:
 def _check_altered(baseline: Results, joined: Joined) -> None:
     for before, _ in joined.pairs:
         if reasons := altered(before):
-            raise CheckError(f"{baseline.folder} is not a baseline: {before.record.cell.name}: {reasons[0]}")
+            raise CheckError(f"{baseline.folder} is not a valid baseline: {before.record.cell.name}: {reasons[0]}")
 
 
 def _unfinished(joined: Joined) -> list[Finding]:
-    missing = [Finding(cell, "records", "There is no record of this cell in the run.") for cell in joined.missing]
+    missing = [Finding(cell, "records", "The run has no record of this cell.") for cell in joined.missing]
     failed = []
     for _, stored in joined.failed:
         failure = stored.record.failure
@@ -266,13 +267,13 @@ def _unfinished(joined: Joined) -> list[Finding]:
 
 
 def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
-    """An override of what is not tested is a typo, or silently does nothing."""
+    """An override for something that is not tested is a typo, or silently does nothing."""
     tested = {f"{h.task}.{h.metric}" for h in table}
     for task, metrics in settings.overrides.items():
         for metric in metrics:
             if (name := f"{task}.{metric}") not in tested:
                 raise CheckError(
-                    f"gate.overrides.{name} is of nothing that is tested; tested are {', '.join(sorted(tested))}."
+                    f"gate.overrides.{name} is not a tested metric; tested are {', '.join(sorted(tested))}."
                     + did_you_mean(name, tested)
                 )
 
@@ -283,15 +284,15 @@ def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, 
         notes.append("Audits were not compared (--scores-only).")
     untouched = len(then.current) - len(joined.pairs) - len(joined.missing) - len(joined.failed)
     if untouched:
-        notes.append(f"{untouched} cells of the baseline are not part of this run, which its recipe allows.")
+        notes.append(f"Not in this run: {counted(untouched, 'cell')} of the baseline (gate.baseline_may_hold_more).")
     versions = [other_versions(before.record, after.record) for before, after in joined.pairs]
-    notes += [f"Not the baseline's: {found}." for found in dict.fromkeys(versions) if found]
+    notes += [f"Different from the baseline: {found}." for found in dict.fromkeys(versions) if found]
     return notes
 
 
 def _other_settings_of_the_gate(baseline: Results, settings: GateSettings) -> list[str]:
-    """A sentence if the run is judged by other settings than the baseline's: they may be looser."""
+    """A sentence if the gate's settings differ from the baseline's: they may be looser."""
     then, now = settings_of(baseline).model_dump(), settings.model_dump()
     moved = [f"{name} {then[name]} → {now[name]}" for name in then if then[name] != now[name]]
     moved = [text for text in moved if not text.startswith("baseline_may_hold_more")]
-    return [f"Other settings of the gate than the baseline's: {', '.join(moved)}."] if moved else []
+    return [f"The gate's settings differ from the baseline's: {', '.join(moved)}."] if moved else []

@@ -1,7 +1,7 @@
-"""What an analysis found: facts for record.json, and counts and power sums of every text for a parquet file beside it.
+"""What an analysis found: facts for record.json, and counts and power sums of every text for a parquet file.
 
-Imports no torch. Everything that is pooled over texts is kept per text, so that qbench.records.analysis_metrics can
-resample texts; quartiles, which cannot be, are facts. The axes of the arrays:
+Imports no torch. Everything that is pooled over texts is kept per text: qbench.records.analysis_metrics resamples
+texts. Quartiles cannot be pooled; they are facts. The axes of the arrays:
 
     text      every text that was measured, in the order of the source
     layer     the model's layers, from 0
@@ -9,7 +9,7 @@ resample texts; quartiles, which cannot be, are facts. The axes of the arrays:
     state     0: after the embedding; i: after i layers; `layers`: after the final norm. These are what
               `output_hidden_states` returns. And one more: the raw output of the last layer
     part      the first token of the text; the others
-    length    of the sweep: the texts that have so many tokens, cut there
+    length    of the sweep: the texts with at least that many tokens, truncated there
 """
 
 import io
@@ -33,10 +33,10 @@ GU_LENGTH = 64  # tokens at which Gu et al. (2410.10781) measure sink rates
 NEAR_ZERO = 1e-5
 TILE = (128, 64)  # queries × keys that a kernel would skip together
 DEAD_EPSILONS = (1e-6, 1e-2)
-DEAD, MOSTLY_DEAD = 0.95, 0.75  # a head is, if it is off for more than this share of the tokens
+DEAD, MOSTLY_DEAD = 0.95, 0.75  # a head is, if it is off at more than this share of the tokens
 POWERS = (1, 2, 3, 4)
-# Massive values: |x| > 100 or 1,000 times the median of |x| of that text and state; and as Sun et al. (2402.17762) have
-# it: > 100 and > 1,000 times that median.
+# Massive values: |x| > 100 or 1,000 times the median of |x| of that text and state; and as Sun et al. (2402.17762)
+# define them: > 100 and > 1,000 times that median.
 MASSIVE = ("100", "1000", "sun")
 LISTED = 8  # largest |x| of a text and state, with their tokens and channels
 PARTS = ("first", "others")
@@ -54,7 +54,7 @@ class TextSums:
     """One row per text: counts, power sums and extremes. Shapes beyond the first axis are in `shapes`."""
 
     number: np.ndarray  # of the text in the source, from 0
-    hash: np.ndarray  # of its token ids: two analyses are paired if they have the same
+    hash: np.ndarray  # of its token ids: two analyses are paired if their hashes are equal
     tokens: np.ndarray
     # Over all queries, of each layer and head:
     first: np.ndarray  # sum of the weights on the first token, A[t, 0]
@@ -73,7 +73,8 @@ class TextSums:
     largest: np.ndarray  # the LISTED values with the largest |x|, largest first
     largest_token: np.ndarray  # their tokens, from 0
     largest_channel: np.ndarray
-    # Of each length of the sweep, over all layers and heads, or states but the raw one; 0 or NaN in a shorter text:
+    # For each length of the sweep, over all layers and heads, or all states except the raw one; 0 or NaN if the text is
+    # shorter:
     sweep_sinks: np.ndarray  # by WEIGHT_KINDS and SINK_EPSILONS: heads with a mean weight on the first token above it
     sweep_row_sums: np.ndarray
     sweep_zeros: np.ndarray
@@ -126,7 +127,7 @@ class Analysis:
     sums: TextSums
 
     def __post_init__(self) -> None:
-        """Check that the arrays are what the facts say."""
+        """Check that the arrays match the facts."""
         for name, shape in shapes(self.facts).items():
             found, wanted = getattr(self.sums, name).shape, (self.facts.texts, *shape)
             if found != wanted:

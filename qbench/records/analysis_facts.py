@@ -1,4 +1,4 @@
-"""What record.json says of an analysis: the parts that are no arrays. Imports neither torch nor numpy."""
+"""The part of an analysis that is in record.json: everything except arrays. Imports neither torch nor numpy."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -8,7 +8,7 @@ class _Part(BaseModel):
 
 
 class Quartiles(_Part):
-    """Of the values of one state over all texts; right to qbench.records.analysis.QUARTILE_ERROR of themselves."""
+    """Quartiles of one state over all texts; their relative error is below qbench.records.analysis.QUARTILE_ERROR."""
 
     state: int
     part: str  # all, first or others
@@ -26,16 +26,16 @@ class AnalysisFacts(_Part):
     layers: int
     heads: int
     hidden_size: int
-    length: int  # tokens at which texts were cut; the longest text's if they were not
+    length: int  # texts were truncated to this many tokens; the longest text's length if they were not
     lengths: tuple[int, ...]  # of the sweep
     texts: int
     tokens: int
-    notes: tuple[str, ...] = ()  # sentences: texts that were left out, lengths that could not be had
+    notes: tuple[str, ...] = ()  # sentences: texts that were left out, lengths that no text has
     quartiles: tuple[Quartiles, ...] = ()
 
     @property
     def states(self) -> int:
-        """How many states there are, the raw output of the last layer among them."""
+        """The number of states, including the raw output of the last layer."""
         return self.layers + 2
 
 
@@ -51,7 +51,7 @@ class LinearDamage(_Part):
 
 
 class MapsFacts(_Part):
-    """What the attention maps beside a record are of."""
+    """Which text and heads the attention maps of a record show."""
 
     tokens: tuple[str, ...]  # of the text, as the tokenizer writes them
     heads: tuple[tuple[int, int], ...]  # (layer, head), from 0

@@ -1,7 +1,7 @@
 """The pooled figures of an analysis, each with its interval over texts. Imports no torch.
 
-A figure is a function of sums over texts, so that it can be computed for every resample at once; analyses of the same
-texts are resampled with the same draws, so that the draws of a difference are a difference of draws.
+A figure is a function of sums over texts, so it can be computed for all resamples at once. Analyses of the same texts
+are resampled with the same draws: the draws of a difference are the difference of the draws.
 """
 
 from collections.abc import Callable, Iterator
@@ -71,12 +71,12 @@ def difference(one: Figure, other: Figure) -> tuple[float, tuple[float, float] |
     if one.draws is None or other.draws is None:
         return value, None
     if one.draws.shape != other.draws.shape or one.texts != other.texts:
-        raise AnalysisError(f"{one.metric} is of {one.texts} texts, and of {other.texts}; they cannot be paired.")
+        raise AnalysisError(f"{one.metric} cannot be paired: one has {one.texts} texts, the other {other.texts}.")
     return value, _interval(one.draws - other.draws, one.texts)
 
 
 def same_texts(one: Analysis, other: Analysis) -> bool:
-    """Whether two analyses are of the same token ids, so that their differences are paired."""
+    """Whether two analyses used the same token ids: then their differences are paired."""
     return bool(np.array_equal(one.sums.hash, other.sums.hash))
 
 
@@ -111,7 +111,7 @@ def _interval(draws: np.ndarray, texts: int) -> tuple[float, float] | None:
 
 
 def _ratio(factor: float, sums: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have none of the texts that are long enough
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may contain no text that is long enough
         return factor * sums[..., 0] / sums[..., 1]
 
 
@@ -148,7 +148,7 @@ class _Maker:
         return _Pooled(self._figure(metric, setting, part, value(wide.sum(0))), wide, value)
 
     def extremes(self, low: np.ndarray, high: np.ndarray, part: str = "all") -> Iterator[_Pooled]:
-        """The least and the greatest value; NaN in arrays is no value."""
+        """The least and the greatest value; NaN in arrays is ignored."""
         for metric, value in (("min", np.nanmin(low)), ("max", np.nanmax(high))):
             yield _Pooled(self._figure(metric, "", part, value), np.empty((len(low), 0)))
 
@@ -223,7 +223,7 @@ def differing_heads(one: Analysis, other: Analysis, count: int = 4) -> list[tupl
     """The heads (layer, head) whose mean weight on the first token differs most between two models, most first."""
     if one.sums.first.shape[1:] != other.sums.first.shape[1:]:
         shapes = " and ".join(f"{a.facts.layers} layers of {a.facts.heads} heads" for a in (one, other))
-        raise AnalysisError(f"The models have {shapes}; only heads of models of one shape can be compared.")
+        raise AnalysisError(f"The models have {shapes}; heads can be compared only if these are equal.")
     gap = np.abs(mean_first_weights(one)[0].mean(0) - mean_first_weights(other)[0].mean(0))  # [layers, heads]
     order = np.argsort(-gap, axis=None, kind="stable")[:count]
     return [(int(n) // gap.shape[1], int(n) % gap.shape[1]) for n in order]
@@ -337,9 +337,9 @@ def heads_frame(analysis: Analysis) -> "pd.DataFrame":
 
 
 def massive_places(analysis: Analysis, setting: str = "sun") -> "pd.DataFrame":
-    """At which tokens and in which channels massive values are, by state: how many texts have one there.
+    """Tokens and channels of massive values by state: how many texts have one there.
 
-    Of a text and state, the LISTED largest are known.
+    Only the LISTED largest values of a text and state are known.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""The audit: what is measured on a quantized model, and when it proves nothing. Only numbers; measure.py takes them."""
+"""The audit: what is measured on a quantized model, and when it proves nothing. measure.py takes the numbers."""
 
 import math
 from typing import Any
@@ -9,31 +9,31 @@ from qbench.errors import first_of
 
 UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is quantized
 
-# A weight on its grid's nearest level is a quarter of a step off at the median. GPTQ moves weights further on purpose,
-# but not so that the typical one is nearer to another level than to its own; one step too far puts the median at 1.
+# Rounding to the nearest level leaves a median error of a quarter of a step. GPTQ moves weights further on purpose, but
+# a typical weight is still nearer to its own level than to another; one step too far puts the median at 1.
 MAX_MEDIAN_STEPS = 0.75
 MAX_MEDIAN_BIAS = 0.5
-# ŵ against w as a whole. Honest layers at 2 bits and more have a cosine of at least 0.8 and a slope of 0.96 to 1.02;
-# scales with the wrong sign or size, rows out of order or another layer's codes do not. One bit clips most weights, so
-# that its slopes (0.47 to 1.09) say nothing, and cosines go down to 0.45.
+# ŵ compared with w as a whole. Honest layers at 2 bits and more have a cosine of at least 0.8 and a slope of 0.96 to
+# 1.02; scales with the wrong sign or size, rows out of order or another layer's codes do not. One bit clips most
+# weights: its slopes (0.47 to 1.09) say nothing, and cosines go down to 0.45.
 MIN_COSINE, MIN_COSINE_1_BIT = 0.5, 0.25
 SLOPES = (0.8, 1.25)
-# Scales are made from the largest weights of a group, so that codes span the range; but a huge negative weight among
-# tiny ones leaves half of nf4's.
+# Scales come from the largest weights of a group, so codes span the range; but a huge negative weight among tiny ones
+# uses only half of nf4's codes.
 MAX_NARROW = 0.02
-# Of a method that rounds to the nearest level, how many weights may be nearer to another one: rounding at ties.
+# Share of weights that may be nearer to another level if the method rounds to the nearest one: rounding at ties.
 MAX_MISPLACED = 1e-3
-# How far packed and dense logits may be apart, relative to their norm: the rounding of the dtype's matrix products,
-# summed in another order. float16 and bfloat16 round at 5e-4 and 4e-3 in each of the layers.
+# Largest difference between packed and dense logits, relative to their norm: the dtype's matrix products are rounded
+# and summed in another order. float16 and bfloat16 round at 5e-4 and 4e-3 in each layer.
 LOGITS_TOLERANCE = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
 
 
-# How far the output of an LLM.int8 layer may be from its simulation, relative to its norm: bitsandbytes rounds inputs
-# to float16, and sums and outliers to the dtype. And how far it may be on the way to unquantized activations.
+# Largest difference between the output of an LLM.int8 layer and its simulation, relative to its norm: bitsandbytes
+# rounds inputs to float16, and sums and outliers to the dtype. MAX_SPARED: how much of the int8 noise may be missing.
 MAX_SPARED = 0.5
 INT8_TOLERANCE = {"float64": 2e-3, "float32": 2e-3, "float16": 4e-3, "bfloat16": 1e-2}
 
-# The figures of the audit that are sums over its layers, and how far they may be off: the order of the summands.
+# The figures of the audit that are sums over its layers; the order of summation may change them by the tolerance.
 TOTALS = ("weights", "code_bytes", "metadata_bytes", "source_energy", "error_energy")
 TOTALS_TOLERANCE = 1e-6
 MAX_REASONS = 8  # in the message of an error
@@ -45,7 +45,7 @@ def names_weights(label: str, method: str, bits: int) -> bool:
 
 
 class AuditError(RuntimeError):
-    """A quantized model that is not what was asked for; no number of it may reach a table."""
+    """A quantized model that is not what was asked for; none of its numbers may reach a table."""
 
     def __init__(self, label: str, reasons: list[str], what_now: str) -> None:
         shown = first_of(reasons, MAX_REASONS)
@@ -67,7 +67,7 @@ class _Stored(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_computed_fields(cls, fields: Any) -> Any:
-        """Records hold the figures that follow from others: they are computed again, not read."""
+        """Records contain figures that follow from others: these are computed again, not read."""
         if not isinstance(fields, dict):
             return fields
         return {name: value for name, value in fields.items() if name not in cls.model_computed_fields}
@@ -105,18 +105,18 @@ class LayerAudit(_Stored):
     levels: int  # the most distinct levels in any one group
     codes_used: int  # distinct codes in the whole layer
     max_code: int
-    one_value_a_code: bool  # in each group, equal codes stand for equal weights
+    one_value_a_code: bool  # in each group, equal codes mean equal weights
     median_steps: float  # median of |ŵ - w| in quantization steps
     median_bias: float  # median of ŵ - w in quantization steps
     cosine: float  # w·ŵ / (‖w‖ ‖ŵ‖)
-    slope: float  # w·ŵ / ‖w‖²: how many times as large as its source the weight is
+    slope: float  # w·ŵ / ‖w‖²: the scale of the weight relative to its source
     misplaced: float  # share of weights with a neighbouring level nearer by more than half a step
     narrow: float  # share of groups whose codes span half the range or less, though the method could use all of it
     codes_possible: int  # with the finest step of the method, in the widest group
-    packed_bytes: int  # what the codes take in the method's own packing
+    packed_bytes: int  # size of the codes as the method packs them
     nearest: bool  # the method promises the nearest level
     finite: bool
-    other_options: tuple[str, ...] = ()  # what its tensors contradict of the options asked for
+    other_options: tuple[str, ...] = ()  # options asked for that its tensors contradict
     int8_gap: float | None = None  # LLM.int8 on the probe: ‖output - simulated‖ / ‖simulated‖
     int8_spared: float | None = None  # 0: the output is that of int8 activations; 1: that of activations as they are
 
@@ -143,19 +143,19 @@ class Measured(BaseModel):
 
 
 class PartAudit(BaseModel):
-    """Proof of one part beside the weights, such as masked heads: its piece of the label, and what was measured."""
+    """Proof of one part besides the weights, such as masked heads: its piece of the label, and what was measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     label: str
     details: tuple[str, ...] = ()  # what was done, for readers
     measured: tuple[Measured, ...] = ()
-    may_change_nothing: bool = False  # whether a model may give the very same numbers with it and without
+    may_change_nothing: bool = False  # whether a model may give identical numbers with and without it
 
     def failures(self) -> list[str]:
         """Why it proves nothing, one sentence per reason."""
         if not self.measured:
-            return ["nothing was measured that proves it."]
+            return ["nothing was measured to prove it."]
         return [reason for measured in self.measured if (reason := measured.failure())]
 
 
@@ -172,8 +172,8 @@ class Audit(_Stored):
     target_weights: int  # of those that were to be quantized
     layers: tuple[LayerAudit, ...] = ()
     untouched: tuple[str, ...] = ()
-    unasked: tuple[str, ...] = ()  # quantized, though no target
-    changed: tuple[str, ...] = ()  # parameters and buffers that were to stay as they were
+    unasked: tuple[str, ...] = ()  # quantized, but not a target
+    changed: tuple[str, ...] = ()  # parameters and buffers that should have stayed unchanged
     on_meta: tuple[str, ...] = ()
     in_train_mode: tuple[str, ...] = ()
     not_finite: tuple[str, ...] = ()  # parameters and buffers of the whole model
@@ -182,11 +182,11 @@ class Audit(_Stored):
     top1_agreement: float | None = None
     packed_dense_gap: float | None = None  # ‖packed - dense‖ / ‖dense‖ of the logits; None if only one of them runs
 
-    parts: tuple[PartAudit, ...] = ()  # what was done beside the weights, in the order of the label
+    parts: tuple[PartAudit, ...] = ()  # what was done besides the weights, in the order of the label
 
     @property
     def part_labels(self) -> str:
-        """The end of the label that is about parts: -mask1e-06."""
+        """The end of the label that names the parts: -mask1e-06."""
         return "".join(f"-{part.label}" for part in self.parts)
 
     @property
@@ -201,7 +201,7 @@ class Audit(_Stored):
 
     @computed_field
     def target_share(self) -> float:
-        """Share of the weights that were to be quantized that are; 1 in an audit that passed."""
+        """Share of the target weights that are quantized; 1 in an audit that passed."""
         return self.weights / self.target_weights if self.target_weights else 1.0
 
 
@@ -209,9 +209,9 @@ def failures(audit: Audit) -> list[str]:
     """Why an audit does not prove what its label says, one sentence per reason; empty if it does."""
     reasons = [f"{name} was left on the meta device: it has no values." for name in audit.on_meta]
     reasons += [f"{name} was not quantized." for name in audit.untouched]
-    reasons += [f"{name} was quantized, which was not asked for." for name in audit.unasked]
-    reasons += [f"{name} is not what it was; only the weights of the targets may change." for name in audit.changed]
-    reasons += [f"{name} holds NaN or infinite values." for name in audit.not_finite]
+    reasons += [f"{name} was quantized, but it is not a target." for name in audit.unasked]
+    reasons += [f"{name} changed; only the weights of the targets may change." for name in audit.changed]
+    reasons += [f"{name} contains NaN or infinite values." for name in audit.not_finite]
     reasons += [
         f"{name} is in train mode, where bitsandbytes silently does not quantize activations; it must be in eval mode."
         for name in audit.in_train_mode
@@ -220,31 +220,31 @@ def failures(audit: Audit) -> list[str]:
         reasons += [f"{layer.name}: {reason}" for reason in _layer_failures(layer, audit.bits)]
     reasons += [f"{part.label}: {reason}" for part in audit.parts for reason in part.failures()]
     reasons += _label_failures(audit)
-    # What follows from a reason above is not said again.
+    # Do not repeat what follows from a reason above.
     return (reasons or _total_failures(audit)) + _logits_failures(audit)
 
 
 def _label_failures(audit: Audit) -> list[str]:
-    """Why the label is not that of the method, the bits and the parts that the audit is of."""
+    """Why the label does not match the audit's method, bits and parts."""
     if not names_weights(audit.label, audit.method, audit.bits):
         return [f"The label is {audit.label}, but the audit is of {audit.method} at {audit.bits} bits."]
     if not audit.label.endswith(audit.part_labels):
         audited = [part.label for part in audit.parts]
-        return [f"The label is {audit.label}, but the parts audited beside the weights are {audited}."]
+        return [f"The label is {audit.label}, but the parts audited besides the weights are {audited}."]
     if audit.weight_label == UNQUANTIZED and audit.layers:
         return [f"The label is {audit.label}, but {len(audit.layers)} layers were quantized."]
     return []
 
 
 def _total_failures(audit: Audit) -> list[str]:
-    """Why the totals are not those of the layers, or the layers not all that were to be quantized."""
+    """Why the totals do not match the layers, or the layers are not all of the targets."""
     if not audit.layers and audit.weight_label != UNQUANTIZED:
         return ["No layer was quantized."]
     reasons = []
     for name in TOTALS:
         total, summed = getattr(audit, name), math.fsum(getattr(layer, name) for layer in audit.layers)
         if not math.isclose(total, summed, rel_tol=TOTALS_TOLERANCE):
-            reasons.append(f"The audit's {name} is {total:,.10g}; its layers have {summed:,.10g} in sum.")
+            reasons.append(f"The audit's {name} is {total:,.10g}; its layers add up to {summed:,.10g}.")
     if audit.weights != audit.target_weights:
         reasons.append(f"Only {audit.weights:,} of the {audit.target_weights:,} weights to quantize could be measured.")
     return reasons
@@ -252,45 +252,41 @@ def _total_failures(audit: Audit) -> list[str]:
 
 def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
     if not layer.finite:
-        return ["its dequantized weights hold NaN or infinite values."]
+        return ["its dequantized weights contain NaN or infinite values."]
     reasons = [f"it was quantized with {other}." for other in layer.other_options]
     if layer.bits != bits or layer.max_code >= 2**bits or layer.levels > 2**bits:
         reasons.append(
-            f"it holds {layer.bits}-bit codes up to {layer.max_code} with {layer.levels} levels in a group; "
+            f"it has {layer.bits}-bit codes up to {layer.max_code} with {layer.levels} levels in a group; "
             f"{bits} bits allow codes up to {2**bits - 1} and {2**bits} levels."
         )
     # A group of 64 cannot show more than 128 levels; the layer as a whole can.
     # Nor can a layer of tiny weights, if the method's finest step is too coarse for them.
     elif layer.codes_used <= (half := layer.codes_possible / 2) or layer.levels <= min(half, layer.group_size // 4):
         reasons.append(
-            f"only {layer.codes_used} codes are in use, {layer.levels} in one group at most: {bits - 1} bits hold them."
+            f"only {layer.codes_used} codes are in use, at most {layer.levels} per group: {bits - 1} bits would do."
         )
     elif layer.nearest and bits > 1 and layer.narrow > MAX_NARROW:
-        reasons.append(f"in {layer.narrow:.1%} of its groups the codes span no more than {bits - 1} bits hold.")
+        reasons.append(f"in {layer.narrow:.1%} of its groups the codes span only the range of {bits - 1} bits.")
     if layer.code_bytes != layer.packed_bytes:
         reasons.append(f"its codes take {layer.code_bits:.2f} bits per weight in storage; {bits} were asked for.")
     if not layer.one_value_a_code:
-        reasons.append(
-            "one code stands for different weights within a group: codes and weights do not belong together."
-        )
+        reasons.append("one code stands for different weights within a group: codes and weights do not match.")
     if layer.error_energy == 0:
         reasons.append("its weights are equal to the source's: nothing was quantized.")
     if layer.median_steps > MAX_MEDIAN_STEPS or abs(layer.median_bias) > MAX_MEDIAN_BIAS:
         reasons.append(
-            f"its weights are off the source's by {layer.median_steps:.2f} quantization steps at the median "
+            f"its weights differ from the source's by a median of {layer.median_steps:.2f} quantization steps "
             f"(bias {layer.median_bias:+.2f}); at most {MAX_MEDIAN_STEPS} (bias {MAX_MEDIAN_BIAS}) is plausible."
         )
     elif layer.nearest and layer.misplaced > MAX_MISPLACED:
-        reasons.append(
-            f"{layer.misplaced:.2%} of its weights are not on the level of their grid that is nearest to them."
-        )
+        reasons.append(f"{layer.misplaced:.2%} of its weights are not at the nearest level of their grid.")
     if bits == 1:
         alike = layer.cosine >= MIN_COSINE_1_BIT
     else:
         alike = layer.cosine >= MIN_COSINE and SLOPES[0] <= layer.slope <= SLOPES[1]
     if not alike and layer.error_energy:  # NaN is not alike
         reasons.append(
-            f"its weights are not the source's: their cosine is {layer.cosine:.2f}, their slope {layer.slope:.2f}."
+            f"its weights do not match the source's: the cosine is {layer.cosine:.2f}, the slope {layer.slope:.2f}."
         )
     return reasons
 
@@ -303,7 +299,7 @@ def _logits_failures(audit: Audit) -> list[str]:
         reasons.append("The logits on the probe are equal to the unquantized model's: nothing was quantized.")
     for layer in audit.layers if audit.execution == "packed" and audit.activation_bits else ():
         if layer.int8_gap is None or layer.int8_spared is None:
-            reasons.append(f"{layer.name} did not run on the probe, so that its int8 activations are not proved.")
+            reasons.append(f"{layer.name} did not run on the probe, so nothing proves its int8 activations.")
             continue
         allowed = INT8_TOLERANCE[audit.dtype]
         if not (layer.int8_gap <= allowed and abs(layer.int8_spared) <= MAX_SPARED):  # NaN fails

@@ -12,13 +12,13 @@ RECORD_PRECISION = 1e-8  # records have all digits; sums in another order differ
 
 @dataclass(frozen=True)
 class ClaimedScore:
-    """A score as a record or a paper has it, in the unit of records: accuracies are shares, not percent."""
+    """A score from a record or a paper, in the unit of records: accuracies are shares, not percent."""
 
     task: str
     metric: str
     value: float
     better: Better | None
-    documents: int | None  # of which each is right or wrong; None if that is not known
+    documents: int | None  # each is right or wrong; None if unknown
     precision: float = RECORD_PRECISION  # how far the value may be from the measured one by rounding
 
     @property
@@ -29,14 +29,14 @@ class ClaimedScore:
 
 @dataclass(frozen=True)
 class ImpossibleScore:
-    """A score that cannot be, and why."""
+    """An impossible score, and why."""
 
     score: ClaimedScore
     why: str
 
 
 def impossible_scores(scores: Sequence[ClaimedScore]) -> list[ImpossibleScore]:
-    """What cannot be among the scores of one cell, rule by rule."""
+    """Impossible scores of one cell, rule by rule."""
     rules: list[Callable[[Sequence[ClaimedScore]], Iterator[ImpossibleScore]]] = [
         out_of_range,
         other_direction,
@@ -57,11 +57,11 @@ def out_of_range(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:
 
 
 def other_direction(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:
-    """Metrics whose better end is said to be the other one."""
+    """Metrics with the wrong direction."""
     for claim in scores:
         facts = facts_of(claim.metric)
         if facts and claim.better and claim.better != facts.better:
-            yield ImpossibleScore(claim, f"{claim.better} is said to be better, but {facts.better} is.")
+            yield ImpossibleScore(claim, f"better is {claim.better!r}, but {facts.better} is better.")
 
 
 def not_of_whole_documents(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:

@@ -1,4 +1,4 @@
-"""Whether a record agrees with its own samples and identity. No verdict and no table rests on one that does not."""
+"""Whether a record agrees with its samples and identity. No verdict and no table uses one that does not."""
 
 import math
 from collections import Counter
@@ -32,7 +32,7 @@ def _other_identity(record: Record) -> list[str]:
     cell, what = record.cell, record.identity.what
     found = []
     if record.key != record.identity.key:
-        found.append(f"{RECORD}: the key is not the hash of the identity beside it.")
+        found.append(f"{RECORD}: the key is not the hash of its identity.")
     for field in ("attention", "method", "bits"):
         own, hashed = getattr(cell, field), getattr(what, field)
         if own != hashed:
@@ -45,23 +45,23 @@ def _other_identity(record: Record) -> list[str]:
 
 
 def _other_analysis(stored: StoredRecord) -> list[str]:
-    """Why an analysis is not what its identity and its Parquet file say."""
+    """Why an analysis does not match its identity or its Parquet file."""
     record, measured = stored.record, stored.record.cell.measured
     said = (record.identity.what.analysis or {}).get("measured")
-    found = [] if said == measured else [f"{RECORD} is said to be of {measured}, but its identity says {said}."]
+    found = [] if said == measured else [f"{RECORD} is about {measured}, but its identity says {said}."]
     if record.state == "done" and getattr(record, str(measured)) is None:
         found.append(f"{RECORD} has no {measured}.")
     elif record.state == "done" and measured != "sensitivity" and not stored.has_samples:
-        found.append(f"{RECORD} has no {stored.parquet.name} beside it to prove it.")
+        found.append(f"{RECORD} has no {stored.parquet.name} next to it to prove it.")
     elif record.analysis and stored.has_samples:
         sums = stored.analysis().sums
         if int(sums.tokens.sum()) != record.analysis.tokens:
-            found.append(f"{RECORD} is of {record.analysis.tokens} tokens, but {stored.parquet.name} is not.")
+            found.append(f"{RECORD} has {record.analysis.tokens} tokens, but {stored.parquet.name} does not.")
     return found
 
 
 def _other_values(stored: StoredRecord) -> list[str]:
-    """Metrics whose value or standard error is not what the documents amount to."""
+    """Metrics whose value or standard error does not follow from the documents."""
     columns, rows = metric_columns(stored.table), rows_of_tasks(stored.table)
     none = np.empty(0, dtype=np.int64)
     found = []
@@ -73,25 +73,25 @@ def _other_values(stored: StoredRecord) -> list[str]:
 
 
 def _differs(metric: MetricValue, columns: dict[str, Floats]) -> str:
-    """Why a metric is not that of its task's documents; empty if it is, or if only lm-eval can compute it."""
+    """Why a metric does not follow from its documents; empty if it does, or if only lm-eval can compute it."""
     facts = facts_of(metric.metric)
     if facts and metric.aggregation != facts.aggregation:
-        return f"is said to be aggregated by {metric.aggregation}; lm-eval takes {facts.aggregation}."
+        return f"has the aggregation {metric.aggregation}; lm-eval uses {facts.aggregation}."
     if metric.aggregation not in AGGREGATIONS:
         return ""
     values = columns.get(metric.metric, np.empty(0))
     there = ~np.isnan(values)
     if not there.any():
-        return f"is {metric.value:.6g} in {RECORD}; the samples have no value of it."
+        return f"is {metric.value:.6g} in {RECORD}; the samples have no value for it."
     values, count = values[there], int(there.sum())
     if metric.documents != count:
-        return f"is said to be of {metric.documents} documents; the samples have {count}."
+        return f"has {metric.documents} documents in {RECORD}; the samples have {count}."
     weights = columns[metric.metric + WEIGHT][there] if metric.metric + WEIGHT in columns else np.ones(count)
     again = AGGREGATIONS[metric.aggregation].value(values, weights)
     if not math.isclose(again, metric.value, rel_tol=ROUNDING, abs_tol=ROUNDING):
-        return f"is {metric.value:.6g} in {RECORD}; its samples amount to {again:.6g}."
+        return f"is {metric.value:.6g} in {RECORD}; its samples give {again:.6g}."
     if metric.aggregation == "mean" and metric.stderr is not None and count > 1:
         error = float(values.std(ddof=1)) / math.sqrt(count)
         if not math.isclose(error, metric.stderr, rel_tol=1e-6, abs_tol=ROUNDING):
-            return f"has a standard error of {metric.stderr:.6g} in {RECORD}; its samples have {error:.6g}."
+            return f"has a standard error of {metric.stderr:.6g} in {RECORD}; its samples give {error:.6g}."
     return ""

@@ -26,7 +26,7 @@ def maps_to_parquet(maps: Sequence[AttentionMap]) -> bytes:
 
 
 def read_maps(content: bytes, where: object) -> list[AttentionMap]:
-    """The maps in the bytes of such a file; where: its path, for errors."""
+    """The maps from the bytes of such a file; where: its path, for errors."""
     try:
         rows = pq.read_table(pa.BufferReader(content), use_threads=False).to_pylist()
         return [_map(row) for row in rows]

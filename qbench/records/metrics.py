@@ -1,4 +1,4 @@
-"""What is known of metrics and tasks by lm-eval's names: one entry per metric, and one per task."""
+"""Known metrics and tasks by lm-eval's names: one entry per metric, and one per task."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -32,7 +32,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """A whole task as lm-eval has it: for published numbers, which come without their documents."""
+    """A whole task as in lm-eval: for published numbers, which come without documents."""
 
     documents: int
     choices: int | None = None  # None if there is nothing to choose from
@@ -65,7 +65,7 @@ def base_name(metric: str) -> str:
 
 
 def facts_of(metric: str) -> MetricFacts | None:
-    """What is known of a metric, with or without a filter; None if nothing is."""
+    """What is known about a metric, with or without a filter; None if nothing."""
     return METRICS.get(base_name(metric))
 
 

@@ -1,4 +1,4 @@
-"""The bootstrap's draws: what two cells measured on equally many documents or texts is resampled with the same ones."""
+"""The bootstrap's draws: cells with equally many documents or texts are resampled with the same draws."""
 
 import math
 from functools import cache
@@ -16,7 +16,7 @@ SEED = 0
 def resampled_sums(values: np.ndarray, stream: int = 0) -> np.ndarray:
     """Sums of the values over every resample: [documents, columns] to [RESAMPLES, columns].
 
-    stream: what is added up over several sets of documents needs draws of its own for each of them.
+    stream: if several sets of documents are added up, each set needs its own draws.
     """
     count = len(values)
     draw = np.random.default_rng([SEED, count, stream] if stream else [SEED, count])
@@ -31,8 +31,8 @@ def resampled_sums(values: np.ndarray, stream: int = 0) -> np.ndarray:
 
 @cache
 def tail_share(count: int) -> float:
-    """The share of resamples in each tail: percentiles are too narrow for few documents, and are widened to Student's t
-    (Hesterberg 2015, expanded percentile interval), here by its expansion in 1 / degrees of freedom."""
+    """The share of resamples in each tail: with few documents percentiles are too narrow, so they are widened to
+    Student's t (Hesterberg 2015, expanded percentile interval), by its expansion in 1 / degrees of freedom."""
     normal, free = NormalDist(), count - 1
     z = normal.inv_cdf((1 + LEVEL) / 2)
     t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)

@@ -1,7 +1,7 @@
 """Per-document results as a tidy frame and a parquet file: the one reader, and the one table of aggregations.
 
-One row per document, in the order of tasks and documents. A metric's column holds the document's own value: 0 or 1 for
-acc, the log-likelihood for perplexities; `<metric>.weight` holds what it is divided by, the words or bytes of a page.
+One row per document, in the order of tasks and documents. A metric's column holds the document's value: 0 or 1 for acc,
+the log-likelihood for perplexities; `<metric>.weight` holds its divisor, the words or bytes of a page.
 """
 
 import io
@@ -31,25 +31,25 @@ FIELDS = pa.schema(
     [
         ("task", pa.string()),
         ("doc_id", pa.int32()),
-        ("doc_hash", pa.string()),  # the document's content, so that two runs are paired on the same documents
-        ("gold", pa.list_(pa.int32())),  # which choices are right; null where the task has none
+        ("doc_hash", pa.string()),  # of the document's content: two runs are paired by it
+        ("gold", pa.list_(pa.int32())),  # which choices are right; null if the task has none
         ("target", pa.string()),  # the right text, for tasks without choices; null for whole pages
         ("response", pa.string()),  # what was generated; null for tasks that score
         ("loglikelihoods", pa.list_(pa.float64())),  # one per choice, or of the target, or of the page
         ("is_greedy", pa.list_(pa.bool_())),
         ("characters", pa.list_(pa.int32())),  # of each choice (what acc_norm divides by), of the target or the page
         ("bytes", pa.list_(pa.int32())),  # the same in UTF-8: what acc_bytes divides by
-        ("tokens", pa.list_(pa.int32())),  # scored tokens of each; null where the model does not tell
+        ("tokens", pa.list_(pa.int32())),  # scored tokens of each; null if the model does not report them
     ]
 )
 LENGTHS = ("characters", "bytes", "tokens")
 
-# What verdicts and tables need; a file has more, which takes several times as long to read.
+# What verdicts and tables need; reading the whole file takes several times as long.
 NEEDED = ("task", "doc_id", "doc_hash", "gold", "loglikelihoods", "characters")
 
 
 class SamplesError(InputError):
-    """A samples.parquet that cannot be read as one, in a sentence."""
+    """Why a samples.parquet cannot be read, in a sentence."""
 
 
 MAX_EXPONENT = 700.0  # beyond it, e to the power of it is infinite
@@ -59,17 +59,17 @@ MAX_EXPONENT = 700.0  # beyond it, e to the power of it is infinite
 class Aggregation:
     """How the values of documents become one number: a function of Σ values / Σ weights."""
 
-    factor: float = 1.0  # the ratio is multiplied by it
-    exponential: bool = False  # and then it is the exponent of e
+    factor: float = 1.0  # multiplies the ratio
+    exponential: bool = False  # then e to the power of it
     weighted: bool = False  # weights are words or bytes, and not 1
 
     def value(self, values: Floats, weights: Floats) -> float:
-        """The number that these documents amount to."""
+        """The aggregated number."""
         ratio = self.factor * float(values.sum() / weights.sum())
         return math.exp(min(ratio, MAX_EXPONENT)) if self.exponential else ratio
 
 
-# By lm-eval's names. What is not here (F1, Matthews correlation, …) only lm-eval can compute.
+# By lm-eval's names. Only lm-eval can compute the others (F1, Matthews correlation, …).
 AGGREGATIONS = {
     "mean": Aggregation(),
     "perplexity": Aggregation(-1.0, exponential=True),
@@ -79,7 +79,7 @@ AGGREGATIONS = {
 
 
 def to_frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-    """Rows with the fields above and any metrics as a frame, of the same types as a file that is read."""
+    """Rows with the fields above and any metrics as a frame, with the same types as a frame read from a file."""
     return _table(rows).to_pandas()
 
 
@@ -116,7 +116,7 @@ def _check_columns(schema: pa.Schema, where: object) -> None:
     for field in schema:
         wanted = FIELDS.field(field.name).type if field.name in FIELDS.names else pa.float64()
         if field.type != wanted:
-            raise SamplesError(f"{where}: the column {field.name} is of {field.type}; it must be of {wanted}.")
+            raise SamplesError(f"{where}: the column {field.name} has type {field.type}; it must be {wanted}.")
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -125,14 +125,14 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def metric_columns(table: pa.Table) -> dict[str, Floats]:
-    """The columns of metrics and of their weights, NaN where a document has no value."""
+    """The columns of metrics and of their weights; NaN if a document has no value."""
     return {name: as_floats(table[name]) for name in table.column_names if name not in FIELDS.names}
 
 
 def as_floats(column: pa.ChunkedArray | pa.Array) -> Floats:
     """A column of numbers as float64, NaN for null.
 
-    From its buffers: pyarrow's own conversions import pandas, which takes longer than a check does.
+    Read from its buffers: pyarrow's conversions import pandas, which takes longer than a check.
     """
     array = one_array(column) if isinstance(column, pa.ChunkedArray) else column
     valid, content = array.buffers()
@@ -145,9 +145,9 @@ def as_floats(column: pa.ChunkedArray | pa.Array) -> Floats:
 
 
 def gold_logprobs(table: pa.Table) -> Floats:
-    """The log-softmax of the right answer over the choices, the mean of them if several are right; NaN without choices.
+    """The log-softmax of the right answer over the choices, the mean if several are right; NaN without choices.
 
-    Of the log-likelihoods, those beyond the choices (acc_mutual_info's unconditional ones) do not count.
+    Log-likelihoods beyond the choices (acc_mutual_info's unconditional ones) do not count.
     """
     rows = np.arange(len(table))
     scores, lengths = lists(table["loglikelihoods"])
@@ -179,13 +179,13 @@ def rows_of_tasks(table: pa.Table) -> dict[str, Ints]:
 
 
 def lists(column: pa.ChunkedArray) -> tuple[Floats, Ints]:
-    """The values of a column of lists, one after the other, and how many there are in each row."""
+    """The values of a column of lists, concatenated, and how many there are in each row."""
     array = one_array(column)
     return as_floats(array.flatten()), np.diff(np.from_dlpack(array.offsets)).astype(np.int64)
 
 
 def padded_lists(column: pa.ChunkedArray) -> Floats:
-    """A column of lists as [documents, longest], NaN beyond a document's own."""
+    """A column of lists as [documents, longest], padded with NaN."""
     flat, lengths = lists(column)
     padded = np.full((len(lengths), lengths.max(initial=0)), np.nan)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
@@ -200,7 +200,7 @@ def _schema(columns: "Sequence[str] | pd.Index") -> pa.Schema:
 def _encoding(schema: pa.Schema) -> dict[str, Any]:
     """Lossless and small, since baselines are committed: a third less than with parquet's defaults.
 
-    Scores are sums of float32: with the bytes of a float apart, the low ones are mostly zeros and compress away.
+    Scores are sums of float32: if the bytes of a float are split, the low ones are mostly zeros and compress away.
     """
     split = [field.name for field in schema if pa.types.is_floating(field.type)] + ["loglikelihoods.list.element"]
     return {

@@ -10,7 +10,7 @@ from qbench.records.audit import Audit
 
 SCHEMA_VERSION: Literal[1] = 1
 
-# What a cell may be measured by in place of its scores. Each has its own record and its own settings.
+# What may be measured instead of scores. Each has its own record and its own settings.
 Measured = Literal["analysis", "maps", "sensitivity"]
 FailureKind = Literal["error", "audit", "out-of-memory", "killed", "crashed", "timeout"]
 
@@ -20,7 +20,7 @@ class _RecordPart(BaseModel):
 
 
 class CellRef(_RecordPart, WithoutUnused):
-    """What a cell is to a reader: one checkpoint and one quantization. Records of two runs are joined by this."""
+    """A cell as readers see it: one checkpoint and one quantization. Records of two runs are joined by this."""
 
     family: str  # such as 340M: joins a softmax checkpoint and its twins
     attention: str  # softmax, softpick, …
@@ -29,7 +29,7 @@ class CellRef(_RecordPart, WithoutUnused):
     bits: int  # 16 for method none
     label: str  # the quantization's full name, such as hqq-3-g64
     draw: Annotated[int, Field(ge=1)] | None = None  # of calibration, if there are several
-    step: Annotated[int, Field(ge=0)] | None = None  # of training, if it is not the model at the end of it
+    step: Annotated[int, Field(ge=0)] | None = None  # of training, if it is not the final model
     measured: Measured | None = None  # None: scores
 
     @property
@@ -42,7 +42,7 @@ class CellRef(_RecordPart, WithoutUnused):
 
     @property
     def of_all_draws(self) -> "CellRef":
-        """The cell whichever the draw of calibration."""
+        """The cell without its calibration draw."""
         return self.model_copy(update={"draw": None})
 
 
@@ -59,34 +59,34 @@ class MetricValue(_RecordPart):
 
 
 class QuantizerFacts(_RecordPart):
-    """What reports need to know of the method that quantized a cell, so that they never import one."""
+    """What reports need to know about the method that quantized a cell: they never import one."""
 
     title: str  # as papers write it: GPTQ
     calibrated: bool  # whether its numbers depend on calibration text
 
 
 class Cost(_RecordPart):
-    """What the cell took."""
+    """The cost of a cell."""
 
     seconds: dict[str, float]  # by phase: load, quantize, evaluate
     tokens: int | None = None  # forwarded while evaluating
     tokens_per_second: float | None = None
     peak_host_bytes: int | None = None
     peak_device_bytes: int | None = None
-    # The token budget of a batch, and what it was after each time that memory ran out; None in older records.
+    # The token budget of a batch, and its value after each time memory ran out; None in older records.
     batch_tokens: tuple[int, ...] | None = None
     weight_bytes: int | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
 
 
 class Provenance(_RecordPart):
-    """Everything needed to get the numbers again."""
+    """Everything needed to reproduce the numbers."""
 
     recipe: str  # the file's name
     resolved_recipe: dict[str, Any]
     packages: dict[str, str]
-    git_commit: str | None  # with a + where the working tree has changes
+    git_commit: str | None  # with a + if the working tree has changes
     machine: dict[str, Any]  # cpu, cores, threads, memory, gpu, driver, python, platform
-    precision: dict[str, str | bool] | None = None  # what was set of torch's matrix products on CUDA
+    precision: dict[str, str | bool] | None = None  # torch's settings for matrix products on CUDA
     started: str  # ISO 8601, UTC
     finished: str
 
@@ -101,7 +101,7 @@ class Failure(_RecordPart):
 
 
 class Record(_RecordPart):
-    """What a cell produced: numbers with the proof behind them, or the reason why there are none."""
+    """What a cell produced: numbers and their proof, or the reason why there are none."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     state: Literal["done", "failed"]
@@ -115,8 +115,8 @@ class Record(_RecordPart):
     cost: Cost | None = None
     provenance: Provenance
     failure: Failure | None = None
-    samples_sha256: str | None = None  # of the Parquet file beside it
-    # In place of metrics, by what the cell was measured by:
+    samples_sha256: str | None = None  # of the Parquet file next to it
+    # Instead of metrics, depending on what was measured:
     analysis: AnalysisFacts | None = None
     maps: MapsFacts | None = None
     sensitivity: tuple[LinearDamage, ...] | None = None
@@ -126,12 +126,12 @@ class PlannedCell(_RecordPart):
     """A cell as a run planned it."""
 
     cell: CellRef
-    key: str | None  # of the record that counts; None where it is not known yet, or the method lacks the width
+    key: str | None  # of the record that counts; None if it is not known yet, or the method lacks the width
     not_offered: bool = False
 
 
 class RunPlan(_RecordPart):
-    """What run.json and analysis.json hold: the matrix as it was meant, so that a reader sees what is missing."""
+    """The content of run.json and analysis.json: the planned matrix, which shows what is missing."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     recipe: str

@@ -1,11 +1,11 @@
-"""Records on disk: one folder per cell with record.json and samples.parquet beside it. Imports no torch.
+"""Records on disk: one folder per cell with record.json and samples.parquet. Imports no torch.
 
-DIR/run.json                   the plan of the last run: which cells there are, and the key of each one's record
-DIR/<cell>/record.json         what a cell produced, or why it failed; written last, so it is there whole or not
+DIR/run.json                   the plan of the last run: its cells, and the key of each one's record
+DIR/<cell>/record.json         what a cell produced, or why it failed; written last, so it is whole or missing
 DIR/<cell>/samples.parquet     the results of every document (qbench.records.samples)
 DIR/<cell>/log.txt             what the cell's process printed
 
-An analysis is a record of its own, in DIR/<cell>-analysis-<key>, so that scores and analyses leave each other alone:
+An analysis has its own record, in DIR/<cell>-analysis-<key>: scores and analyses do not affect each other.
 DIR/analysis.json              the plan of the last analysis
 DIR/<cell>/analysis.parquet    the sums of every text (qbench.records.analysis), or maps.parquet (qbench.records.maps)
 """
@@ -43,19 +43,19 @@ Samples = Union["pd.DataFrame", bytes, None]  # per-document results, or the Par
 
 
 class StoreError(InputError):
-    """A folder of records that cannot be read or written as it is, in a sentence."""
+    """Why a folder of records cannot be read or written, in a sentence."""
 
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record and the folder that it is in."""
+    """A record and its folder."""
 
     record: Record
     folder: Path
 
     @property
     def has_samples(self) -> bool:
-        """Whether there is a Parquet file: per-document results, or what an analysis has in their place."""
+        """Whether there is a Parquet file: per-document results, or the sums of an analysis."""
         return self.record.samples_sha256 is not None
 
     def analysis(self) -> "Analysis":
@@ -73,18 +73,18 @@ class StoredRecord:
 
     @property
     def parquet(self) -> Path:
-        """The Parquet file beside the record."""
+        """The Parquet file next to the record."""
         return self.folder / parquet_name(self.record)
 
     def samples(self) -> "pd.DataFrame":
-        """The results of every document; an error if the file is not the one that the record was written with."""
+        """The results of every document; an error if the file does not match the record's checksum."""
         from qbench.records.samples import read_samples
 
         return read_samples(io.BytesIO(self.samples_content()))
 
     @cached_property
     def table(self) -> "pa.Table":
-        """What verdicts and tables need of the samples, read once; the same error."""
+        """The part of the samples that verdicts and tables need, read once; the same error."""
         from qbench.records.samples import read_table
 
         return read_table(self.samples_content(), self.parquet)
@@ -97,7 +97,7 @@ class StoredRecord:
         except OSError as error:
             raise StoreError(f"{file}: the samples of {self.record.cell.name} cannot be read ({error}).") from None
         if hashlib.sha256(content).hexdigest() != self.record.samples_sha256:
-            raise StoreError(f"{file} is not what {RECORD} beside it was written with; run the cell again.")
+            raise StoreError(f"{file} does not match the checksum in its {RECORD}; run the cell again.")
         return content
 
 
@@ -132,17 +132,17 @@ def read_analyses(folder: Path | str) -> Results:
 def _read_results(folder: Path, run: str) -> Results:
     made_by = "qbench run" if run == RUN else "qbench analyze"
     if not folder.is_dir():
-        raise StoreError(f"{folder} is not a folder; it must be one of records, as `{made_by}` writes them.")
+        raise StoreError(f"{folder} is not a folder; it must be a folder of records, as `{made_by}` writes them.")
     records = [stored for stored in _read_all(folder) if bool(stored.record.cell.measured) == (run == ANALYSES)]
     plan = _read_plan(folder / run)
     if plan is None:
         if not records:
             what = "records" if run == RUN else "analyses"
-            raise StoreError(f"{folder} holds no {what} ({RECORD} in a folder for each cell). `{made_by}` makes them.")
+            raise StoreError(f"{folder} contains no {what} ({RECORD}, one folder per cell); `{made_by}` writes them.")
         _check_one_each(records, folder, lambda record: record.cell.name, f", and no {run} that says which one counts")
         return Results(folder, None, tuple(records))
     _check_one_each(records, folder, lambda record: (record.cell.name, record.key), " with the same key")
-    # By the name too: families with the same checkpoint have the same keys.
+    # By name as well: families with the same checkpoint have the same keys.
     found: dict[tuple[str, str | None], StoredRecord] = {(s.record.cell.name, s.record.key): s for s in records}
     planned = {(cell.cell.name, cell.key): cell for cell in plan.cells if not cell.not_offered}
     return Results(
@@ -195,7 +195,7 @@ def write_record(folder: Path, record: Record, samples: Samples = None) -> None:
 
 
 def _as_json(content: Mapping[str, Any]) -> str:
-    """One line per field: indented, a record of many layers takes twice the room, and references are committed."""
+    """One line per field: with indentation, a record of many layers is twice as large, and references are committed."""
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     lines = [f"{encode(name)}: {encode(value)}" for name, value in content.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -211,7 +211,7 @@ def write_plan(folder: Path, plan: RunPlan, name: str = RUN) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers left: temporary files, and cell folders in which nothing was finished.
+    """Remove what killed writers left behind: temporary files, and cell folders without a finished record.
 
     Call only while holding the folder's lock.
     """
@@ -242,7 +242,7 @@ def _read_json(file: Path, kind: type[Model]) -> Model:
     except OSError as error:
         raise StoreError(f"{file} cannot be read ({error.strerror}).") from None
     try:
-        read = kind.model_validate_json(text)  # three times as fast as the way that tells what is wrong
+        read = kind.model_validate_json(text)  # three times as fast as the way that reports what is wrong
         if "schema_version" in read.model_fields_set:
             return read
     except ValidationError:
@@ -272,5 +272,5 @@ def _check_one_each(records: list[StoredRecord], folder: Path, by: Callable[[Rec
         if first != stored.folder:
             name = stored.record.cell.name
             raise StoreError(
-                f"{folder} holds two records of {name}, in {first.name} and {stored.folder.name}{why}; remove one."
+                f"{folder} has two records of {name}, in {first.name} and {stored.folder.name}{why}; remove one."
             )

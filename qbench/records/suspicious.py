@@ -1,7 +1,7 @@
-"""Records that cannot be those of the model that their name says. Imports neither torch nor pandas: the gate runs it.
+"""Records that cannot belong to the model they name. Imports neither torch nor pandas: the gate runs it.
 
 Two kinds of proof. The audit says what was done to the weights. The log-likelihoods of the documents say which weights
-were measured: equal to the last bit for equal weights, and as far from the unquantized model's as the weights are.
+were measured: identical to the last bit for equal weights, and as far from the unquantized model's as the weights are.
 All limits were set on the 20 quantized cells of results/mini (5 tasks with 400 documents each), with a wide margin.
 """
 
@@ -23,33 +23,33 @@ from qbench.records.samples import WEIGHT, Floats, gold_logprobs, lists, metric_
 from qbench.records.schema import CellRef, Record
 from qbench.records.store import StoredRecord
 
-# Metrics whose values of documents are log-likelihoods.
+# Metrics whose per-document values are log-likelihoods.
 LOG_LIKELIHOODS = tuple(name for name, facts in METRICS.items() if facts.unit != "share")
 
-# Log-likelihoods nearer to 0 coincide by chance: of a sure answer all models say -0.0 or -1.2e-7.
+# Log-likelihoods nearer to 0 coincide by chance: for a sure answer all models give -0.0 or -1.2e-7.
 INFORMATIVE = 0.01
-# So many documents must have such values.
+# At least this many documents must have informative values.
 MIN_DOCUMENTS = 8
 # Share of a task's documents that are equal to the last bit. Between two honest cells of mini it is 0 in 1,154 of 1,155
 # comparisons, and 0.6% (1 of 158 documents) in the other; it is 1 for the same weights.
 MAX_EQUAL = 0.5
-# Documents per task by which the pairs to compare are found. If half of the documents are equal, one of these is.
+# Documents per task used to find the pairs to compare. If half of all documents are equal, one of these is.
 PROBES = 32
-# How far log-likelihoods L move for each unit of the audit's relative weight error: the median document's mean of
+# How far log-likelihoods L move per unit of the audit's relative weight error: the median over documents of the mean of
 # |ΔL| / min(|L|, √|L|). The divisor is what noise in the logits does to L: it scales 1 - p of a sure token, and adds up
 # as a random walk over the unsure ones. In mini the ratio is at least 0.56 (gptq-8, wikitext), and of the
-# same size at 8 bits (0.56 to 7.6) and at 4 (0.82 to 7.0), so that it holds for small damage too; 2 bits: 2.7 to 119.
+# same size at 8 bits (0.56 to 7.6) and at 4 (0.82 to 7.0): it holds for small damage too; 2 bits: 2.7 to 119.
 # The limit is 1/22 of the smallest.
 MIN_MOVE = 0.025
 MIN_DOCUMENTS_MOVED = 16
-# By how much a quantized cell may surely be better than the unquantized model: right answers per document, or nats per
-# decision. The most in mini is 0.010 (gptq-4, lambada, t = 0.9) and 0.0086 (bnb-4, wikitext, t = 8.4), in results/paper
-# 0.008 (bnb-4, sciq) and 0.0089 (gptq-8, lambada).
+# The largest significant gain of a quantized cell over the unquantized model that may pass: right answers per document,
+# or nats per decision. The most in mini is 0.010 (gptq-4, lambada, t = 0.9) and 0.0086 (bnb-4, wikitext, t = 8.4), in
+# results/paper 0.008 (bnb-4, sciq) and 0.0089 (gptq-8, lambada).
 MAX_GAIN = 0.05
 ANSWERS = ("acc", "acc_norm", "exact_match")
 MIN_NATS = -math.log(100)  # per decision: a perplexity of 100
 SURE_T = 5.0
-# Damage that can be said to be gone: nats per decision in a task. A run may have 1/16 of it, the noise of two bits
+# Damage large enough to notice that it is gone: nats per decision in a task. A run may have 1/16 of it, two bits' noise
 # (6 dB each). A cell of mini with one bit more has 1/2.6 to 1/9.5 of the damage, with two bits more 1/17 to 1/53.
 LARGE_DAMAGE = 0.1
 MAX_RECOVERY = 16.0
@@ -57,7 +57,7 @@ MAX_RECOVERY = 16.0
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Why the numbers of a cell cannot be its own."""
+    """Why the numbers of a cell cannot be those of its model."""
 
     cell: CellRef
     found_by: Literal["audit", "records"]
@@ -72,14 +72,14 @@ class TaskScores:
     """The documents of one task."""
 
     hashes: np.ndarray  # [documents] of their contents
-    values: Floats  # [documents, choices] log-likelihoods, NaN beyond a document's own
+    values: Floats  # [documents, choices] log-likelihoods, padded with NaN
     decisions: Floats  # [documents] nats: of the right choice, of the target, or of a page per word
-    gold: Floats  # [documents, right choices] NaN beyond a document's own
+    gold: Floats  # [documents, right choices] padded with NaN
     lengths: Floats  # [documents, choices] characters
     metrics: Mapping[str, Floats]  # [documents] by column
 
     def take(self, rows: np.ndarray) -> "TaskScores":
-        """Those documents, in that order."""
+        """The documents of these rows, in this order."""
         metrics = {name: column[rows] for name, column in self.metrics.items()}
         return TaskScores(
             self.hashes[rows], self.values[rows], self.decisions[rows], self.gold[rows], self.lengths[rows], metrics
@@ -88,13 +88,13 @@ class TaskScores:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """A cell that is done, with what was measured on it."""
+    """A finished cell with its measurements."""
 
     cell: CellRef
     checkpoint: str  # the fingerprint of the unquantized model
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
     tasks: Mapping[str, TaskScores]
-    same_as: str = ""  # the label of a cell that this one may be equal to: one without heads that were masked
+    same_as: str = ""  # the label of a cell that this one may equal, such as one without masked heads
 
     @cached_property
     def probes(self) -> "frozenset[tuple[str, str, str, bytes]]":
@@ -120,7 +120,7 @@ class MeasuredCell:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its name says that it is."""
+        """Whether its name says that it is quantized."""
         return self.cell.label != UNQUANTIZED
 
 
@@ -143,8 +143,7 @@ Rule = Callable[[Evidence], Iterator[Suspicion]]
 
 
 def suspicious_records(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> list[Suspicion]:
-    """What is wrong with the current records of a folder; references: those of the baseline that a run is checked
-    against."""
+    """What is wrong with the current records of a folder; references: the records of the run's baseline."""
     done = [stored for stored in records if stored.record.state == "done"]
     unproved = [found for stored in done if (found := _unproved(stored.record))]
     unproved += [found for stored in done for found in _impossible(stored)]
@@ -153,7 +152,7 @@ def suspicious_records(records: Sequence[StoredRecord], references: Sequence[Sto
 
 
 def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
-    """The cells whose documents contradict their name; one reason for each, the plainest.
+    """The cells whose documents contradict their name, with the plainest reason for each.
 
     A cell that is accused is not used as evidence against others.
     """
@@ -167,14 +166,14 @@ def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
 
 
 def audit_failures(record: Record, audit: Audit) -> list[str]:
-    """Why the audit does not prove what the cell's name says: it may be another's."""
+    """Why the audit does not prove what the cell's name says: it may belong to another cell."""
     cell = record.cell
     if audit.label != cell.label:
         return [f"it is an audit of {audit.label}."]
     if (audit.method, audit.bits) != (cell.method, cell.bits):
         return [f"it is an audit of {audit.method} at {audit.bits} bits; the cell is {cell.method} at {cell.bits}."]
     if (wanted := sorted(record.identity.what.parts or {})) != (audited := sorted(part.label for part in audit.parts)):
-        return [f"it has {wanted} beside its weights, and the audit is of {audited}."]
+        return [f"it has {wanted} besides its weights, but the audit covers {audited}."]
     return failures(audit)
 
 
@@ -182,7 +181,7 @@ def _unproved(record: Record) -> Suspicion | None:
     if record.cell.label == UNQUANTIZED:
         return None
     if record.audit is None:
-        return Suspicion(record.cell, "audit", "it has no audit: that it was quantized is not proved.")
+        return Suspicion(record.cell, "audit", "it has no audit, so nothing proves that it was quantized.")
     if reasons := audit_failures(record, record.audit):
         return Suspicion(record.cell, "audit", f"it has scores, but did not pass its audit: {reasons[0]}")
     return None
@@ -204,8 +203,8 @@ def _impossible(stored: StoredRecord) -> Iterator[Suspicion]:
 def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
     """Two cells of one family whose documents are equal to the last bit: one of them was not measured.
 
-    Accused is the one that is not what it was in the baseline; the narrower one if that does not tell. A cell that is
-    equal to a narrower one of the baseline is not accused: there it is the baseline that is wrong.
+    The one that differs from the baseline is accused; if that does not decide, the narrower one. A cell that equals a
+    narrower cell of the baseline is not accused: there the baseline is wrong.
     """
     for cell, other in _sharing_a_document(evidence.cells, evidence.cells):
         narrow, wide = sorted((cell, other), key=lambda c: c.cell.bits)
@@ -220,7 +219,7 @@ def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
 def _sharing_a_document(
     cells: Sequence[MeasuredCell], others: Sequence[MeasuredCell]
 ) -> list[tuple[MeasuredCell, MeasuredCell]]:
-    """The pairs of different cells of one family that have equal log-likelihoods in one of a few documents.
+    """The pairs of different cells of one family with equal log-likelihoods in one of a few documents.
 
     Comparing a hundred cells with each other in all documents takes many seconds, and hardly any pair shares one.
     """
@@ -270,9 +269,9 @@ def _equal_tasks(cell: MeasuredCell, other: MeasuredCell) -> Iterator[_EqualTask
 
 
 def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Suspicion]:
-    """Metrics that do not follow from the log-likelihoods beside them, though they do in most cells.
+    """Metrics that do not follow from their log-likelihoods, although they do in most cells.
 
-    A task may define acc in another way than lm-eval does; then few cells agree, if any, and none is accused.
+    A task may define acc differently from lm-eval; then few cells agree, if any, and none is accused.
     """
     every = (*evidence.cells, *evidence.references)
     agreeing = Counter(key for cell in every for key in _following(cell, agree=True))
@@ -298,7 +297,7 @@ def _following(cell: MeasuredCell, agree: bool) -> dict[tuple[str, str], int]:
 
 
 def _expected(scores: TaskScores) -> dict[str, Floats]:
-    """What lm-eval's metrics are by the log-likelihoods of the choices, of the target or of the page."""
+    """lm-eval's metrics computed from the log-likelihoods of the choices, of the target or of the page."""
     if not scores.values.shape[1]:
         return {}
     has_choices = ~np.isnan(scores.gold).all(axis=1) if scores.gold.shape[1] else np.zeros(len(scores.values), bool)
@@ -306,7 +305,7 @@ def _expected(scores: TaskScores) -> dict[str, Floats]:
     if has_choices.all():
         width = min(scores.values.shape[1], scores.lengths.shape[1])
         values, lengths = scores.values[:, :width], scores.lengths[:, :width]
-        # lm-eval takes the first of equal ones, and no choice is beyond a document's own.
+        # lm-eval takes the first of equal ones; padding is never chosen.
         within = np.where(np.isnan(lengths), -np.inf, np.nan_to_num(values, nan=-np.inf))
         by_length = np.where(np.isnan(lengths), -np.inf, within / np.where(lengths > 0, lengths, 1.0))
         for name, ranked in (("acc", within), ("acc_norm", by_length)):
@@ -328,14 +327,14 @@ def _too_near(evidence: Evidence) -> Iterator[Suspicion]:
                 continue
             if (move := float(np.median(moves)) / error) < MIN_MOVE:
                 message = (
-                    f"in {task} its log-likelihoods are too near the unquantized model's: they moved by {move:.1g} per "
-                    f"unit of the audit's relative weight error ({error:.2g}); honest cells move by 0.5 and more."
+                    f"in {task} its log-likelihoods are too close to the unquantized model's: they moved by {move:.1g} "
+                    f"per unit of the audit's relative weight error ({error:.2g}); honest cells move by at least 0.5."
                 )
                 yield Suspicion(cell.cell, "records", message)
 
 
 def _too_good(evidence: Evidence) -> Iterator[Suspicion]:
-    """Quantized cells that are surely better than the unquantized model."""
+    """Quantized cells that are significantly better than the unquantized model."""
     for cell, unquantized in evidence.with_unquantized():
         for task, (after, before) in _common(cell, unquantized).items():
             gain, unit, limit = _gain(after, before)
@@ -345,16 +344,16 @@ def _too_good(evidence: Evidence) -> Iterator[Suspicion]:
             if mean > limit and mean > SURE_T * error:
                 message = (
                     f"in {task} it is better than the unquantized model by {significant(mean)} {unit} (standard error "
-                    f"{significant(error)}); honest cells gain a fifth of the limit, {significant(limit)}, at most."
+                    f"{significant(error)}); honest cells gain at most a fifth of the limit, {significant(limit)}."
                 )
                 yield Suspicion(cell.cell, "records", message)
 
 
 def _gain(after: TaskScores, before: TaskScores) -> tuple[Floats, str, float]:
-    """By how much each document got better, the unit, and how much is too much.
+    """How much each document improved, the unit, and the limit.
 
-    By answers if there are any, since noise makes a model less sure, and so it gains nats where it is surely wrong.
-    By nats per word or target if not, and if the model knows the text: one that does not gains nats from noise too.
+    In answers if there are any: noise makes a model less sure, and so it gains nats where it is surely wrong.
+    Otherwise in nats per word or target, if the model knows the text: one that does not gains nats from noise too.
     """
     for name in ANSWERS:
         if name in after.metrics and np.isfinite(after.metrics[name]).any():
@@ -366,7 +365,7 @@ def _gain(after: TaskScores, before: TaskScores) -> tuple[Floats, str, float]:
 
 
 def _recovered(evidence: Evidence) -> Iterator[Suspicion]:
-    """Cells that have next to nothing left of the damage that the same cell has in the baseline."""
+    """Cells that have almost none of the damage that the same cell has in the baseline."""
     damages = {
         (cell.cell.name, cell.checkpoint): _damages(cell, unquantized)
         for cell, unquantized in Evidence(evidence.references).with_unquantized()
@@ -378,8 +377,8 @@ def _recovered(evidence: Evidence) -> Iterator[Suspicion]:
         error = math.sqrt(sum(now[task].error ** 2 for task in large))
         if large and after + 2 * error < before / MAX_RECOVERY:
             message = (
-                f"quantization costs it {after:.3f} nats per decision (sum over {', '.join(large)}); it costs the same "
-                f"cell of the baseline {before:.3f}. One bit more would leave at least 1/{MAX_RECOVERY:.0f} of that."
+                f"quantization costs it {after:.3f} nats per decision (sum over {', '.join(large)}), but {before:.3f} "
+                f"in the baseline. One bit more would leave at least 1/{MAX_RECOVERY:.0f} of that."
             )
             yield Suspicion(cell.cell, "records", message)
 
@@ -421,7 +420,7 @@ def _paired(a: TaskScores, b: TaskScores) -> tuple[TaskScores, TaskScores]:
 
 
 def _equal_documents(a: Floats, b: Floats) -> tuple[int, int]:
-    """How many documents have only equal values, of how many that have informative ones."""
+    """How many documents have only equal values, and how many have informative ones."""
     informative = _informative(a) & _informative(b)
     counted = informative.any(axis=1)
     equal = ((a == b) | ~informative).all(axis=1)
@@ -429,7 +428,7 @@ def _equal_documents(a: Floats, b: Floats) -> tuple[int, int]:
 
 
 def _moves(before: Floats, after: Floats) -> Floats:
-    """How far the values of each document moved, in units of what noise in the logits does to them."""
+    """How far the values of each document moved, relative to the effect of noise in the logits."""
     informative = _informative(before) & np.isfinite(after)
     size = np.where(informative, np.abs(before), 1.0)
     moves = np.where(informative, np.abs(after - before) / np.minimum(size, np.sqrt(size)), 0.0)
@@ -482,7 +481,7 @@ def task_scores(table: pa.Table) -> dict[str, TaskScores]:
 
 
 def _decisions(table: pa.Table, columns: Mapping[str, Floats]) -> Floats:
-    """Nats of each document's decision; of pages per word, which is the smallest of their weights."""
+    """Nats of each document's decision; for pages per word, the smallest of their weights."""
     flat, lengths = lists(table["loglikelihoods"])
     alone = lengths == 1
     weights = [column for name, column in columns.items() if name.endswith(WEIGHT)]

@@ -1,4 +1,4 @@
-"""Analyses from wherever they are: records of `qbench analyze`, or CSV files of published figures."""
+"""Reads analyses: from records of `qbench analyze`, or from CSV files of published figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class AnalyzedModel:
 
 @dataclass(frozen=True)
 class PublishedScore:
-    """A score that was published beside analyses, of an experiment that the other tables do not have."""
+    """A score published with analyses, from an experiment that the other tables do not have."""
 
     cell: CellRef
     task: str
@@ -69,7 +69,7 @@ class AnalysisSet:
     sensitivities: tuple[tuple[CellRef, tuple[LinearDamage, ...]], ...] = ()
     scores: tuple[PublishedScore, ...] = ()
     failures: tuple[str, ...] = ()  # sentences: what has no analysis, and why
-    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of models by what is to be said of them
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of models by note
 
     @property
     def families(self) -> list[str]:
@@ -82,7 +82,7 @@ class AnalysisSet:
 
 
 def analysis_set(results: ResultSet) -> AnalysisSet:
-    """The analyses beside results; empty if there are none. Models of a family stand with the reference first."""
+    """The analyses stored with results; empty if there are none. In a family the reference comes first."""
     if results.analysis_files:
         models, scores = _published(results.analysis_files)
         return AnalysisSet(tuple(_sorted(models, results.reference)), scores=tuple(scores))
@@ -91,7 +91,7 @@ def analysis_set(results: ResultSet) -> AnalysisSet:
     stored = read_analyses(results.source)
     usable, failures = (
         [],
-        [f"{p.cell.name} is planned and not run yet; `qbench analyze` makes it." for p in stored.missing],
+        [f"{p.cell.name} is planned but not run yet; `qbench analyze` will run it." for p in stored.missing],
     )
     for found in stored.current:
         if reason := _reason(found):
@@ -120,12 +120,12 @@ def _notes(usable: Sequence[StoredRecord]) -> dict[str, list[str]]:
 
 
 def _reason(stored: StoredRecord) -> str:
-    """Why a record has nothing to show; empty if it has."""
+    """Why a record has nothing to show; empty if it does."""
     record = stored.record
     if record.failure:
         return f"{record.cell.name} failed ({record.failure.kind}): {record.failure.reason.splitlines()[0]}"
     wrong = altered(stored)
-    return f"{record.cell.name} is not what was measured: {wrong[0]} Run it again." if wrong else ""
+    return f"{record.cell.name} does not match what was measured: {wrong[0]} Run it again." if wrong else ""
 
 
 def _model(stored: StoredRecord) -> AnalyzedModel:
@@ -163,7 +163,7 @@ def _published(files: Sequence[Path]) -> tuple[list[AnalyzedModel], list[Publish
         figure = Figure(row["metric"], row["setting"], row.get("part") or "all", length, value, 0, tokens)
         name = (figure.metric, figure.setting, figure.part, figure.length)
         if name in found.setdefault(cell, {}):
-            raise ReportError(f"{where} is about {cell.name}, {', '.join(map(str, name))}, and so is a row before it.")
+            raise ReportError(f"{where} repeats {cell.name}, {', '.join(map(str, name))}; remove one of the rows.")
         found[cell][name] = figure
         dtypes[cell] = dtypes.get(cell) or row.get("dtype", "")
     return [AnalyzedModel(cell, tuple(own.values()), dtypes[cell]) for cell, own in found.items()], scores

@@ -1,4 +1,4 @@
-"""Our analyses beside published ones, and our scores beside those that were published with them."""
+"""Our analyses next to published ones, and our scores next to those published with them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from qbench.report.tables import Column, Field, Table
 from qbench.report.tidy import DataRow
 
 READ_ANALYSES = (
-    "The difference is ours − published; the interval is of ours, a bootstrap over texts. Where the length of the "
-    "published figure is not known, ours is at the length of the recipe: rates depend on it."
+    "Difference: ours − published. Interval: of ours, bootstrap over texts. If the published length is unknown, ours "
+    "uses the recipe's length; rates depend on it."
 )
 
 
@@ -27,7 +27,7 @@ class AnalysisComparison:
     family: str
     attention: str
     label: str
-    task: str  # empty of an analysis
+    task: str  # empty for an analysis
     metric: str
     setting: str
     length: int
@@ -44,7 +44,7 @@ class AnalysisComparison:
 
 
 def compare_analyses(ours: ReportData, published: ReportData) -> list[AnalysisComparison]:
-    """Every published figure that we have measured, too."""
+    """Every published figure that we measured too."""
     found = []
     mine = {(m.cell.family, m.cell.attention, m.cell.label): m for m in ours.analyses.models}
     for model in published.analyses.models:
@@ -84,7 +84,7 @@ def _table(family: str, found: Sequence[AnalysisComparison]) -> Table:
     table = Table(
         name=f"compare-analysis-{family}",
         title=f"{family}, analysis: ours and published",
-        caption=f"Our analyses of {family} beside the published ones.",
+        caption=f"Our analyses of {family} next to the published ones.",
         reading=[READ_ANALYSES],
         columns=[*(Column(title, "l") for title in texts), *map(Column, numbers)],
         heads=2,

@@ -25,10 +25,10 @@ SMALL = {
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
 }
-MAX_BOXES = 8  # layers of which box plots are drawn: evenly spaced ones of more
+MAX_BOXES = 8  # layers with a box plot; if there are more, evenly spaced ones
 MAX_TICKS = 8
-MAX_DOTTED = 4  # models of which a second line is drawn
-LEGEND_LETTERS, MARKER_LETTERS = 52, 6  # of a legend's line in a column, and what a marker takes
+MAX_DOTTED = 4  # models that get a second line
+LEGEND_LETTERS, MARKER_LETTERS = 52, 6  # per legend line in a column, and the width of a marker
 LEGEND_LINE = 0.16  # inches
 
 
@@ -63,7 +63,7 @@ def new_figure(width: float, height: float, title: str) -> "Figure":
 
 
 def add_legend(figure: "Figure") -> None:
-    """One legend for all panels, below them, which keep their size."""
+    """One legend below all panels; the panels keep their size."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -78,7 +78,7 @@ def add_legend(figure: "Figure") -> None:
 
 
 def plain_log_ticks(axis: Any) -> None:
-    """Numbers as people write them, and more than one of them if an axis is short of a decade."""
+    """Numbers as people write them, and more than one if the axis spans less than a decade."""
     ticker = load_matplotlib().ticker
     axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=8))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
@@ -86,7 +86,7 @@ def plain_log_ticks(axis: Any) -> None:
 
 
 def _states(model: AnalyzedModel) -> list[int]:
-    """The states in the order in which a text passes them: the raw output of the last layer before the final norm."""
+    """The states in the order of computation: the raw output of the last layer comes before the final norm."""
     assert model.analysis
     layers = model.analysis.facts.layers
     return [*range(layers), layers + 1, layers]
@@ -141,7 +141,7 @@ def _boxes(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
 
 
 def _box_places(model: AnalyzedModel) -> list[int]:
-    """Of the states in order, those that have a box."""
+    """Which of the ordered states get a box."""
     last = len(_states(model)) - 1
     return sorted({round(n) for n in np.linspace(0, last, min(MAX_BOXES, last + 1))})
 
@@ -234,7 +234,7 @@ def _sweep(model: AnalyzedModel, metric: str, epsilon: float) -> list[tuple[int,
 
 
 def _percent_axis(axes: "Axes") -> None:
-    """From 0 to 10% or more: rates that are all 0 would have an axis of their rounding."""
+    """From 0 to at least 10%: if all rates are 0, the axis would show rounding errors."""
     top = max(10.0, axes.get_ylim()[1])
     axes.set_ylim(-0.05 * top, top)
 
@@ -251,7 +251,7 @@ def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
             axes.plot(dead.index, dead, linewidth=1.2, label=kind_name(model.cell.attention), **line)
         axes.set_title(f"output below ε={epsilon:g}")
         axes.set_ylabel("dead heads (%)")
-    _percent_axis(grid[0])  # which all panels share
+    _percent_axis(grid[0])  # shared by all panels
     grid[-1].set_xlabel("layer (from 0)")
     grid[-1].xaxis.set_major_locator(load_matplotlib().ticker.MaxNLocator(MAX_TICKS, integer=True))
     add_legend(figure)
@@ -259,7 +259,7 @@ def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
 
 
 def _over_steps(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
-    """What a model does on its way through training."""
+    """How a model changes during training."""
     shown: list[tuple[str, str, str, Callable[[Axes], None]]] = [
         ("dead_heads", f"{DEAD_EPSILONS[0]:g}", "dead heads (%)", _percent_axis),
         ("sink_rate", f"{SINK_EPSILONS[-1]:g}", "sink rate (%)", _percent_axis),

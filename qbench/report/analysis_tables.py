@@ -18,8 +18,8 @@ from qbench.report.tidy import DataRow
 
 READ_RATES = "Rates and shares are in percent."
 READ_SINKS = (
-    "Sink rate: the share of (text, layer, head) whose mean weight on the first token is above ε; normalized: with "
-    "each row of weights divided by its sum first. Row sum: the mean sum of a row of weights."
+    "Sink rate: the share of (text, layer, head) whose mean weight on the first token is above ε; normalized: after "
+    "dividing each row of weights by its sum. Row sum: the mean sum of a row of weights."
 )
 READ_ACTIVATIONS = (
     "Kurtosis (not excess), minimum and maximum of the hidden states after the embedding, after each layer but the "
@@ -30,18 +30,18 @@ READ_SPARSITY = (
     "of tokens."
 )
 READ_DIFFERENCES = (
-    "The difference is the attention's figure − {reference}'s on the same texts; * marks a 95% interval (paired "
-    "bootstrap over texts) that excludes zero."
+    "Difference: the attention − {reference}, on the same texts; *: the 95% interval (paired bootstrap over texts) "
+    "excludes zero."
 )
 READ_LENGTHS = (
-    "Sink rates at ε of the texts that have so many tokens, cut there; at the length of the analysis, shorter texts "
-    "count too."
+    "Sink rates at ε of texts with at least that many tokens, truncated there; at the length of the analysis, shorter "
+    "texts count too."
 )
 READ_LAYERS = (
-    "The largest |x| of any text with its token (from 0) and its channel, and how many values are massive: > 100 and "
-    "> 1,000 times the median of |x| of their text and layer (Sun et al.)."
+    "The largest |x| of any text, its token (from 0) and channel, and the number of massive values: > 100 and "
+    "> 1,000 times the median |x| of their text and layer (Sun et al.)."
 )
-ROUNDING = 1e-5  # of a figure: what float32 may make of equal ones
+ROUNDING = 1e-5  # relative: equal figures may differ by this much in float32
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ IN_DIFFERENCES = (*SINKS, *(c for c in ACTIVATIONS if c.metric not in ("min", "m
 
 
 def analysis_tables(report: ReportData) -> list[Table]:
-    """Sinks; activations; differences between models of a family; by part of the tokens, by length, and by layer."""
+    """Sinks, activations, differences between models of a family; then by part of the tokens, by length, by layer."""
     models = report.analyses.models
     found = [
         _figure_table(models, "analysis-sinks", "Attention sinks", SINKS, READ_SINKS),
@@ -99,7 +99,7 @@ def analysis_tables(report: ReportData) -> list[Table]:
 
 
 def analysis_remarks(report: ReportData) -> list[str]:
-    """What has no analysis, and what the analyses say of their texts."""
+    """Which models have no analysis, and notes on the texts."""
     analyses = report.analyses
     notes = [f"{some(names)}: {note}" for note, names in analyses.notes.items()]
     about = []
@@ -247,7 +247,7 @@ def figure_name(metric: str, setting: str = "") -> str:
 
 
 def _part_table(models: Sequence[AnalyzedModel]) -> Table | None:
-    """The first token apart from the others."""
+    """The first token separately from the others."""
     own = [model for model in models if model.find("kurtosis", part=PARTS[0])]
     if not own:
         return None
@@ -297,7 +297,7 @@ def _layer_table(models: Sequence[AnalyzedModel]) -> Table | None:
     if not own:
         return None
     family = own[0].cell.family
-    alone = len(own) <= 2  # of more, there is no room for anything but the value
+    alone = len(own) <= 2  # with more models there is only room for the value
     titles = ("Largest |x|", "Token", "Channel", "Massive") if alone else ("Largest |x|",)
     table = Table(
         name=f"analysis-layers-{family}",
@@ -333,7 +333,7 @@ def _layer_table(models: Sequence[AnalyzedModel]) -> Table | None:
 
 
 def _score_table(report: ReportData) -> Table | None:
-    """Scores that were published beside analyses."""
+    """Scores published with analyses."""
     table = Table(
         name="analysis-scores",
         title="Further scores",

@@ -13,26 +13,26 @@ from qbench.report.tidy import DataRow
 
 UNITS = {"nats": "nats per decision", "points": "points of accuracy"}
 READ_HEADLINE = (
-    "Mean over tasks and methods of how much less an attention lost than {reference}; above zero it lost less. In nats "
+    "How much less an attention lost than {reference}, averaged over tasks and methods; positive: it lost less. Nats "
     "per decision: the log-probability of the right choice among the choices, of the target, or per word of a page."
 )
 READ_HEADLINE_INTERVAL = (
-    "95% intervals, not adjusted, count the choice of documents, of calibration text and of training seeds as far as "
-    f"there are several; p is Holm's over all lines, and a line claims a difference if it is at most {ALPHA:g}."
+    "The 95% intervals are not adjusted. They include the choice of documents and, if there are several, of "
+    f"calibration draws and training seeds. p is adjusted over all lines (Holm); p ≤ {ALPHA:g} claims a difference."
 )
 READ_CLAIMS = (
-    "Intervals are 95% each, not adjusted; a difference is claimed if its p, adjusted for {comparisons} (Holm), is at "
+    "Intervals are 95%, not adjusted; a difference is claimed if its p, adjusted for {comparisons} (Holm), is at "
     f"most {ALPHA:g}."
 )
-READ_SCALES = "The same in points of accuracy, in logits of accuracy, and as damage ÷ {reference}'s damage in nats."
+READ_SCALES = "Also: points of accuracy, logits of accuracy, and damage ÷ {reference}'s damage in nats."
 READ_PUBLISHED = (
-    "Published accuracies come without documents: the intervals are bounds that leave out that all models saw the same "
-    "ones, and count no calibration."
+    "Published accuracies come without documents: the intervals are wider than needed, since they ignore that all "
+    "models saw the same documents, but they do not include calibration."
 )
 
 
 def answer(report: ReportData) -> list[str]:
-    """One sentence per bit width, and what must be known with it. Empty if there is nothing to compare."""
+    """One sentence per bit width, and the caveats. Empty if there is nothing to compare."""
     lines = report.headlines
     found = []
     for (families, _), own in groupby(lines, lambda line: (line.families, line.bits)):
@@ -114,13 +114,13 @@ def _fields(table: Table, line: Headline, published: bool) -> list[Field]:
 
 
 def _decimals(line: Headline) -> int:
-    """As many as show the ends of an interval that excludes zero, or else two digits of its width."""
+    """Enough to show the ends of an interval that excludes zero, or else two digits of its width."""
     low, high = line.interval
     return max(map(needed_decimals, (line.value, low, high))) if low * high > 0 else needed_decimals((high - low) / 10)
 
 
 def _sentence(lines: Sequence[Headline]) -> str:
-    """On all attentions at one width."""
+    """The sentence about all attentions at one width."""
     reference, bits = kind_name(lines[0].reference), lines[0].bits
     unit = UNITS[lines[0].unit]
     claims = [line for line in lines if line.claims]
@@ -137,15 +137,15 @@ def _sentence(lines: Sequence[Headline]) -> str:
         )
     elif others:
         names = ", ".join(kind_name(line.attention) for line in others)
-        parts.append(f"there is no evidence on {names}")
+        parts.append(f"there is no evidence either way for {names}")
     scales = [_on_other_scales(line) for line in claims if line.depends_on_scale or len(lines) == 1]
     return f"At {bits} bits {'; '.join(parts)}{_of_what(lines[0])}.{''.join(scales)}"
 
 
 def _why(line: Headline) -> str:
-    """Why nothing is claimed, if the interval does not say it."""
+    """Why nothing is claimed, if the interval does not show it."""
     if not line.judged:
-        return ", since one calibration draw says nothing of another's"
+        return ", because one calibration draw says nothing about others"
     return " after adjustment for all comparisons" if line.interval[0] * line.interval[1] > 0 else ""
 
 
@@ -158,7 +158,7 @@ def _direction(line: Headline) -> str:
 
 
 def _interval(line: Headline) -> str:
-    """In the direction of the sentence."""
+    """The interval in the direction of the sentence."""
     low, high = line.interval if line.value >= 0 else (-line.interval[1], -line.interval[0])
     decimals = _decimals(line)
     return f"[{low:.{decimals}f}, {high:.{decimals}f}]"
@@ -170,7 +170,7 @@ def _of_what(line: Headline) -> str:
 
 
 def _on_other_scales(line: Headline) -> str:
-    """What a claim becomes on other scales; and why, if that is something else."""
+    """A claim on other scales; and why, if it differs there."""
     name, reference = kind_name(line.attention), kind_name(line.reference)
     others = {"points": line.scales.points, "logits": line.scales.logits}
     shown = ", ".join(f"{signed(value)} {scale}" for scale, value in others.items() if value is not None)
@@ -181,8 +181,8 @@ def _on_other_scales(line: Headline) -> str:
         return f" On other scales: {shown} of accuracy{ratio}."
     before, own = map(score, line.level)
     return (
-        f" The answer depends on the scale ({signed(line.value, 3)} {line.unit}, {shown} of accuracy, above zero if "
-        f"{name} lost less{ratio}), since the models do not start level: mean accuracy {before}% for {reference}, "
+        f" The answer depends on the scale ({signed(line.value, 3)} {line.unit}, {shown} of accuracy, positive if "
+        f"{name} lost less{ratio}), because the models start at different mean accuracies: {before}% for {reference}, "
         f"{own}% for {name}."
     )
 
@@ -201,5 +201,5 @@ def _nothing(report: ReportData) -> list[str]:
     results = report.results
     lone = [family for family in results.families if len(results.kinds_of(family)) == 1]
     if lone:
-        return [f"No headline: {', '.join(lone)} has one model, and there is nothing to compare it with."]
-    return ["No headline: the cells have no documents with log-likelihoods in common."] if report.damages else []
+        return [f"No headline: {', '.join(lone)} has only one model, so there is nothing to compare."]
+    return ["No headline: the cells share no documents with log-likelihoods."] if report.damages else []

@@ -5,19 +5,19 @@ from collections.abc import Iterable, Sequence
 from qbench.attention.kinds import ATTENTIONS
 from qbench.records.schema import Record
 
-# The first is the reference if nothing says otherwise. Results of these two have CSV columns of their own.
+# The first is the default reference. Results of these two have their own CSV columns.
 TWINS = ("softmax", "softpick")
-# Titles of kinds that other packages declare, which reports do not import: what the records say that were read.
+# Titles of kinds that other packages declare, which reports do not import: taken from the records that were read.
 _TITLES: dict[str, str] = {}
 
 
 def learn_titles(records: Iterable[Record]) -> None:
-    """Remember what records call kinds that are not in our table."""
+    """Remember the titles that records give to kinds that are not in our table."""
     _TITLES.update({record.cell.attention: record.attention_title for record in records if record.attention_title})
 
 
 def kind_title(attention: str) -> str:
-    """A kind as headers and the beginnings of sentences have it; its name if no record says its title."""
+    """A kind as written in headers and at the start of a sentence; its name if no record gives a title."""
     return ATTENTIONS[attention].title if attention in ATTENTIONS else _TITLES.get(attention, attention)
 
 

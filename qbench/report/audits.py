@@ -8,18 +8,14 @@ from qbench.records.suspicious import audit_failures
 from qbench.report.results import CellResult, ResultSet
 from qbench.report.tables import Column, Field, Table, number_field
 
-CAPTION = (
-    "Measured on the quantized models: bits per weight in storage, weights against their source, and the next token."
-)
+CAPTION = "Measured on the quantized models: stored bits per weight, weight errors, and next-token predictions."
 READ_BITS = (
-    "Quantized: of the weights that were to be. Code bits: what the codes take in storage, in the method's packing; "
-    "HQQ puts ten 3-bit codes into 32 bits, which is 3.2 bits per code, and more where words are not full. Storage "
-    "bits: with scales and zeros."
+    "Quantized: share of the target weights. Code bits: stored bits per code, as the method packs them (HQQ packs ten "
+    "3-bit codes into 32 bits: 3.2 bits per code, more if words are not full). Storage bits: with scales and zeros."
 )
 READ_PROBE = (
-    "KL and top-1 agreement are of the next token, against the unquantized model, on the audit's probe: by default a "
-    "fixed batch of pseudo-random tokens, on which models are far less sure than on text, so that an agreement of 80% "
-    "is nothing alarming."
+    "KL and top-1 agreement compare the next token with the unquantized model's on the audit's probe: by default a "
+    "fixed batch of pseudo-random tokens. Models are far less sure of those than of text; 80% agreement is normal."
 )
 # By the column's title: the number in the audit, and how it is written.
 MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {

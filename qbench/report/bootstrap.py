@@ -1,5 +1,5 @@
-"""Paired bootstrap over documents: every score of every cell is resampled with the same draws, so that differences of
-scores, and differences of differences, are differences of arrays."""
+"""Paired bootstrap over documents: every score of every cell is resampled with the same draws. Differences of scores,
+and differences of differences, are then differences of arrays."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from qbench.records.samples import Aggregation
 from qbench.report.values import Values
 from qbench.uncertainty import LEVEL, ChanceSource, Estimate, of_draws
 
-MAX_SUM_ERROR = 1e-9  # sums of shares that are equal may differ in their last digits
+MAX_SUM_ERROR = 1e-9  # equal sums of shares may differ in their last digits
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Resampled:
         return math.log(self.score) if self.logarithm else self.score
 
 
-# A score with its sign in a sum: one, or one for each draw of calibration, which all terms have the same number of.
+# A score with its sign in a sum: one, or one per calibration draw. All terms have the same number of draws.
 Term = tuple[int, Resampled | Sequence[Resampled]]
 
 
@@ -89,13 +89,13 @@ def resample(columns: Sequence[MetricDocuments]) -> list[Resampled]:
 
 
 def interval(*terms: Term) -> Interval | None:
-    """The interval of a sum of scores, each with its sign; None if a resample has no value, or there is one document.
+    """The interval of a signed sum of scores; None if a resample has no value, or there is only one document.
 
-    Of one draw of calibration it has the ends of the resamples' percentiles. Of several it is symmetric, around their
-    mean, and counts the spread over draws beside that over documents (qbench.uncertainty).
+    With one calibration draw its ends are percentiles of the resamples. With several it is symmetric around their
+    mean, and includes the spread over draws as well as over documents (qbench.uncertainty).
 
-    Zero is excluded if it is on the scale of the test and in the units of tables. The two can disagree on the
-    damages of perplexities: from 10 to 11 is more than from 20 to 21.5 in proportion, and less in units.
+    Zero is excluded only if it is excluded both on the scale of the test and in the units of tables. The two can
+    disagree for damages of perplexities: from 10 to 11 is more than from 20 to 21.5 in proportion, but less in units.
     """
     by_draw = [(sign, [own] if isinstance(own, Resampled) else list(own)) for sign, own in terms]
     first = by_draw[0][1][0]
@@ -106,7 +106,7 @@ def interval(*terms: Term) -> Interval | None:
         return None
     low, high = min(shown[0], tested[0]), max(shown[1], tested[1])
     excludes_zero = low > MAX_SUM_ERROR or high < -MAX_SUM_ERROR
-    if first.share:  # two documents more would make an accuracy 100.25%
+    if first.share:  # the two extra documents would make an accuracy 100.25%
         signs = [sign for sign, _ in terms]
         shown = np.clip(shown, -100 * signs.count(-1), 100 * signs.count(1))
     ends = float(tested[0]), float(tested[1])
@@ -138,7 +138,7 @@ def _ends(terms: Sequence[tuple[int, list[Resampled]]], in_units: bool) -> tuple
 
 @cache
 def _smoothing(count: int) -> np.ndarray:
-    """Two documents more, one that speaks for each side, as Agresti and Min (2005) add them to paired proportions.
+    """Two extra documents, one for each side, as Agresti and Min (2005) add them to paired proportions.
 
     Without them four documents that changed, all one way, would exclude zero; McNemar's exact test needs six.
     """

@@ -17,14 +17,14 @@ LINEAR = 0.01  # nats, below which the axis of damages is linear if some are neg
 
 
 def cause_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
-    """One figure for all families: the widths of a model stand above one another."""
+    """One figure for all families: the widths of a model are above one another."""
     models = model_causes(report) if report.analyses.models else []
     if not models:
         return
     styles = looks(list(dict.fromkeys(model.attention for model in models)))
     several = len({model.family for model in models}) > 1
     with load_matplotlib().rc_context(SMALL):
-        figure = new_figure(COLUMN, 5.4, "Damage beside its cause (small to large: 4, 3, 2 bits)")
+        figure = new_figure(COLUMN, 5.4, "Damage and possible causes (small to large: 4, 3, 2 bits)")
         for axes, cause in zip(figure.subplots(len(CAUSES), 1, sharey=True), CAUSES, strict=True):
             for model in models:
                 look, x = styles[model.attention], model.causes.get(cause.name)

@@ -1,4 +1,4 @@
-"""Damage beside its cause: what quantization cost each model beside its kurtosis, largest |x| and sink rate."""
+"""Damage and possible causes: what quantization cost each model, next to its kurtosis, largest |x| and sink rate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from qbench.report.tidy import DataRow
 
 WIDTHS = (4, 3, 2)  # bits at which quantizers begin to stumble
 READ_CAUSES = (
-    "Damage: log-likelihood lost by quantization in nats per decision, the mean over tasks and methods, as for the "
-    "headline. Beside it the unquantized model's kurtosis of hidden states, its largest |x| and its sink rate at ε=0.3 "
-    "in percent."
+    "Damage: log-likelihood lost by quantization in nats per decision, averaged over tasks and methods as for the "
+    "headline. Next to it: the unquantized model's kurtosis of hidden states, largest |x|, and sink rate at ε=0.3 in "
+    "percent."
 )
 
 
@@ -55,7 +55,7 @@ def model_causes(report: ReportData) -> list[ModelCauses]:
 
 
 def causes_of(model: AnalyzedModel) -> dict[str, float]:
-    """The causes, as far as they were measured."""
+    """The causes that were measured."""
     kurtosis, sinks = model.find("kurtosis"), model.find("sink_rate", "0.3")
     ends = [end.value for name in ("min", "max") if (end := model.find(name))]
     causes = {
@@ -76,7 +76,7 @@ def nats_lost(report: ReportData, family: str, attention: str, bits: int) -> flo
 
 
 def _losses(report: ReportData, quantization: FamilyQuantization, attention: str) -> list[float]:
-    """Of each task, the mean over the draws of calibration."""
+    """For each task, the mean over calibration draws."""
     quantized = report.results.get(quantization.family, attention, quantization.label)
     if quantized is None or not quantized.scores or _has_parts(quantized):
         return []
@@ -107,7 +107,7 @@ def cause_tables(report: ReportData) -> list[Table]:
     widths = [bits for bits in WIDTHS if any(bits in model.damages for model in models)]
     table = Table(
         name="causes",
-        title="Damage beside its cause",
+        title="Damage and possible causes",
         caption="What quantization cost each model, and what may explain it.",
         reading=[READ_CAUSES],
         columns=[

@@ -1,5 +1,5 @@
-"""Ours beside published numbers: the difference, whether repeats of one measurement differ by so much, and whether the
-published number is nearer to our quantized score or to our unquantized one."""
+"""Ours next to published numbers: the difference, whether it is within repeat noise, and whether the published number
+is nearer to our quantized score or to our unquantized one."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ class Comparison:
 
     quantization: FamilyQuantization  # ours
     measure: Measure
-    number: str  # a kind of attention, or delta; with several kinds beside the reference, delta and the kind
+    number: str  # a kind of attention, or delta; with several kinds besides the reference, delta and the kind
     ours: Score | Gap
     published: float
     noise: RepeatNoise | str  # of ours; or why it is not known
-    nearer: Nearer | None = None  # None of unquantized models and of Δ, and if the noise is not known
+    nearer: Nearer | None = None  # None for unquantized models, for Δ, and if the noise is unknown
 
     @property
     def is_delta(self) -> bool:
@@ -42,14 +42,14 @@ class Comparison:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether repeats of one measurement differ by so much; None if that is not known."""
+        """Whether repeats of one measurement differ by that much; None if unknown."""
         if self.difference is None or isinstance(self.noise, str):
             return None
         return self.noise.agrees(self.difference)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to say of ours, and why it is not judged."""
+        """Notes on ours, and why it is not judged."""
         if isinstance(self.ours, Gap):
             return (self.ours.reason,)
         if isinstance(self.noise, str):
@@ -58,17 +58,17 @@ class Comparison:
 
 
 def compare(ours: ReportData, published: ReportData) -> list[Comparison]:
-    """Each published number of the families that we have, beside each of our quantizations of its method and bits."""
+    """Each published number of the families we have, next to each of our quantizations with its method and bits."""
     mine = ours.results.quantizations()
     families = list(dict.fromkeys(q.family for q in mine))
     rows = [row for row in published.deltas if row.quantization.family in families]
     if not rows:
         theirs = ", ".join(dict.fromkeys(row.quantization.family for row in published.deltas))
         raise ReportError(
-            f"{ours.results.source} and {published.results.source} have no family in common: there are "
-            f"{', '.join(families)} here and {theirs} there."
+            f"{ours.results.source} and {published.results.source} have no family in common: the first has "
+            f"{', '.join(families)}, the second has {theirs}."
         )
-    # Δ of ours against the published reference, which need not be that of our recipe.
+    # Our Δ uses the published reference, which may differ from our recipe's.
     against = replace(ours, results=replace(ours.results, said_reference=published.results.reference))
     deltas = {(row.quantization, row.measure.task, row.measure.metric): row.deltas for row in against.deltas}
     found: list[Comparison] = []
@@ -82,7 +82,7 @@ def compare(ours: ReportData, published: ReportData) -> list[Comparison]:
 
 
 def _scores(ours: ReportData, quantization: FamilyQuantization, row: DeltaRow) -> list[Comparison]:
-    """The published scores of a row beside those of one of our quantizations."""
+    """The published scores of a row next to those of one of our quantizations."""
     found = []
     for attention, published in row.scores.items():
         if not isinstance(published, Score):
@@ -110,7 +110,7 @@ def _deltas(
     own: Mapping[str, Difference | None],
     reference: str,
 ) -> list[Comparison]:
-    """The same of the published differences from the reference."""
+    """The same for the published differences from the reference."""
     found = []
     for attention, delta in row.deltas.items():
         if delta is None:
@@ -174,11 +174,11 @@ def _table(group: Sequence[Comparison]) -> Table:
     table = Table(
         name=f"compare-{about.family}-{about.method}",
         title=f"{about.family}, {about.method_title}: ours and published",
-        caption=f"Our numbers of {about.family}, {about.method_title}, beside the published ones.",
+        caption=f"Our numbers of {about.family}, {about.method_title}, next to the published ones.",
         reading=[
-            "The difference is ours − published. Repeat noise is what repeats of one measurement on the same documents "
-            "differ by (95%): rounding, dtype and batches, and calibration draws. Nearer to: which of our two scores "
-            "the published one is nearer to, undecided if the noise could say otherwise."
+            "Difference: ours − published. Repeat noise (95%): how much a repeat on the same documents may differ, "
+            "through rounding, dtype, batches and calibration draws. Nearer to: our quantized or our unquantized "
+            "score, whichever is closer to the published one; undecided if the noise could change that."
         ],
         columns=[*(Column(title, "l") for title in texts), *map(Column, numbers)],
         heads=3,
@@ -210,7 +210,7 @@ def _fields(table: Table, c: Comparison) -> list[Field]:
 
 
 def _documents(row: DeltaRow) -> int | None:
-    """Of how many documents a published row is, if it says so."""
+    """The number of documents of a published row, if it gives it."""
     return next((s.documents for s in row.scores.values() if isinstance(s, Score) and s.documents), None)
 
 

@@ -1,4 +1,4 @@
-"""Rows of tables: kinds of attention beside the reference (Δ), and what quantization cost each of them (damage)."""
+"""Rows of tables: kinds of attention next to the reference (Δ), and what quantization cost each of them (damage)."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from qbench.report.bootstrap import Interval
 
 ONE_DRAW = (
-    "One calibration draw: the interval is that over documents alone, and another draw may move the number by more; "
-    "`calibration: {seeds: 5}` measures by how much."
+    "One calibration draw: the interval covers documents only, and another draw may move the number by more; "
+    "`calibration: {seeds: 5}` measures how much."
 )
 Tone = Literal["better", "worse", "same"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of scores, computed on unrounded values. What tables show of damages of perplexities is the
-    logarithm of their ratio in percent: in units, the interval of a model that fell apart says nothing."""
+    """A difference of scores, computed on unrounded values. Tables show the damage of a perplexity as the log of the
+    ratio in percent: in units, the interval of a model that fell apart says nothing."""
 
     value: float
     interval: "Interval | None" = None
@@ -39,12 +39,12 @@ class Difference:
 
     @property
     def shown(self) -> float:
-        """The value as tables have it."""
+        """The value as tables show it."""
         return self.value if self.log_ratio is None else 100 * self.log_ratio
 
     @property
     def shown_interval(self) -> tuple[float, float] | None:
-        """The ends of the interval as tables have them."""
+        """The ends of the interval as tables show them."""
         if self.interval is None:
             return None
         if self.log_ratio is None:
@@ -54,18 +54,18 @@ class Difference:
 
     @property
     def decimals(self) -> int:
-        """As tables show it: two, or as many as show that it is not zero if its interval says so."""
+        """Decimals in tables: two, or enough to show that it is not zero if its interval says so."""
         return needed_decimals(self.shown) if self.significant else DECIMALS
 
     @property
     def interval_decimals(self) -> int:
-        """The same of the ends of the interval, of which neither is zero if it excludes zero."""
+        """The same for the ends of the interval: neither is shown as zero if it excludes zero."""
         if self.shown_interval is None or not self.significant:
             return DECIMALS
         return max(map(needed_decimals, self.shown_interval))
 
     def tone(self, measure: Measure) -> Tone | None:
-        """Whether it is for the better, as far as its decimals show; None if the metric has no known direction."""
+        """Whether it is an improvement, as far as its decimals show; None if the metric has no known direction."""
         if round(self.shown, self.decimals) == 0:
             return "same"
         if measure.better is None:
@@ -106,7 +106,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class DamageRow:
-    """What quantization cost each kind of attention of a family, and each one's damage − the reference's."""
+    """What quantization cost each kind of attention in a family, and each damage − the reference's."""
 
     quantization: FamilyQuantization
     measure: Measure
@@ -116,7 +116,7 @@ class DamageRow:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Results with the evidence behind them; rows are made when they are asked for."""
+    """Results with the evidence behind them; rows are computed on first use."""
 
     results: ResultSet
     evidence: DocumentEvidence
@@ -128,13 +128,13 @@ class ReportData:
 
     @cached_property
     def damages(self) -> list[DamageRow]:
-        """The same without the unquantized models."""
+        """The same for quantized models only."""
         quantized = [q for q in self.results.quantizations() if not q.is_unquantized]
         return [self._damage(q, m) for q in quantized for m in self.results.measures_of(q.family)]
 
     @cached_property
     def analyses(self) -> "AnalysisSet":
-        """What `qbench analyze` found, or was published; read when it is asked for."""
+        """What `qbench analyze` found, or what was published; read on first use."""
         from qbench.report.analyses import analysis_set  # needs numpy and pyarrow
 
         return analysis_set(self.results)
@@ -153,8 +153,7 @@ class ReportData:
             first, second = scores[reference], scores[attention]
             if isinstance(first, Gap) or isinstance(second, Gap):
                 return None
-            # Published differences were computed before rounding, and are nearer to the truth than ours of rounded
-            # scores.
+            # Published differences were computed before rounding: they are more accurate than ours of rounded scores.
             published = self.results.published_delta(quantization, attention, measure)
             found = self._difference(measure, (1, twins[attention]), (-1, twins[reference]))
             return found if published is None else replace(found, value=published)
@@ -178,7 +177,7 @@ class ReportData:
         return DamageRow(quantization, measure, damages, {attention: difference(attention) for attention in others})
 
     def calibration_draws(self, quantization: FamilyQuantization, kinds: Iterable[str]) -> int | None:
-        """Over how many draws of calibration these kinds are compared; None if it is not a calibrated method."""
+        """How many calibration draws these kinds are compared on; None if the method is not calibrated."""
         results = [self.results.twin(quantization, attention) for attention in kinds]
         if not any(result.calibration_draws for result in results):
             return None
@@ -202,7 +201,7 @@ class ReportData:
         return Damage(damage, self.evidence.flips(measure, result, unquantized))
 
     def _difference(self, measure: Measure, *terms: tuple[int, CellResult], is_damage: bool = False) -> Difference:
-        """The sum of scores that are there, each with its sign, over the draws of calibration that all have."""
+        """The signed sum of the scores that exist, over the calibration draws that all of them have."""
         results = [result for _, result in terms]
         interval, draws = self.evidence.interval(measure, *terms), common_draws(*results)
         scores = [over_draws(result, draws).score(measure) for result in results]
@@ -215,13 +214,13 @@ class ReportData:
             log_ratio = sum(sign * math.log(found) for sign, found in there)
         notes = []
         if len(draws) < max(len([part for part in result.draws if part.scores]) for result in results):
-            notes.append(f"Of the calibration draws that all have: {', '.join(map(str, draws)) or 'none'}.")
+            notes.append(f"Only the calibration draws that all models have: {', '.join(map(str, draws)) or 'none'}.")
         if one_draw(*results) and not isinstance(interval, NoInterval):
             notes.append(ONE_DRAW)
         if isinstance(interval, NoInterval) and not interval.expected:
             notes.append(interval.reason)
         if measure.better is None:
-            notes.append(f"Whether higher or lower {measure.metric} is better is not known.")
+            notes.append(f"It is not known whether higher or lower {measure.metric} is better.")
         return Difference(value, None if isinstance(interval, NoInterval) else interval, tuple(notes), log_ratio)
 
     def _with_chance(self, result: CellResult, measure: Measure, what: str = "Not above chance") -> Score | Gap:
@@ -231,7 +230,7 @@ class ReportData:
         chance = self.evidence.chance(measure, result)
         if chance is None or found.value > chance:
             return found
-        return replace(found, notes=(*found.notes, f"{what}, which is {score(chance)}."))
+        return replace(found, notes=(*found.notes, f"{what} ({score(chance)})."))
 
 
 def read_report(source: Path | str) -> ReportData:

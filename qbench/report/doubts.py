@@ -1,8 +1,8 @@
 """Results that cannot be right, in records or published numbers: what looks copied, unquantized or impossible.
 
-What the documents and audits of records say is judged in qbench.records.suspicious, and what follows from arithmetic in
-qbench.records.impossible. Here are the rules on published scores, of which one coincidence proves nothing: they accuse
-only what chance would do less than once in 10,000 times.
+qbench.records.suspicious judges the documents and audits of records, qbench.records.impossible the arithmetic. Here are
+the rules for published scores. One coincidence proves nothing: they report only what would happen by chance less than
+once in 10,000 times.
 """
 
 import math
@@ -20,26 +20,26 @@ from qbench.report.published import ROUNDING
 from qbench.report.results import CellResult, Gap, Score
 
 MAX_CHANCE = 1e-4
-UNKNOWN_DOCUMENTS = 100  # of a published task that we do not know; few, as few agree easily
+UNKNOWN_DOCUMENTS = 100  # of a published task that we do not know; a low guess, since few documents agree easily
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How far an honest cell is from the unquantized model, and from another cell of its width, at the very least."""
+    """The least distance of an honest cell from the unquantized model, and from another cell of its width."""
 
     flips: float  # share of answers that change from right to wrong or back
     log_perplexity: float  # standard deviation
 
 
-# By the width in bits that a cell has at least. Each is on the small side of what results/mini (flips) and both it and
-# results/paper (log perplexity) have, and centred on 0 though low bits do harm, so that chance is overstated.
+# By the minimum width of a cell in bits. Each is at the low end of what results/mini (flips, log perplexity) and
+# results/paper (log perplexity) show, and centred on 0 although low bits do harm: this overstates chance.
 #  8 bits: flips of 0 to 1.3% (mean 0.4%), log perplexity 0.0004 and more
 #  4 bits: flips of 0.3% to 11% (mean 4.7%), 0.004 to 0.3
 #  3 bits: flips of 4% to 24%, 0.07 to 1.0
 #  2 bits: flips of 26% to 56%, 0.86 to 13
 SPREADS = {8: Spread(0.0025, 0.0005), 4: Spread(0.01, 0.01), 3: Spread(0.05, 0.1), 1: Spread(0.2, 0.5)}
 OTHER_MODEL = SPREADS[3]  # models of two attentions differ more than this; measured on softmax and softpick
-LOSSLESS_SPREADS = 3  # nearer to the unquantized model than 3 standard deviations of an 8-bit cell: nearly lossless
+LOSSLESS_SPREADS = 3  # within 3 standard deviations of an 8-bit cell of the unquantized model: nearly lossless
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ def _same_scores(report: ReportData) -> Iterator[Doubt]:
         spread = _spread(min(a.cell.bits, b.cell.bits)) if same_model else OTHER_MODEL
         chance = _joint((m, _chance_within(0.0, m, x, spread)) for m, x, _ in pairs)
         if chance < MAX_CHANCE:
-            what = f"the same scores in all {len(pairs)} metrics, so these are scores of one and the same model"
+            what = f"the same scores in all {len(pairs)} metrics, so both are scores of the same model"
             yield Doubt(f"{a.cell.name} and {b.cell.name}", f"{what} ({_by_chance(chance)}).")
 
 
 def _low_bits_without_damage(report: ReportData) -> Iterator[Doubt]:
-    """A published cell of few bits that scores as a nearly lossless one in every task."""
+    """A published cell of few bits that scores like a nearly lossless one in every task."""
     for result in _published(report):
         pairs = _pairs(report, result, report.results.unquantized(result))
         limits = {m: LOSSLESS_SPREADS * _deviation(m, y, SPREADS[8]) for m, _, y in pairs}
@@ -118,7 +118,7 @@ def _impossible_scores(report: ReportData) -> Iterator[Doubt]:
 
 
 def _wrong_delta(report: ReportData) -> Iterator[Doubt]:
-    """Published differences that are not those of the published scores, whichever way these were rounded."""
+    """Published differences that do not match the published scores, however these were rounded."""
     for row in report.deltas:
         reference, *others = row.scores
         first = row.scores[reference]
@@ -141,13 +141,13 @@ def _published_claim(m: Measure, own: Score) -> ClaimedScore:
 
 
 def _pairs(report: ReportData, a: CellResult, b: CellResult) -> list[tuple[Measure, Score, Score]]:
-    """Scores that both have; one of those that say the same."""
+    """Scores that both have; only one of metrics that carry the same information."""
     keys = [(m, (m.task, m.metric)) for m in in_tables(report.results.measures)]
     return [(m, a.scores[key], b.scores[key]) for m, key in keys if key in a.scores and key in b.scores]
 
 
 def _published(report: ReportData) -> list[CellResult]:
-    """Cells with scores and without documents: records are judged by theirs."""
+    """Cells with scores but without documents: records are judged by their documents."""
     return [c for c in report.results.parts if c.scores and not (c.stored and c.stored.has_samples)]
 
 
@@ -163,16 +163,16 @@ def _deviation(m: Measure, own: Score, spread: Spread) -> float:
 
 
 def _chance_within(limit: float, m: Measure, own: Score, spread: Spread) -> float:
-    """The probability that the scores of two honest cells are no further apart than this, once they are rounded."""
+    """The probability that the rounded scores of two honest cells are no further apart than this."""
     deviation = _deviation(m, own, spread)
     if not math.isfinite(deviation):
-        return 1.0  # of a metric of which we know nothing
+        return 1.0  # an unknown metric
     step = 50 / _documents(m, own) if is_share(m.metric) else 0.0  # half a document
     return math.erf((limit + ROUNDING + step) / deviation / math.sqrt(2)) if deviation else 1.0
 
 
 def _joint(chances: Iterable[tuple[Measure, float]]) -> float:
-    """The probability of all at once: tasks are independent; the metrics of one are not, so its rarest counts alone."""
+    """The joint probability: tasks are independent; the metrics of a task are not, so only its rarest one counts."""
     tasks: dict[str, float] = {}
     for m, chance in chances:
         tasks[m.task] = min(chance, tasks.get(m.task, 1.0))

@@ -1,4 +1,4 @@
-"""Draws of calibration as one result: a quantization has one row, and its scores are means over the draws."""
+"""Calibration draws as one result: a quantization has one row, and its scores are means over the draws."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ def _joined(draws: Sequence[CellResult]) -> CellResult:
     cell = draws[0].cell.of_all_draws
     if any(result.cell.draw is None for result in draws):
         raise ReportError(
-            f"There are records of {cell.name} with several draws of calibration and with one; remove some."
+            f"{cell.name} has records with several calibration draws and a record without; remove one or the other."
         )
     draws = sorted(_each_once(draws), key=lambda result: result.cell.draw or 0)
     done = [result for result in draws if result.scores]
@@ -36,14 +36,14 @@ def _joined(draws: Sequence[CellResult]) -> CellResult:
 
 
 def over_draws(result: CellResult, draws: Sequence[int | None]) -> CellResult:
-    """The result over some of its draws of calibration; as it is if it has none of them, or no other."""
+    """The result over some of its calibration draws; unchanged if it has none of them, or no others."""
     chosen = [part for part in result.draws if part.cell.draw in draws]
     all_of_them = len(chosen) == sum(bool(part.scores) for part in result.draws)
     return _joined(chosen) if chosen and not all_of_them else result
 
 
 def _each_once(draws: Sequence[CellResult]) -> list[CellResult]:
-    """The draws; one that was calibrated on the same windows as another says nothing new, and is a gap."""
+    """The draws; one calibrated on the same windows as another adds nothing, and becomes a gap."""
     seen: dict[str, str] = {}
     found = []
     for result in draws:
@@ -57,7 +57,7 @@ def _each_once(draws: Sequence[CellResult]) -> list[CellResult]:
 
 
 def _lacking(draws: Sequence[CellResult], done: Sequence[CellResult]) -> list[str]:
-    """A sentence if draws are failed or missing."""
+    """A sentence if draws failed or are missing."""
     if len(done) == len(draws):
         return []
     gaps = dict.fromkeys(result.gap.reason for result in draws if result.gap and not result.scores)
@@ -65,7 +65,7 @@ def _lacking(draws: Sequence[CellResult], done: Sequence[CellResult]) -> list[st
 
 
 def _is_exponential(result: CellResult, key: tuple[str, str]) -> bool:
-    """Whether a metric is a perplexity, of which the logarithm is what is averaged and tested."""
+    """Whether a metric is a perplexity: its logarithm is averaged and tested."""
     from qbench.records.samples import AGGREGATIONS  # published numbers need neither numpy nor pyarrow
 
     metrics: Sequence[MetricValue] = result.stored.record.metrics if result.stored else ()
@@ -74,10 +74,10 @@ def _is_exponential(result: CellResult, key: tuple[str, str]) -> bool:
 
 
 def _mean(scores: Sequence[Score], exponential: bool) -> Score:
-    """The mean over draws, on the scale that is tested: of perplexities the geometric mean.
+    """The mean over draws, on the scale of the test: the geometric mean for perplexities.
 
-    Its standard error has two parts: the documents', which is at most the mean of the draws' own since they share the
-    documents, and the spread over draws.
+    Its standard error has two parts: the spread over draws, and that over documents, which is at most the mean of the
+    draws' standard errors because they share the documents.
     """
     values = [score.value for score in scores]
     mean = math.exp(fmean(map(math.log, values))) if exponential else fmean(values)

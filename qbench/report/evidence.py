@@ -20,7 +20,7 @@ class NoInterval:
     """Why there is no interval, in a sentence."""
 
     reason: str
-    expected: bool = False  # of published numbers: no note at each of them
+    expected: bool = False  # for published numbers: no note on each of them
 
 
 WITHOUT_DOCUMENTS = NoInterval("There are no per-document results.", expected=True)
@@ -28,7 +28,7 @@ WITHOUT_DOCUMENTS = NoInterval("There are no per-document results.", expected=Tr
 
 @dataclass(frozen=True)
 class Flips:
-    """Documents whose answer is another one than the unquantized model's, in percent of all."""
+    """Documents whose answer differs from the unquantized model's, in percent of all."""
 
     right_to_wrong: float
     wrong_to_right: float
@@ -44,7 +44,7 @@ class DocumentEvidence:
     def interval(self, measure: Measure, *terms: tuple[int, CellResult]) -> "Interval | NoInterval":
         """The paired interval of a sum of scores, each with its sign; or why there is none.
 
-        Draws of calibration are those that all terms have. With one draw zero is not excluded: it cannot be judged.
+        It uses the calibration draws that all terms have. With one draw nothing can be judged, so zero is not excluded.
         """
         results = [result for _, result in terms]
         if obstacle := self.obstacle(measure, *results):
@@ -60,7 +60,7 @@ class DocumentEvidence:
         return replace(found, excludes_zero=False, estimate=None) if one_draw(*results) else found
 
     def obstacle(self, measure: Measure, *results: CellResult) -> NoInterval | None:
-        """What keeps these scores from being compared document by document; None if nothing does."""
+        """Why these scores cannot be compared document by document; None if they can."""
         draws = common_draws(*results)
         cells = [result.of_draw(draw).cell for draw in draws for result in results]
         if not draws:
@@ -78,7 +78,7 @@ class DocumentEvidence:
         if len({own.fingerprint for own in seen}) > 1:
             names = " and ".join(dict.fromkeys(cell.name for cell in cells))
             return NoInterval(f"No interval: {names} did not see the same documents of this task.")
-        return None if seen[0].count > 1 else NoInterval(f"No interval: there is one document of {task}.")
+        return None if seen[0].count > 1 else NoInterval(f"No interval: {task} has only one document.")
 
     def flips(self, measure: Measure, quantized: CellResult, unquantized: CellResult) -> Flips | None:
         """How many answers changed; None if there are no answers, or no documents in common."""
@@ -104,16 +104,16 @@ class DocumentEvidence:
 
 
 def common_draws(*results: CellResult) -> list[int | None]:
-    """The draws of calibration that all results have scores of, those without draws apart; [None] if none has draws.
+    """The calibration draws that all results with draws have scores of; [None] if no result has draws.
 
-    result.of_draw(draw).cell is then the cell of each, by which DocumentEvidence has its documents.
+    result.of_draw(draw).cell is then the cell under which DocumentEvidence has the documents.
     """
     have = [{part.cell.draw for part in result.draws if part.scores} for result in results if result.draws]
     return sorted(set.intersection(*have), key=lambda draw: draw or 0) if have else [None]
 
 
 def one_draw(*results: CellResult) -> bool:
-    """Whether the scores of a calibrated one rest on one draw of calibration, which says nothing of another's."""
+    """Whether a calibrated result rests on a single calibration draw, which says nothing about others."""
     counts = [result.calibration_draws for result in results]
     return 1 in counts or (any(counts) and len(common_draws(*results)) == 1)
 

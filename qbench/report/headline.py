@@ -2,7 +2,7 @@
 
 H = mean over tasks and quantizations of [(ℓ_q − ℓ_0) of the attention − (ℓ_q − ℓ_0) of the reference], where ℓ is in
 nats per decision: the log-probability of the right choice among the choices, the target's log-likelihood, or the
-log-likelihood per word. H > 0: the attention lost less. docs/statistics.md says what the interval counts.
+log-likelihood per word. H > 0: the attention lost less. docs/statistics.md says what the interval includes.
 """
 
 import math
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from qbench.report.values import Values
 
 ALPHA = 0.05  # of all sentences of a page together
-OTHER_DOCUMENTS = "not all cells saw the same documents of it"
+OTHER_DOCUMENTS = "the cells did not all see the same documents"
 
 
 @dataclass(frozen=True)
 class Scales:
-    """The same question on other scales; None if the results do not allow it."""
+    """The headline on other scales; None if the results do not allow it."""
 
     points: float | None = None  # of accuracy, in percent
     logits: float | None = None  # of accuracy
@@ -44,11 +44,11 @@ class Headline:
     attention: str
     reference: str
     bits: int
-    unit: str  # nats, or points where there are no per-document results
+    unit: str  # nats, or points if there are no per-document results
     estimate: Estimate
     scales: Scales = Scales()
     draws: int | None = None  # of calibration; None if no quantization is calibrated
-    judged: bool = True  # one draw of calibration says nothing of another's
+    judged: bool = True  # False with one calibration draw, which says nothing about others
     adjusted_p: float = 1.0  # Holm's, over the whole page
     level: tuple[float, float] | None = None  # mean accuracies of the two unquantized models, the reference's first
     notes: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Headline:
 
     @property
     def claims(self) -> bool:
-        """Whether it says that one of the two lost less."""
+        """Whether it claims that one of the two lost less."""
         return self.judged and self.adjusted_p <= ALPHA
 
     @property
@@ -79,7 +79,7 @@ class Headline:
 def headlines(results: ResultSet, evidence: DocumentEvidence) -> list[Headline]:
     """One per family (or set of replicates), attention and bit width, with p adjusted over all of them."""
     report, groups = _Data(results, evidence), list(_groups(results))
-    return _adjusted(_in_nats(report, groups) if evidence.documents else _in_points(report, groups))
+    return adjusted(_in_nats(report, groups) if evidence.documents else _in_points(report, groups))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Group:
-    """What a headline is a mean over: the quantizations of one width, in families that are replicates."""
+    """What a headline averages over: the quantizations of one width, in families that are replicates."""
 
     families: tuple[str, ...]
     attention: str
@@ -122,7 +122,7 @@ def _counts(results: ResultSet, quantization: FamilyQuantization) -> bool:
 
 
 def _replicates(results: ResultSet) -> list[tuple[str, ...]]:
-    """The families, those that the recipe declares replicates as one."""
+    """The families; those that the recipe declares as replicates form one group."""
     declared = [tuple(recipe.get("replicates") or ()) for recipe in results.recipes().values()]
     joined = next((own for own in declared if own and set(own) <= set(results.families)), ())
     apart: list[tuple[str, ...]] = [(family,) for family in results.families if family not in joined]
@@ -137,7 +137,7 @@ def _in_nats(report: _Data, groups: Sequence[_Group]) -> list[Headline]:
 
 @dataclass(frozen=True)
 class _Pool:
-    """The documents behind a headline: what each says, of every family and draw of calibration."""
+    """The documents behind a headline: the gain of each, by family and calibration draw."""
 
     group: _Group
     weights: Mapping[str, "np.ndarray"]  # by task: [documents]
@@ -149,7 +149,7 @@ class _Pool:
 
     @property
     def pairs(self) -> int:
-        """Of tasks and quantizations: what H is a mean over."""
+        """The number of (task, quantization) pairs that H is a mean over."""
         return len(self.gains) * self.quantizations
 
     def by_draw(self) -> "np.ndarray":
@@ -183,14 +183,14 @@ def _pool(report: _Data, group: _Group) -> _Pool | None:
     if not gains:
         return None
     lacking = {q.label for own in group.quantizations for q in own} - quads.keys()
-    without |= dict.fromkeys(sorted(lacking), "not all models have scores of it")
+    without |= dict.fromkeys(sorted(lacking), "not all models have scores for it")
     reference, attention = np.mean(losses, axis=0).tolist()
     notes = tuple(f"The headline leaves out {name}: {reason}." for name, reason in without.items())
     return _Pool(group, weights, gains, (reference, attention), len(quads), cells, notes)
 
 
 def _quads(results: ResultSet, group: _Group) -> dict[str, list[tuple[CellResult, ...]]]:
-    """By label, for each family: the attention and the reference, quantized and not; of labels that have them all."""
+    """By label, for each family: the attention and the reference, quantized and not; only labels that have all four."""
     found: dict[str, list[tuple[CellResult, ...]]] = {}
     for own in group.quantizations:
         for q in own:
@@ -225,7 +225,7 @@ def _gains(report: _Data, task: str, quad: Sequence[CellResult], draws: Sequence
     by_draw = [[documents.get(result.of_draw(draw).cell, {}).get(task) for result in quad] for draw in draws]
     seen = [own for row in by_draw for own in row]
     if any(own is None or own.decisions is None for own in seen):
-        return "not all cells have log-likelihoods of it"
+        return "not all cells have log-likelihoods for it"
     if len({own.fingerprint for own in seen if own}) > 1:
         return OTHER_DOCUMENTS
     values: list[list[Values]] = [[own.decisions for own in row if own and own.decisions] for row in by_draw]
@@ -238,8 +238,8 @@ def _gains(report: _Data, task: str, quad: Sequence[CellResult], draws: Sequence
 
 
 def _document_variances(pools: Sequence[_Pool]) -> list[ChanceSource]:
-    """How much each headline would vary with other documents: a bootstrap within each task, with the same draws for all
-    headlines."""
+    """How much each headline would vary with other documents: a bootstrap within each task, using the same draws for
+    all headlines."""
     import numpy as np
 
     from qbench.records.resampling import RESAMPLES, resampled_sums
@@ -315,7 +315,7 @@ def _level(report: _Data, group: _Group) -> tuple[float, float] | None:
 
 
 def _logit(score: Score, count: int) -> float:
-    """Of an accuracy in percent, with half a document added to each side: 100% has none."""
+    """The logit of an accuracy in percent, with half a document added to each side: 100% has no logit."""
     right = (score.value / 100 * count + 0.5) / (count + 1)
     return math.log(right / (1 - right))
 
@@ -326,10 +326,10 @@ def _count(measure: Measure, score: Score) -> int:
 
 
 def _in_points(report: _Data, groups: Sequence[_Group]) -> list[Headline]:
-    """Of published numbers: accuracies alone, and a bound on their variance.
+    """For published numbers: accuracies only, and an upper bound on their variance.
 
     Four accuracies on the same documents vary together, so the variance of their difference is at most the sum of
-    theirs; quantizations of one task vary together too, so that their standard errors are averaged.
+    theirs; quantizations of one task vary together too, so their standard errors are averaged.
     """
     found = []
     for group in groups:
@@ -355,8 +355,8 @@ def _share_variance(score: Score, count: int) -> float:
     return 100**2 * share * (1 - share) / count
 
 
-def _adjusted(found: Sequence[Headline]) -> list[Headline]:
-    """With Holm's p over those that are judged."""
+def adjusted(found: Sequence[Headline]) -> list[Headline]:
+    """The headlines with Holm's p over those that are judged."""
     judged = sorted((line.estimate.p, n) for n, line in enumerate(found) if line.judged)
     adjusted, largest = {}, 0.0
     for place, (p, n) in enumerate(judged):

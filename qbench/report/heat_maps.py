@@ -1,6 +1,6 @@
-"""Pictures in which colour is the value: sinks by layer and head, attention maps, sensitivities of linear layers.
+"""Heat maps: sinks by layer and head, attention maps, sensitivities of linear layers.
 
-The colours get darker with the value (cividis, which colour-blind people see alike); white is exactly 0.
+Colours get darker with the value (cividis, which is safe for colour-blind readers); white is exactly 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ COLOURS = "cividis_r"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MAX_TICKS = 6
 WIDE = 5.0  # inches: of the maps of more than two models
-MIN_RATIO = 1e-3  # of a logarithmic scale of colours: what is below its largest value by more is drawn as this
+MIN_RATIO = 1e-3  # of a logarithmic colour scale to its largest value: smaller values are drawn as this
 
 
 def sink_heat_map(models: Sequence[AnalyzedModel]) -> "Figure":
@@ -52,7 +52,7 @@ def sink_heat_map(models: Sequence[AnalyzedModel]) -> "Figure":
 
 
 def map_figures(drawn: Sequence[DrawnMaps], reference: str) -> Iterator[tuple[str, "Figure | None"]]:
-    """One figure: two models side by side, one line per head; of more models one line each, one column per head."""
+    """One figure: two models side by side, one line per head; with more models, one line per model."""
     if not drawn:
         return
     models = sorted(drawn, key=lambda own: own.cell.attention != reference)
@@ -131,7 +131,7 @@ def _sensitivity(models: Sequence[Any]) -> "Figure":
 
 
 def _without_zeros(values: np.ndarray) -> np.ndarray:
-    """NaN in place of 0, which is drawn white."""
+    """Replace 0 by NaN, which is drawn white."""
     return np.where(values == 0, np.nan, values)
 
 

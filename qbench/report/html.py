@@ -1,4 +1,4 @@
-"""The HTML report: one file with tables, plots, audits, costs, provenance and the recipe; it needs no network."""
+"""The HTML report: one file with tables, plots, audits, costs, provenance and the recipe. It needs no network."""
 
 import json
 import re
@@ -52,14 +52,14 @@ def page(report: ReportData, kind: str | None = None) -> str:
         sections=_sections(report, kinds),
         summary=_summary(report),
         example=_example(report),
-        # Ours, and free of markup: they must reach the browser as they are.
+        # Ours, and free of markup: they must reach the browser unescaped.
         css=jinja2.utils.markupsafe.Markup(css),
         script=jinja2.utils.markupsafe.Markup(script),
     )
 
 
 def _sections(report: ReportData, kinds: Sequence[TableKind]) -> list[PageSection]:
-    """What is wrong, the answer, how it looks, and then the rows behind it."""
+    """What is wrong, the answer, the plots, and then the rows behind them."""
     first, *others = kinds
     sections = [_doubts(report), _tables(report, first), _plots(report)]
     sections += [_tables(report, kind) for kind in others]
@@ -77,7 +77,7 @@ def _summary(report: ReportData) -> str:
 
 
 def _setting(done: Sequence[CellResult]) -> list[str]:
-    """How much was measured, on what and when, as far as it is known."""
+    """How much was measured, on what and when, as far as known."""
     found = []
     if counts := sorted({score.documents for result in done for score in result.scores.values() if score.documents}):
         found.append(f"{_span([count(number) for number in counts])} documents per task")
@@ -95,7 +95,7 @@ def _span(ordered: Sequence[str]) -> str:
 
 
 def _example(report: ReportData) -> str:
-    """Words to filter rows by, of this report's own."""
+    """Example words to filter rows by, taken from this report."""
     if not report.deltas:
         return ""
     last = report.deltas[-1].quantization
@@ -199,5 +199,5 @@ def _minute(time: str) -> str:
 
 
 def _typeset(text: str) -> str:
-    """True minus signs, since a hyphen is too short to be seen; arrows stay in the line of their metric's name."""
+    """True minus signs, since a hyphen is too short; arrows stay on the line of their metric's name."""
     return re.sub(r"(?<![\w.])-(?=\d)", "−", re.sub(" (?=[↑↓])", "\u00a0", text))

@@ -35,7 +35,7 @@ def _always(report: ReportData) -> bool:
 
 
 def _several_families(report: ReportData) -> bool:
-    """Of a single family, the first table of Δ is that of the unquantized models."""
+    """With a single family, the first Δ table already shows the unquantized models."""
     return len({row.quantization.family for row in report.deltas}) > 1
 
 
@@ -64,7 +64,7 @@ def _no_figures(report: ReportData) -> "Iterator[tuple[str, Figure]]":
 
 
 def _of(module: str, function: str) -> Callable[[ReportData], Any]:
-    """A function of a module that is imported when it is called: analyses need numpy, pictures matplotlib."""
+    """A function whose module is imported when it is called: analyses need numpy, pictures matplotlib."""
     return lambda report: getattr(import_module(f"qbench.report.{module}"), function)(report)
 
 
@@ -88,7 +88,7 @@ class TableKind:
         return self.title.format(comparison=comparison(kinds) if kinds else "")
 
 
-# In the order of the page: the answer first, and then the rows behind it.
+# In the order of the page: the answer first, then the rows behind it.
 KINDS = {
     kind.name: kind
     for kind in (
@@ -110,7 +110,7 @@ KINDS = {
         ),
         TableKind(
             name="damage",
-            help="quantized − unquantized of each, and flips",
+            help="quantized − unquantized for each model, and flips",
             title="Damage: what quantization costs",
             tables=damage_tables,
             rows=damage_rows,
@@ -151,8 +151,8 @@ KINDS = {
         ),
         TableKind(
             name="causes",
-            help="what quantization cost each model beside its kurtosis, largest |x| and sink rate",
-            title="Damage beside its cause",
+            help="what quantization cost each model, next to its kurtosis, largest |x| and sink rate",
+            title="Damage and possible causes",
             tables=_of("causes", "cause_tables"),
             rows=_of("causes", "cause_rows"),
             on_page=_has_causes,

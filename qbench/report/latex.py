@@ -8,7 +8,7 @@ from qbench.report.tables import Field, Table
 
 PACKAGES = ("booktabs", "graphicx", "multirow", "xcolor")
 TONE_COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
-READ_COLOURS = "Green: for the better; red: for the worse."
+READ_COLOURS = "Green: better; red: worse."
 MAX_ROWS_PER_PAGE = 45  # longer tables become several
 SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -34,7 +34,7 @@ SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
 def latex(
     tables: Sequence[Table], remarks: Sequence[str] = (), lead: Sequence[str] = (), *, standalone: bool = False
 ) -> str:
-    """All tables as floats to paste into a paper, or as a document of their own; lead: sentences above them."""
+    """All tables as floats to paste into a paper, or as a whole document; lead: sentences above them."""
     parts, labels = [], set[str]()
     for table in tables:
         pieces = _pieces(table)
@@ -68,7 +68,7 @@ def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: st
         f"\\caption{{{_escape(' '.join(caption) + suffix)}}}",
         f"\\label{{{label}}}",
         "\\smallskip",
-        # As wide as it is, and no wider than the page.
+        # Its natural width, but at most that of the page.
         "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
         f"\\begin{{tabular}}{{{''.join(column.align for column in table.columns)}}}",
         "\\toprule",
@@ -103,7 +103,7 @@ def _header(table: Table) -> list[str]:
 
 
 def _body(table: Table, rows: Sequence[Sequence[Field]]) -> list[str]:
-    """Rows, with equal neighbours of the leading columns as one block, and a rule where a block begins."""
+    """Rows: equal neighbours in the leading columns form a block, and each block begins with a rule."""
     lines: list[str] = []
     for i, row in enumerate(rows):
         heads = [_starts(rows, i, column) for column in range(table.heads)]
@@ -136,7 +136,7 @@ def _height(rows: Sequence[Sequence[Field]], row: int, column: int) -> int:
 
 
 def _pieces(table: Table) -> list[Sequence[Sequence[Field]]]:
-    """Rows a page at a time, cut where a block of the first column begins if there is such a place."""
+    """Rows page by page, cut where a block of the first column begins if possible."""
     pieces, rows = [], table.rows
     while len(rows) > MAX_ROWS_PER_PAGE:
         cuts = [i for i in range(1, MAX_ROWS_PER_PAGE + 1) if _starts(rows, i, 0)]
@@ -171,5 +171,5 @@ def _escape(text: str) -> str:
 
 
 def _plain(character: str) -> str:
-    """What is nearest in ASCII: pdflatex stops at characters that its fonts lack."""
+    """The nearest ASCII text: pdflatex stops at characters that its fonts lack."""
     return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"

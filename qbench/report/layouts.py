@@ -28,26 +28,26 @@ from qbench.report.tables import (
 Row = DeltaRow | DamageRow
 R = TypeVar("R", DeltaRow, DamageRow)
 
-# How to read a table: each says one thing.
+# How to read a table, one fact per sentence.
 READ_ARROWS = "↑ higher is better, ↓ lower is better."
-READ_STAR = "* marks a 95% interval (paired bootstrap over documents) that excludes zero."
+READ_STAR = "*: the 95% interval (paired bootstrap over documents) excludes zero."
 READ_ADDED_DOCUMENTS = (
-    "Intervals of accuracies count two documents more, one changed each way: where no document changed, they reach "
-    "about three documents to both sides."
+    "Intervals of accuracies include two extra documents, one changed in each direction: they are about ±3 documents "
+    "wide even if no document changed."
 )
 READ_DELTA = "Δ is {other} − {reference}; accuracies are in percent."
 READ_DIFFERENCE = "The difference is {other}'s damage − {reference}'s; accuracies are in percent."
 READ_FLIPS = "Flips: documents (%) that became wrong / that became right."
 READ_SUMMARY = (
-    "{whose}: the scores of the unquantized models, and below them what quantization changed; accuracies are in "
-    "percent, normalized by length (acc_norm) where a task has that."
+    "{whose}: first the scores of the unquantized models, then the change under quantization. Accuracies are in "
+    "percent, normalized by length (acc_norm) if the task has that."
 )
 READ_SUMMARY_TONES = "▲: {other} lost less than {reference}; ▼: it lost more."
-READ_LOG_RATIO = "Damages of perplexities are 100 × ln(quantized / unquantized), in percent; the CSV has them in units."
-# Of a family that has one model only.
+READ_LOG_RATIO = "Perplexity damage is 100 × ln(quantized / unquantized), in percent; the CSV has the plain difference."
+# For a family with only one model.
 READ_LONE_DAMAGE = "Damage is quantized − unquantized; accuracies are in percent."
 READ_LONE_SUMMARY = (
-    "The scores of the unquantized {attention} model, and below them what quantization changed; accuracies are in "
+    "First the scores of the unquantized {attention} model, then the change under quantization. Accuracies are in "
     "percent."
 )
 
@@ -58,7 +58,7 @@ def delta_tables(report: ReportData) -> list[Table]:
 
 
 def damage_tables(report: ReportData) -> list[Table]:
-    """One table per family and method: what quantization cost each model, and the difference; or the only one."""
+    """One table per family and method: what quantization cost each model, and the difference if there are several."""
     found = []
     for about, rows in _by_method(report.damages):
         kinds = report.results.kinds_of(about.family)
@@ -167,7 +167,7 @@ def _damage_table(about: FamilyQuantization, rows: list[DamageRow]) -> Table:
 
 
 def _lone_damage_table(about: FamilyQuantization, rows: list[DamageRow], attention: str) -> Table:
-    """The damage of the only model, with its own interval beside it."""
+    """The damage of the only model, next to its interval."""
     damages = [(row, row.damages[attention]) for row in _arranged(rows)]
     with_flips = any(damage.flips for _, damage in damages)
     with_intervals = any(isinstance(damage.score, Difference) and damage.score.interval for _, damage in damages)
@@ -220,7 +220,7 @@ def _summary_table(family: str, have: Sequence[str], unquantized: list[DeltaRow]
 
 
 def _models(family: str, kinds: Sequence[str]) -> str:
-    """How a caption calls what a family has."""
+    """What a caption calls the models of a family."""
     return f"{family} models" if len(kinds) > 1 else f"{family} {kind_name(kinds[0])} model"
 
 
@@ -243,7 +243,7 @@ def _lines(kinds: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _heads(heads: int, kinds: Sequence[str]) -> int:
-    """How many leading columns are blocks: one more if kinds have lines of their own."""
+    """How many leading columns are blocks: one more if each kind has its own line."""
     return heads + (len(_lines(kinds)) > 1)
 
 
@@ -252,7 +252,7 @@ def _kind_columns(kinds: Sequence[str]) -> list[Column]:
 
 
 def _kind_fields(shown: Sequence[str]) -> list[Field]:
-    """The name of a kind that has a line of its own."""
+    """The name of a kind that has its own line."""
     return [Field(kind_title(shown[0]))] if len(shown) == 1 else []
 
 
@@ -284,14 +284,14 @@ def _damage_columns(kinds: Sequence[str], with_flips: bool) -> list[Column]:
 
 
 def _marks(table: Table, differences: Sequence[tuple[Measure, Difference | Gap | None]]) -> Marks:
-    """The adjustment for a table's differences, with what it says under the table."""
+    """The adjustment for a table's differences, and its sentence under the table."""
     found = marks_for(differences)
     table.count = found.sentence
     return found
 
 
 def _delta_fields(table: Table, row: DeltaRow, shown: Sequence[str], marks: Marks) -> list[Field]:
-    """The scores that a line shows, and the Δ of the last of them, which the reference has not."""
+    """The scores that a line shows, and the Δ of the last one; the reference has none."""
     scores = [score_field(table, row.scores[attention]) for attention in shown]
     return [*scores, difference_field(table, row.deltas.get(shown[-1]), row.measure, marks)]
 
@@ -299,7 +299,7 @@ def _delta_fields(table: Table, row: DeltaRow, shown: Sequence[str], marks: Mark
 def _unquantized_fields(
     table: Table, row: DeltaRow | None, family: str, measure: Measure, shown: Sequence[str], marks: Marks
 ) -> list[Field]:
-    """The same of a family that may lack the measure, or a kind that others have."""
+    """The same for a family that may lack the measure, or a kind that others have."""
     if row and all(attention in row.scores for attention in shown):
         return _delta_fields(table, row, shown, marks)
     lacking = f"There is no {kind_name(shown[0])} model of {family} here."
@@ -378,7 +378,7 @@ def _differences(row: Row) -> Sequence[Difference | Gap | None]:
 
 
 def _by_method(rows: Sequence[R]) -> list[tuple[FamilyQuantization, list[R]]]:
-    """The rows of each family and method, the unquantized apart, with the first quantization among them."""
+    """The rows of each family and method with their first quantization; unquantized rows are a separate group."""
 
     def group_of(row: R) -> tuple[str, str, bool]:
         return row.quantization.family, row.quantization.method, row.quantization.is_unquantized
@@ -388,7 +388,7 @@ def _by_method(rows: Sequence[R]) -> list[tuple[FamilyQuantization, list[R]]]:
 
 
 def _arranged(rows: Sequence[R]) -> list[R]:
-    """By task and metric, then by quantization, so that a metric's way through the widths is read downwards."""
+    """By task and metric, then by quantization: reading down shows a metric across the widths."""
     measures = in_tables(dict.fromkeys(row.measure for row in rows))
     return [row for measure in measures for row in rows if row.measure == measure]
 

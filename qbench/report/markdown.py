@@ -1,4 +1,4 @@
-"""Tables in GitHub's Markdown. Colours do not survive there: ▲ is for the better and ▼ for the worse."""
+"""Tables in GitHub's Markdown. It has no colours: ▲ means better and ▼ worse."""
 
 import re
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Which differences of a table are marked ▲ or ▼: those with a star that remain after adjusting for the table.
+"""Which differences of a table are marked ▲ or ▼: starred ones that are still significant after adjustment.
 
-Benjamini and Hochberg's false discovery rate over one metric per task, since the metrics of a task are of the same
-answers; its cut-off then holds for the other metrics too.
+The adjustment is Benjamini and Hochberg's false discovery rate over one metric per task, because the metrics of a task
+come from the same answers. Its cut-off then applies to the other metrics too.
 """
 
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ from qbench.report.delta import Difference
 from qbench.report.metrics import Measure, first_of_each_task
 from qbench.report.results import Gap
 
-RATE = 0.05  # of the marks, at most this share may be chance
-CHANCE = 0.05  # of the rows in which nothing happened, this share has a star
+RATE = 0.05  # at most this share of the marks may be chance
+CHANCE = 0.05  # share of rows without any effect that get a star
 READ_MARKS = (
-    "▲ for the better, ▼ for the worse, whichever way the metric points: what has a star and remains after adjustment "
-    f"for the table (Benjamini–Hochberg over one metric per task, q ≤ {RATE:g})."
+    "▲ better, ▼ worse, whichever direction the metric has: starred, and significant after adjustment for the table "
+    f"(Benjamini–Hochberg over one metric per task, q ≤ {RATE:g})."
 )
 
 
@@ -35,12 +35,12 @@ class Marks:
 
     @property
     def sentence(self) -> str:
-        """What stands under the table; empty if nothing can be judged."""
+        """The sentence under the table; empty if nothing can be judged."""
         if not self.tested:
             return ""
         return (
-            f"With a star: {self.starred} of {counted(self.tested, 'comparison')}, where chance alone would give about "
-            f"{self.tested * CHANCE:.1f}; after adjustment: {self.kept}."
+            f"Starred: {self.starred} of {counted(self.tested, 'comparison')} (about {self.tested * CHANCE:.1f} "
+            f"expected by chance); significant after adjustment: {self.kept}."
         )
 
 

@@ -9,7 +9,7 @@ from qbench.records.metrics import Better, base_name, facts_of
 METRIC_NAMES = {"perplexity": "Target Perplexity", "": "all"}
 TASK_NAMES = {"lambada_openai": "Lambada", "": "All tasks"}
 METRIC_ORDER = ("acc_norm", "acc", "perplexity", "word_perplexity")  # the paper's
-# The same sum of log-likelihoods as word_perplexity, on another scale: in the CSV, but not in tables beside it.
+# The same sum of log-likelihoods as word_perplexity on another scale: in the CSV, but not in tables.
 SAME_AS_WORD_PERPLEXITY = ("byte_perplexity", "bits_per_byte")
 
 
@@ -23,13 +23,13 @@ class Measure:
 
 
 def measure(task: str, metric: str, better: Better | None) -> Measure:
-    """A Measure; a direction that is not given is looked up."""
+    """A Measure; if no direction is given it is looked up."""
     facts = facts_of(metric)
     return Measure(task, metric, better or (facts.better if facts else None))
 
 
 def metric_name(measure: Measure) -> str:
-    """The metric with the direction that is better: Acc Norm ↑."""
+    """The metric with its better direction: Acc Norm ↑."""
     arrow = {"higher": " ↑", "lower": " ↓", None: ""}[measure.better]
     name, _, filter_name = measure.metric.partition(",")
     return METRIC_NAMES.get(name, _title(name)) + (f" ({filter_name})" if filter_name else "") + arrow
@@ -41,7 +41,7 @@ def task_name(task: str) -> str:
 
 
 def in_order(measures: Iterable[Measure]) -> list[Measure]:
-    """Tasks as they come, and within each the metrics as the paper has them."""
+    """Tasks in their order, and within each the metrics in the paper's order."""
     known = list(dict.fromkeys(measures))
     tasks = list(dict.fromkeys(m.task for m in known))
     rank = {metric: i for i, metric in enumerate(METRIC_ORDER)}
@@ -49,14 +49,14 @@ def in_order(measures: Iterable[Measure]) -> list[Measure]:
 
 
 def in_tables(measures: Iterable[Measure]) -> list[Measure]:
-    """Those of the measures that tables for people show."""
+    """The measures that tables for people show."""
     known = list(measures)
     tasks = {m.task for m in known if m.metric == "word_perplexity"}
     return [m for m in known if not (m.task in tasks and m.metric in SAME_AS_WORD_PERPLEXITY)]
 
 
 def first_of_each_task(measures: Iterable[Measure]) -> list[Measure]:
-    """One measure per task: the first as the paper orders them."""
+    """One measure per task: the first in the paper's order."""
     first: dict[str, Measure] = {}
     for m in in_order(measures):
         first.setdefault(m.task, m)

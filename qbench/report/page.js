@@ -1,5 +1,5 @@
 "use strict";
-// Sorting: numbers by the value that was rounded, texts by their letters; what is no number goes last.
+// Sorting: numbers by the value that was rounded, texts by their letters; what is not a number goes last.
 const keyOf = (cell) => cell.dataset.value === undefined ? cell.textContent.trim() : Number(cell.dataset.value);
 const before = (a, b) => {
   if (typeof a === "number" && typeof b === "number") return a - b;
@@ -22,7 +22,7 @@ for (const button of document.querySelectorAll("th button")) {
     body.append(...rows);
   });
 }
-// Filtering: a row stays where it and its table's title have all of the words.
+// Filtering: a row stays if it and its table's title contain all of the words.
 document.querySelector("input[type=search]").addEventListener("input", (event) => {
   const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const figure of document.querySelectorAll("figure.table")) {

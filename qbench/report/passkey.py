@@ -12,7 +12,7 @@ from qbench.report.tables import Column, Field, Table, quantization_name, score_
 from qbench.report.tidy import DataRow
 
 Z95 = 1.96
-READ_PASSKEY = "Accuracy in percent: how often the key that is hidden in so many tokens is found."
+READ_PASSKEY = "Accuracy in percent: how often the model finds the key hidden in that many tokens."
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LengthScore:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Wilson's 95% interval, which has a width at 0% and 100% too; None without a score."""
+        """Wilson's 95% interval, which is not empty at 0% and 100%; None without a score."""
         if isinstance(self.score, Gap) or not self.score.documents:
             return None
         share, n, z2 = self.score.value / 100, self.score.documents, Z95**2

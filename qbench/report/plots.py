@@ -1,7 +1,7 @@
 """Plots: score and damage against bits, accuracy against measured bits per weight. One figure of each per family.
 
-Kinds of attention differ in colour, marker and dashes; softmax and softpick in lightness too, so that a print in black
-and white tells them apart.
+Kinds of attention differ in colour, marker and dashes; softmax and softpick also in lightness, so they can be told
+apart in black and white.
 """
 
 import io
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PLOT_FORMATS = ("png", "svg", "pdf")
 COLUMN, PAGE = 3.3, 6.8  # inches: the width of a column of a paper, and of its text
 INK, FAINT = "#1b1f24", "#8a929c"
-OFFSET, MAX_SPREAD = 0.1, 0.5  # in bits, between neighbours and in all, so that no kind hides another
+OFFSET, MAX_SPREAD = 0.1, 0.5  # in bits, between neighbours and in total: no kind hides another
 LEGEND_COLUMN, METHOD_NAME, LEGEND_LINE = 1.7, 0.5, 0.18  # inches
 METHOD_MARKERS = "ovD^PX*"
 Z95 = 1.96
@@ -66,7 +66,7 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a kind of attention is drawn."""
+    """The style of a kind of attention."""
 
     colour: str
     marker: str
@@ -81,8 +81,8 @@ class Look:
         return {"color": self.colour, "marker": self.marker, "markerfacecolor": face, "markersize": 4}
 
 
-# Any two colours, and each and FAINT, differ by 23 (CIE 1976) or more with protanopia, deuteranopia and tritanopia
-# (Machado 2009), by 36 without; their contrast is 2.2 or more with white, and with the page's paper in the dark.
+# Any two colours, and any colour and FAINT, differ by at least 23 (CIE 1976) with protanopia, deuteranopia and
+# tritanopia (Machado 2009), and by 36 without; their contrast with white and with the dark page is at least 2.2.
 LOOKS = (
     Look("#1f4e9c", "o", False, (6, 3)),  # softmax; page.css has these two as well
     Look("#e08214", "s", True, (2, 2)),  # softpick
@@ -98,7 +98,7 @@ Looks = Mapping[str, Look]  # by kind of attention
 
 
 def looks(kinds: Sequence[str]) -> dict[str, Look]:
-    """The look of each kind: one that we know has the same in all plots, others have what is left in this one."""
+    """The look of each kind: a known kind has the same look in all plots, others get what is left in this one."""
     fixed = dict(zip(dict.fromkeys((*TWINS, *ATTENTIONS)), LOOKS, strict=False))
     used = [fixed[attention] for attention in kinds if attention in fixed]
     left = cycle([look for look in LOOKS if look not in used] or LOOKS)
@@ -111,7 +111,7 @@ def looks(kinds: Sequence[str]) -> dict[str, Look]:
 
 
 class PlotError(InputError):
-    """Plots that cannot be made, in a sentence."""
+    """Why plots cannot be made, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,20 @@ class Point:
 
 @dataclass
 class Panel:
-    """One metric under one method: the points of each kind, a level to compare with, and widths that have no score."""
+    """One metric under one method: the points of each kind, a level to compare with, and widths without a score."""
 
     levels: Mapping[str, float] = field(default_factory=dict)
     points: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
     gaps: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def add_gap(self, attention: str, bits: int, gap: Gap) -> None:
-        """Remember a width that should have a score; one that the method does not offer should not."""
+        """Remember a width that should have a score, unless the method does not offer it."""
         if gap.text != NOT_OFFERED:
             self.gaps[attention].append(bits)
 
 
 class StoredAccuracy(NamedTuple):
-    """An accuracy, and what the weights take that it was reached with."""
+    """An accuracy and the bits per weight it was reached with."""
 
     attention: str
     method: str
@@ -208,7 +208,7 @@ def _figures_of_kinds(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
 
 
 def inline_svg(figure: "Figure") -> str:
-    """A figure to put into a page: without a background, and in the page's own colours."""
+    """A figure to embed in a page: no background, and the page's colours."""
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_alpha(0)
     svg = _rendered(figure, "svg").decode()
@@ -221,7 +221,7 @@ def inline_svg(figure: "Figure") -> str:
 
 
 def score_panels(rows: Sequence[DeltaRow], kinds: Sequence[str]) -> Panels:
-    """Scores of the quantized, with the unquantized ones as levels; kinds: those of which scores are expected."""
+    """Scores of quantized models, with the unquantized ones as levels; kinds: those that should have scores."""
     panels: Panels = {}
     levels = unquantized_levels(rows)
     for row in rows:
@@ -239,7 +239,7 @@ def score_panels(rows: Sequence[DeltaRow], kinds: Sequence[str]) -> Panels:
 
 
 def _ends(score: Score, measure: Measure) -> tuple[float, float]:
-    """Of the error bar of a score; the score itself if its standard error is not known."""
+    """The ends of a score's error bar; the score itself if its standard error is unknown."""
     error = Z95 * (score.stderr or 0)
     low = max(score.value - error, min(score.value, MIN_BAR_END))  # above zero, for a log scale
     return low, min(score.value + error, 100 if is_share(measure.metric) else math.inf)
@@ -252,7 +252,7 @@ def unquantized_levels(rows: Sequence[DeltaRow]) -> Levels:
 
 
 def damage_panels(rows: Sequence[DamageRow], kinds: Sequence[str]) -> Panels:
-    """Damages, with zero as the level; kinds: those of which damages are expected."""
+    """Damages, with zero as the level; kinds: those that should have damages."""
     panels: Panels = {}
     for row in rows:
         panel = panels.setdefault((row.measure, row.quantization.method), Panel(levels={"none": 0.0}))
@@ -288,14 +288,14 @@ def chances(report: ReportData, rows: Sequence[DeltaRow]) -> dict[Measure, float
 
 
 def _scores(row: DeltaRow) -> dict[str, Score]:
-    """Those that are there, by kind of attention."""
+    """The ones that exist, by kind of attention."""
     return {attention: score for attention, score in row.scores.items() if isinstance(score, Score)}
 
 
 def _plotted(rows: Iterable[Any]) -> list[Any]:
-    """Of each task one accuracy, the normalized one if there is one, and its perplexity.
+    """One accuracy per task, the normalized one if there is one, and its perplexity.
 
-    Passkey has a figure of its own, and weights that are not quantized have no width to be drawn at.
+    Passkey has its own figure, and unquantized weights have no width to be drawn at.
     """
     rows = [row for row in rows if passkey_length(row.measure.task) is None and _has_width(row.quantization)]
     chosen: dict[tuple[str, bool], Measure] = {}
@@ -344,7 +344,7 @@ def _draw_curve(axes: "Axes", curve: LengthCurve, look: Look) -> None:
 def _grid(
     panels: Panels, title: str, method_titles: Mapping[str, str], styles: Looks, damages: bool = False
 ) -> "Figure":
-    """One row per metric, one column per method; damages of perplexities are on the log scale as they are."""
+    """One row per metric, one column per method; damages of perplexities are already on a log scale."""
     measures = list(dict.fromkeys(measure for measure, _ in panels))
     methods = list(dict.fromkeys(method for _, method in panels))
     figure = load_matplotlib().figure.Figure(figsize=(1.2 + 2.2 * len(methods), 1.0 + 1.45 * len(measures)))
@@ -361,7 +361,7 @@ def _grid(
         bottom.set_xlabel("bits")
     for axes in figure.axes:  # the last row is a page away from the first
         axes.tick_params(labelbottom=True)
-    # One axis for all methods: a slope means the same in every panel.
+    # All methods share an axis: a slope means the same in every panel.
     if widths := sorted(_widths(panels.values())):
         grid[0, 0].set_xticks(widths)
         grid[0, 0].set_xlim(widths[0] - 0.5, widths[-1] + 0.5)
@@ -391,7 +391,7 @@ def _draw(axes: "Axes", panel: Panel, styles: Looks) -> None:
 
 
 def _draw_gaps(axes: "Axes", attention: str, look: Look, gaps: Sequence[int]) -> None:
-    """A cross at the bottom for each width whose score is not there: a line may pass it by."""
+    """A cross at the bottom for each width without a score: a line might pass over it."""
     if gaps:
         bits = [width + 2 * look.offset for width in gaps]
         crosses = {**look.line, "marker": "x", "linestyle": "none", "clip_on": False}
@@ -400,7 +400,7 @@ def _draw_gaps(axes: "Axes", attention: str, look: Look, gaps: Sequence[int]) ->
 
 
 def _draw_levels(axes: "Axes", levels: Mapping[str, float], styles: Looks) -> None:
-    """A dashed line per kind; a grey one for what is none."""
+    """A dashed line per kind; grey if it belongs to no kind."""
     for attention, level in levels.items():
         if look := styles.get(attention):
             axes.axhline(level, color=look.colour, linestyle=(0, look.dashes), linewidth=1)
@@ -471,14 +471,14 @@ def _storage(
 
 
 def _draw_stored(axes: "Axes", cells: Sequence[StoredAccuracy], look: Look, label: str) -> None:
-    """Markers with their error bars, where they were measured: kinds whose weights take the same bits overlap."""
+    """Markers with error bars at the measured bits: kinds whose weights take the same bits overlap."""
     bits = [cell.bits for cell in cells]
     axes.plot(bits, [cell.value for cell in cells], linestyle="none", label=label, **look.line)
     axes.vlines(bits, [cell.low for cell in cells], [cell.high for cell in cells], look.colour, linewidth=1)
 
 
 def _draw_chance(axes: "Axes", chance: float | None) -> bool:
-    """A line if it does not press together what the panel shows; whether there is one."""
+    """Draw a line unless it would squeeze what the panel shows; returns whether it was drawn."""
     low, high = axes.get_ylim()
     reach = MAX_CHANCE_DISTANCE * (high - low)
     if chance is None or not low - reach <= chance <= high + reach:
@@ -488,7 +488,7 @@ def _draw_chance(axes: "Axes", chance: float | None) -> bool:
 
 
 def _finish(figure: "Figure", title: str, columns: int) -> "Figure":
-    """The title, one legend for all panels, and margins; in inches, since figures differ in size."""
+    """Add the title, one legend for all panels, and margins; in inches, since figures differ in size."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -506,13 +506,13 @@ def _finish(figure: "Figure", title: str, columns: int) -> "Figure":
 
 
 def _text_width(title: str) -> float:
-    """Of a figure's title, in inches."""
+    """The width of a figure's title, in inches."""
     path = load_matplotlib().textpath.TextPath((0, 0), title, size=STYLE["figure.titlesize"])
     return 1.03 * path.get_extents().width / 72  # pixels make letters a little wider
 
 
 def _rendered(figure: "Figure", suffix: str) -> bytes:
-    # Without dates, the same results make the same files; SVG's other entries are links that a page must not have.
+    # Without dates, the same results give the same files; SVG's other entries are links, which a page must not have.
     left_out = {"png": (), "svg": ("Creator", "Date", "Format", "Type"), "pdf": ("CreationDate",)}
     out = io.BytesIO()
     with load_matplotlib().rc_context(STYLE):

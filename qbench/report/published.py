@@ -13,7 +13,7 @@ from qbench.report.results import NOTHING, CellResult, Gap, ReportError, ResultS
 
 ROUNDING = 0.005  # what the two decimals of published numbers hide
 REQUIRED = ("family", "method", "bits", "task", "metric")
-# A row of any two kinds has these; softmax and softpick may have a column each instead.
+# Columns of a row about any two kinds; softmax and softpick may have one column each instead.
 LONG = ("attention", "value", "reference")
 
 
@@ -33,7 +33,7 @@ def read_published(files: Sequence[Path], source: Path) -> ResultSet:
         references.setdefault(reference, where)
         key = (row["family"], label, of.task, of.metric, other)
         if key in seen:
-            raise ReportError(f"{where} is about {', '.join(key)}, and so is {seen[key]}; one of them must go.")
+            raise ReportError(f"{where} repeats {', '.join(key)} of {seen[key]}; remove one of them.")
         seen[key] = where
         measures[of] = None
         for attention, column in columns.items():
@@ -45,7 +45,7 @@ def read_published(files: Sequence[Path], source: Path) -> ResultSet:
                 continue
             known = scores.setdefault((of.task, of.metric), Score(value, documents=_documents(row, where)))
             if known.value != value:
-                raise ReportError(f"{where}: {column} is {value:g}, but another row says that it is {known.value:g}.")
+                raise ReportError(f"{where}: {column} is {value:g}, but {known.value:g} in another row.")
         delta = number(row, "delta", where)
         if delta is not None:
             deltas[key] = delta
@@ -53,7 +53,7 @@ def read_published(files: Sequence[Path], source: Path) -> ResultSet:
         raise ReportError(f"{source} has no rows of numbers.")
     if len(references) > 1:
         of_each = " and ".join(f"{reference} ({where})" for reference, where in references.items())
-        raise ReportError(f"{source} has differences from {of_each}; all must be from one reference.")
+        raise ReportError(f"{source} has differences from {of_each}; all must use the same reference.")
     results = (CellResult(cell, scores, None if scores else gaps[cell]) for cell, scores in cells.items())
     ordered = tuple(one_direction_each(in_order(measures)))
     return ResultSet(source, tuple(results), ordered, deltas, said_reference=next(iter(references)))
@@ -63,7 +63,7 @@ def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
     def required(names: Sequence[str]) -> Sequence[str]:
         return (*REQUIRED, *(LONG if LONG[0] in names else TWINS))
 
-    return csv_rows(files, required, "published numbers", f", or {', '.join(LONG)} in place of the last two")
+    return csv_rows(files, required, "published numbers", f", or {', '.join(LONG)} instead of the last two")
 
 
 def csv_rows(
@@ -71,7 +71,7 @@ def csv_rows(
 ) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The rows of CSV files, each with its file and line; `size` is read as `family`.
 
-    required: the columns that there must be, by those that there are. what: the rows are, for errors.
+    required: which columns are needed, given those in the file. what: what the rows are, for errors.
     """
     for file in files:
         try:
@@ -85,19 +85,19 @@ def csv_rows(
                 for row in reader:
                     where = f"{file}, line {reader.line_num}"
                     if None in row or None in row.values():
-                        raise ReportError(f"{where} has not as many fields as the header, which has {len(names)}.")
+                        raise ReportError(f"{where} does not have as many fields as the header ({len(names)}).")
                     yield where, {name: value.strip() for name, value in row.items()}
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ReportError(f"{file} cannot be read as a CSV file in UTF-8 ({error}).") from None
 
 
 def is_analysis_file(file: Path) -> bool:
-    """Whether a CSV file is of figures of analyses, by its header."""
+    """Whether a CSV file holds figures of analyses, by its header."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             header = next(csv.reader(lines), [])
     except (OSError, UnicodeDecodeError, csv.Error):
-        return False  # whoever reads it says what is wrong
+        return False  # reading it will report what is wrong
     return "setting" in header
 
 

@@ -1,4 +1,4 @@
-"""What a reader must know of results as a whole: trials, models that are not there, other versions."""
+"""What a reader must know about the results as a whole: trials, missing models, other versions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +14,14 @@ def remarks(report: ReportData) -> list[str]:
     found = [_trial(limits) for recipe in report.results.recipes().values() if (limits := _limits(recipe))]
     found += _draws(report)
     if older := report.results.of_other_versions():
-        found.append(f"Not all cells are of the same code and packages; other than the latest: {some(older)}.")
+        found.append(f"Some cells were measured with other code or packages than the latest one: {some(older)}.")
     return found
 
 
 def remarks_on_delta(report: ReportData) -> list[str]:
     """What to look at instead if Δ tables are columns of dashes."""
     results = report.results
-    instead = "so there is no Δ; --kind damage and --kind summary show what quantization cost."
+    instead = "so there is no Δ; see --kind damage and --kind summary."
     return [
         f"There is no {kind_name(attention)} model of {family} here, {instead}"
         for family in results.families
@@ -31,20 +31,20 @@ def remarks_on_delta(report: ReportData) -> list[str]:
 
 
 def _draws(report: ReportData) -> list[str]:
-    """Over how many draws of calibration numbers are means, if there are several."""
+    """How many calibration draws the numbers are means of, if there are several."""
     several = [result for result in report.results.cells if result.draws]
     if not several:
         return []
     counts = sorted({len(result.draws) for result in several})
     titles = dict.fromkeys(report.results.method_titles[result.cell.method] for result in several)
     how_many = " or ".join(map(str, counts))
-    return [f"{' and '.join(titles)}: means over {how_many} calibration draws, whose spread the intervals count."]
+    return [f"{' and '.join(titles)}: means over {how_many} calibration draws; the intervals include their spread."]
 
 
 def _limits(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """How many documents are read of what, if it is not all of them."""
+    """How many documents of each task are read, if not all."""
     tasks = recipe.get("tasks")
-    settings = tasks if isinstance(tasks, Mapping) else {}  # names alone have no limits of their own
+    settings = tasks if isinstance(tasks, Mapping) else {}  # a list of names has no limits
     limits = {name: task["limit"] for name, task in settings.items() if task and task.get("limit")}
     if whole := recipe.get("limit"):
         limits["each other task" if limits else "each task"] = whole

@@ -26,7 +26,7 @@ FORMATS = (*COMPARISON_FORMATS, "html")
 
 
 def table(source: Path | str, format: str = "md", kind: str | None = None, *, standalone: bool = False) -> str:
-    """The tables of a folder of records or of published numbers. kind: by default delta, and with html all of them.
+    """The tables of a folder of records or of published numbers. kind: default delta; with html, default all kinds.
 
     standalone: with latex, a document that compiles as it is.
     """
@@ -51,13 +51,13 @@ def render(report: ReportData, format: str, kind: str | None = None, *, standalo
     if not tables:
         others = ", ".join(kind.name for kind in KINDS.values() if kind.on_page(report) and kind.tables(report))
         instead = f"; it has {others}." if others else "."
-        raise ReportError(f"{report.results.source} has nothing for a table of kind {chosen.name}{instead}")
+        raise ReportError(f"{report.results.source} has no data for --kind {chosen.name}{instead}")
     notes, lead = [*remarks(report), *chosen.remarks(report)], chosen.lead(report)
     return latex(tables, notes, lead, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes, lead)
 
 
 def comparison(source: Path | str, published: Path | str, format: str = "md") -> str:
-    """Our numbers beside published ones."""
+    """Our numbers next to published ones."""
     _check_format(format, COMPARISON_FORMATS)
     ours, theirs = read_report(source), read_report(published)
     analyses = _compared_analyses(ours, theirs)
@@ -84,7 +84,7 @@ def _compared_analyses(ours: ReportData, theirs: ReportData) -> "list[AnalysisCo
 
 
 def _joined(scores: "list[DataRow]", analyses: "list[AnalysisComparison]") -> "list[DataRow]":
-    """Rows of both, with the columns of either where there are both."""
+    """Rows of both; if both have rows, each gets the other's columns too."""
     if not analyses:
         return scores
     from qbench.report.analysis_compare import analysis_comparison_rows
@@ -95,7 +95,7 @@ def _joined(scores: "list[DataRow]", analyses: "list[AnalysisComparison]") -> "l
 
 
 def audit(source: Path | str) -> tuple[str, bool]:
-    """The audits of a set of results and what looks unquantized or impossible in it, and whether anything does."""
+    """The audits of a set of results with what looks unquantized or impossible, and whether anything does."""
     from qbench.report.audits import audit_table  # needs numpy
     from qbench.report.doubts import doubts
 

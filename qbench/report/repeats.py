@@ -1,7 +1,7 @@
-"""What a repeat of the same measurement changes: the noise that a published number beside ours is judged by.
+"""How much a repeat of the same measurement changes a number: the noise by which we judge a published number.
 
-Both sides scored the same documents, so that which ones were drawn is not what they differ by. What they differ by is
-the published rounding, numerics (dtype, batches, kernels) and, for calibrated methods, the draw of calibration.
+Both sides scored the same documents, so the choice of documents explains nothing. They differ by the published
+rounding, numerics (dtype, batches, kernels) and, for calibrated methods, the calibration draw.
 """
 
 import math
@@ -18,21 +18,21 @@ from qbench.report.published import ROUNDING
 from qbench.report.results import CellResult, Gap
 from qbench.uncertainty import ChanceSource, Estimate
 
-# What bfloat16 in place of float32 changes, by bits of the weights: the share of answers, each as likely to become
-# right as wrong, and one standard error of a perplexity's logarithm. mini's twins with HQQ, and SmolLM2
-# unquantized, rounded up (benchmarks/repeats.py).
+# What bfloat16 instead of float32 changes, by bits of the weights: the share of answers, each equally likely to become
+# right or wrong, and one standard error of a perplexity's logarithm. Measured on mini's twins with HQQ and on
+# unquantized SmolLM2, rounded up (benchmarks/repeats.py).
 NUMERICS = {16: (0.01, 0.001), 8: (0.01, 0.002), 4: (0.03, 0.005), 3: (0.05, 0.007), 2: (0.11, 0.04)}
-ONE_DRAW = "One calibration draw: by how much another one moves the score is not known."
+ONE_DRAW = "One calibration draw: how much another draw would move the score is unknown."
 
 Nearer = Literal["unquantized", "quantized", "undecided"]
 
 
 @dataclass(frozen=True)
 class RepeatNoise:
-    """By how much a published number may differ from ours and be the same measurement, in the units of tables."""
+    """How far a published number may be from ours and still be the same measurement, in the units of tables."""
 
     half_width: float
-    one_draw: bool = False  # of a calibrated method: the noise of calibration is not known, and not in it
+    one_draw: bool = False  # of a calibrated method: calibration noise is unknown, and not included
 
     def agrees(self, difference: float) -> bool | None:
         """Whether the noise explains a difference; None if calibration may."""
@@ -40,9 +40,9 @@ class RepeatNoise:
 
 
 def repeat_noise(measure: Measure, results: Sequence[CellResult], published: int | None = None) -> RepeatNoise | str:
-    """That of one of our scores, or of the first − the others; or why it is not known, in a sentence.
+    """The noise of one of our scores, or of the first − the others; or a sentence that says why it is unknown.
 
-    published: the documents of the published number, if it says them.
+    published: the number of documents of the published number, if given.
     """
     whole = published or (TASKS[measure.task].documents if measure.task in TASKS else None)
     variances = []
@@ -52,11 +52,11 @@ def repeat_noise(measure: Measure, results: Sequence[CellResult], published: int
             return score.reason
         if whole and score.documents not in (None, whole):
             own = count(score.documents or 0)
-            return f"Not judged: ours is of {own} documents, and the published number of {count(whole)}."
+            return f"Not judged: ours uses {own} documents, the published number {count(whole)}."
         variances.append(_numerics(measure, score.value, score.documents or whole, result.cell.bits))
     known = [own for own in variances if own is not None]
     if len(known) < len(variances):
-        return f"Not judged: what a repeat changes in {measure.metric} of {measure.task} is not known."
+        return f"Not judged: the repeat noise of {measure.metric} of {measure.task} is unknown."
     sources = (ChanceSource(sum(known), math.inf), *_calibration(measure, results))
     return RepeatNoise(Estimate(0.0, sources).half_width() + ROUNDING, one_draw(*results))
 
@@ -64,7 +64,7 @@ def repeat_noise(measure: Measure, results: Sequence[CellResult], published: int
 def nearer(measure: Measure, published: float, unquantized: float, quantized: float, noise: RepeatNoise) -> Nearer:
     """Which of our two scores a published number is nearer to; undecided if the noise could say otherwise.
 
-    It must be further from the middle between the two than the noise, and they further from each other.
+    It must be further from their midpoint than the noise, and the two must be further apart than that.
     """
     middle = (unquantized + quantized) / 2
     if is_perplexity(measure.metric):
@@ -75,7 +75,7 @@ def nearer(measure: Measure, published: float, unquantized: float, quantized: fl
 
 
 def _numerics(measure: Measure, value: float, documents: int | None, bits: int) -> float | None:
-    """The variance that another dtype adds to a score; None if it is not known."""
+    """The variance that another dtype adds to a score; None if unknown."""
     answers, perplexity = NUMERICS[max((known for known in NUMERICS if known <= bits), default=min(NUMERICS))]
     if is_perplexity(measure.metric):
         return (perplexity * value) ** 2
@@ -83,7 +83,7 @@ def _numerics(measure: Measure, value: float, documents: int | None, bits: int) 
 
 
 def _calibration(measure: Measure, results: Sequence[CellResult]) -> list[ChanceSource]:
-    """What another draw of calibration differs by from our mean over draws; nothing if there are not several."""
+    """How far another calibration draw is from our mean over draws; nothing unless there are several."""
     draws = common_draws(*results)
     if len(draws) < 2:
         return []

@@ -1,4 +1,4 @@
-"""What every cell has: scores, or the reason why there are none. Read by qbench.report.sources."""
+"""What every cell has: scores, or the reason why it has none. Read by qbench.report.sources."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,18 +15,18 @@ from qbench.records.store import Results, StoredRecord
 from qbench.report.attentions import TWINS, kind_name
 from qbench.report.metrics import Measure
 
-NOTHING = "–"  # stands where there is no number, and none is missing
+NOTHING = "–"  # shown if there is no number and none is missing
 NOT_OFFERED = "n/a"
-UNQUANTIZED_METHOD = "none"  # of the weights; other axes may be quantized all the same
+UNQUANTIZED_METHOD = "none"  # of the weights; other parts may still be quantized
 
 
 class ReportError(InputError):
-    """Results that no table can be made of, in a sentence."""
+    """Why no table can be made of results, in a sentence."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A number as tables have it: accuracies in percent."""
+    """A number as tables show it: accuracies in percent."""
 
     value: float
     stderr: float | None = None
@@ -36,7 +36,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Gap:
-    """A number that is not there: what stands in its place, and why."""
+    """A missing number: the text shown instead, and why."""
 
     text: str
     reason: str
@@ -109,12 +109,12 @@ class ResultSet:
     # Δ as it was published, by family, label, task, metric and attention
     published: Mapping[tuple[str, str, str, str, str], float] = field(default_factory=dict)
     records: Results | None = None
-    said_reference: str | None = None  # the kind that the others are compared with, if the results say it
+    said_reference: str | None = None  # the kind that the others are compared with, if the results name it
     analysis_files: tuple[Path, ...] = ()  # of published figures
 
     @cached_property
     def parts(self) -> tuple[CellResult, ...]:
-        """All that was measured, or was to be: one result per draw of calibration where there are several."""
+        """All that was or should have been measured: one result per calibration draw if there are several."""
         return tuple(part for result in self.cells for part in result.parts)
 
     def get(self, family: str, attention: str, label: str) -> CellResult | None:
@@ -133,7 +133,7 @@ class ResultSet:
 
     @cached_property
     def reference(self) -> str:
-        """The kind that the others are compared with; if nothing says it softmax, or else the first of several."""
+        """The kind that the others are compared with: as the results say, or softmax, or the first of several."""
         kinds = list(dict.fromkeys(c.cell.attention for c in self.cells))
         return self.said_reference or (kinds[0] if len(kinds) > 1 and TWINS[0] not in kinds else TWINS[0])
 
@@ -143,7 +143,7 @@ class ResultSet:
         return sorted(have, key=lambda attention: attention != self.reference)
 
     def compared_kinds(self, family: str) -> list[str]:
-        """The reference and what is compared with it, whether the family has them or not: never less than two."""
+        """The reference and what is compared with it, whether the family has them or not: at least two."""
         have = self.kinds_of(family)
         if have == [self.reference]:
             anywhere = [*(c.cell.attention for c in self.cells), *TWINS]
@@ -168,7 +168,7 @@ class ResultSet:
         )
 
     def published_delta(self, quantization: FamilyQuantization, attention: str, measure: Measure) -> float | None:
-        """Δ as it was published; None if it is ours to compute."""
+        """Δ as it was published; None if we compute it."""
         key = (quantization.family, quantization.label, measure.task, measure.metric, attention)
         return self.published.get(key)
 
@@ -183,7 +183,7 @@ class ResultSet:
         return sorted({self._quantization(cell) for cell in cells}, key=place)
 
     def measures_of(self, family: str) -> list[Measure]:
-        """What the family's cells were measured on; if all failed, what any cell was."""
+        """The measures of the family's cells; those of any cell if all of them failed."""
         have = {key for c in self.cells if c.cell.family == family for key in c.scores}
         own = [m for m in self.measures if (m.task, m.metric) in have]
         return own or list(self.measures) or [Measure("", "", None)]
@@ -196,7 +196,7 @@ class ResultSet:
         return {provenance.recipe: provenance.resolved_recipe for provenance in own}
 
     def of_other_versions(self) -> list[str]:
-        """Cells that were measured with other code or packages than the latest one; `run --reuse-stale` keeps such."""
+        """Cells measured with other code or packages than the latest one; `run --reuse-stale` keeps them."""
         done = [c.stored.record for c in self.parts if c.stored and c.scores]
         latest = max(done, key=lambda record: record.provenance.finished, default=None)
         return [r.cell.name for r in done if latest and _differs(r.identity, latest.identity)]
@@ -209,7 +209,7 @@ class ResultSet:
 
     @cached_property
     def method_titles(self) -> Mapping[str, str]:
-        """The methods as papers write them, by the records; old records and published numbers do not say."""
+        """The methods as papers write them, from the records; old records and published numbers do not have them."""
         titles = {c.cell.method: c.cell.method.upper() for c in self.cells}
         for stored in (c.stored for c in self.parts):
             if stored and stored.record.quantizer:
@@ -222,7 +222,7 @@ class ResultSet:
 
 
 def one_direction_each(measures: Iterable[Measure]) -> list[Measure]:
-    """One measure per task and metric: records of another lm-eval may lack the direction that others have."""
+    """One measure per task and metric: records from another lm-eval may lack the direction."""
     found: dict[tuple[str, str], Measure] = {}
     for m in measures:
         key = (m.task, m.metric)
@@ -232,7 +232,7 @@ def one_direction_each(measures: Iterable[Measure]) -> list[Measure]:
 
 
 def _differs(one: Identity, other: Identity) -> bool:
-    """Whether two cells were measured with other code or packages; each has its quantizer's library alone."""
+    """Whether two cells were measured with different code or packages; each lists only its own quantizer's library."""
     common = one.packages.keys() & other.packages.keys()
     return one.code != other.code or any(one.packages[name] != other.packages[name] for name in common)
 

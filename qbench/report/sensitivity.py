@@ -26,7 +26,7 @@ def sensitivity_tables(report: ReportData) -> list[Table]:
 
 
 def by_quantization(report: ReportData) -> list[list[Measured]]:
-    """The models of one family under one quantization together, the reference first."""
+    """The models of one family under one quantization, the reference first."""
 
     def place(own: Measured) -> tuple[str, str]:
         return own[0].family, own[0].label

@@ -1,4 +1,4 @@
-"""Results from wherever they are: a folder of records, or CSV files of published numbers."""
+"""Reads results: from a folder of records, or from CSV files of published numbers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def read_result_set(source: Path | str) -> ResultSet:
     """Read a folder of records, or a CSV file of published numbers or a folder of such."""
     source = Path(source)
     if not source.exists():
-        raise ReportError(f"{source} does not exist; it must be a folder of records, or CSV files of published ones.")
+        raise ReportError(f"{source} does not exist; it must be a folder of records or CSV files of published numbers.")
     if source.is_file():
         return _from_files([source], source)
     if (source / ANALYSES).exists() and not (source / RUN).exists():
@@ -40,13 +40,13 @@ def read_result_set(source: Path | str) -> ResultSet:
     if files := sorted(source.glob("*.csv")):
         return _from_files(files, source)
     raise ReportError(
-        f"{source} holds neither records ({RECORD} in a folder for each cell; `qbench run` makes them) nor CSV files "
-        "of published numbers."
+        f"{source} contains neither records ({RECORD}, one folder per cell; `qbench run` writes them) nor CSV files of "
+        "published numbers."
     )
 
 
 def _from_files(files: Sequence[Path], source: Path) -> ResultSet:
-    """Published scores, and the files among them that are of analyses."""
+    """Published scores, and which of the files are about analyses."""
     analyses = tuple(file for file in files if is_analysis_file(file))
     scores = [file for file in files if file not in analyses]
     found = read_published(scores, source) if scores else ResultSet(source, (), ())
@@ -64,7 +64,7 @@ def from_records(records: Results) -> ResultSet:
         cells.sort(key=lambda result: order.index(result.cell.name))
     cells = with_draws_joined(cells)
     if not cells:
-        raise ReportError(f"{records.folder / RUN} plans no cells; there is nothing to make a table of.")
+        raise ReportError(f"{records.folder / RUN} plans no cells, so there is nothing to show.")
     metrics = (metric for stored in records.current for metric in stored.record.metrics)
     measures = in_order(measure(m.task, m.metric, m.better) for m in metrics)
     return ResultSet(
@@ -83,7 +83,7 @@ def _of_record(stored: StoredRecord) -> CellResult:
     scores = {(m.task, m.metric): _score(m) for m in record.metrics}
     caveat = ""
     if record.audit is None and record.cell.label != UNQUANTIZED:
-        caveat = f"{record.cell.name} has no audit: that it was quantized is not proved."
+        caveat = f"{record.cell.name} has no audit, so nothing proves that it was quantized."
     return CellResult(record.cell, scores, caveat=caveat, stored=stored)
 
 
@@ -105,7 +105,7 @@ def _not_measured(stored: StoredRecord) -> Gap | None:
     if not reasons:
         return None
     name = stored.record.cell.name
-    return Gap("altered", f"{name} is not what was measured: {reasons[0]} Run the cell again.")
+    return Gap("altered", f"{name} does not match what was measured: {reasons[0]} Run the cell again.")
 
 
 def _not_proved(record: Record) -> Gap | None:
@@ -124,13 +124,13 @@ def _score(metric: MetricValue) -> Score:
 
 
 def _missing(planned: PlannedCell) -> Gap:
-    # In words that all share: one footnote per cell is a page of them. A damage has the footnote of its baseline.
+    # The same words for all cells, so they share one footnote. A damage has the footnote of its baseline.
     what = "The unquantized model is planned" if planned.cell.label == UNQUANTIZED else "Planned"
-    return Gap("missing", f"{what} and not run yet; `qbench run` makes it.")
+    return Gap("missing", f"{what} but not run yet; `qbench run` will run it.")
 
 
 def _not_offered(planned: PlannedCell) -> Gap:
-    return Gap(NOT_OFFERED, f"{planned.cell.bits} bits are not offered by {planned.cell.method}.")
+    return Gap(NOT_OFFERED, f"{planned.cell.method} does not offer {planned.cell.bits} bits.")
 
 
 def _first_line(text: str) -> str:

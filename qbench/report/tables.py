@@ -14,7 +14,7 @@ from qbench.report.results import NOTHING, FamilyQuantization, Gap, Score
 
 @dataclass(frozen=True)
 class Column:
-    """A column's header; columns of one group have it above them."""
+    """A column's header; its group, if any, is the header above."""
 
     title: str
     align: Literal["l", "c", "r"] = "r"
@@ -23,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Field:
-    """What stands at one place of a table."""
+    """One field of a table."""
 
     text: str
     value: float | None = None  # to sort by
@@ -41,13 +41,13 @@ class Table:
     caption: str
     reading: Sequence[str]  # how to read numbers and marks, one sentence each; many tables share them
     columns: Sequence[Column]
-    heads: int = 2  # leading columns, in which equal neighbours are one block
+    heads: int = 2  # leading columns, whose equal neighbours form a block
     rows: list[list[Field]] = field(default_factory=list)
     footnotes: dict[str, str] = field(default_factory=dict)  # text by letter
-    count: str = ""  # how many rows have a star, and how many of them remain after adjustment; under the table
+    count: str = ""  # how many rows are starred, and how many are significant after adjustment; under the table
 
     def mark(self, notes: Sequence[str]) -> str:
-        """The letters of these footnotes, which are added if they are new."""
+        """The letters of these footnotes; new ones are added."""
         known = {text: letter for letter, text in self.footnotes.items()}
         for note in notes:
             if note not in known:
@@ -57,7 +57,7 @@ class Table:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """The line above the header: groups, and how many columns each is over; empty without groups."""
+        """The line above the header: groups, and how many columns each spans; empty without groups."""
         if not any(column.group for column in self.columns):
             return []
         return [(group, len(list(own))) for group, own in groupby(self.columns, lambda column: column.group)]
@@ -69,7 +69,7 @@ def shared_reading(tables: Sequence[Table]) -> list[str]:
 
 
 def quantization_name(quantization: FamilyQuantization) -> str:
-    """What tells quantizations of one method apart: 3-bit g64."""
+    """What distinguishes quantizations of one method: 3-bit g64."""
     if quantization.is_unquantized:
         return NOTHING
     options = quantization.label.removeprefix(f"{quantization.method}-{quantization.bits}").lstrip("-")
@@ -77,7 +77,7 @@ def quantization_name(quantization: FamilyQuantization) -> str:
 
 
 def score_field(table: Table, found: Score | Gap) -> Field:
-    """A score, or what stands in its place, with its footnotes."""
+    """A score, or the text shown instead, with its footnotes."""
     if isinstance(found, Gap):
         return Field(found.text, marks=table.mark([found.reason]))
     return Field(score(found.value), found.value, marks=table.mark(found.notes))

@@ -1,7 +1,7 @@
 """Rows for programs: CSV and JSON, one row per number pair, unrounded, with all metrics.
 
-A pair is a kind of attention and the reference. Softmax and softpick have columns of their own names; with any other
-kinds among the results, each row names its kind.
+A pair is a kind of attention and the reference. If the kinds are softmax and softpick, the columns have their names;
+otherwise each row names its kind.
 """
 
 import csv
@@ -14,7 +14,7 @@ from qbench.report.attentions import TWINS
 from qbench.report.delta import Damage, DamageRow, DeltaRow, Difference, ReportData, notes_of
 from qbench.report.results import Score
 
-DataRow = Mapping[str, Any]  # all rows of a kind have the same columns, with None where there is no value
+DataRow = Mapping[str, Any]  # all rows of a kind have the same columns; None if there is no value
 Columns = Mapping[str, str]  # the kind of attention by the name of its column
 R = TypeVar("R", DeltaRow, DamageRow)
 
@@ -25,7 +25,7 @@ def delta_rows(report: ReportData) -> list[DataRow]:
 
 
 def baseline_rows(report: ReportData) -> list[DataRow]:
-    """The same of the unquantized models alone."""
+    """The same for the unquantized models only."""
     return _pairs(report, [row for row in report.deltas if row.quantization.is_unquantized], _delta)
 
 
@@ -35,7 +35,7 @@ def damage_rows(report: ReportData) -> list[DataRow]:
 
 
 def to_csv(rows: Sequence[DataRow]) -> str:
-    """Rows as CSV; empty where there is no value."""
+    """Rows as CSV; empty if there is no value."""
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()

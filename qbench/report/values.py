@@ -1,4 +1,4 @@
-"""The values of a record's documents as arrays; the only place of reports that reads samples."""
+"""The values of a record's documents as arrays; the only module of reports that reads samples."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PER_WORD = "word_perplexity"  # its values are log-likelihoods of pages, and its
 
 @dataclass(frozen=True)
 class Values:
-    """A metric's value of each document, and what its sum is divided by the sum of."""
+    """A metric's value for each document, and the weights: the score is Σ values / Σ weights."""
 
     values: np.ndarray  # [documents]
     weights: np.ndarray  # [documents]; 0 if the document has no value
@@ -56,7 +56,7 @@ class _Columns:
     metrics: dict[str, np.ndarray]
 
     def task(self, rows: np.ndarray) -> TaskDocuments:
-        """Those of one task."""
+        """The documents of one task."""
         rows = rows[np.argsort(self.ids[rows], kind="stable")]
         identity = self.ids[rows].tobytes() + "\n".join(map(str, self.hashes[rows])).encode()
         found = {}
@@ -83,7 +83,7 @@ class _Columns:
 
 @cache
 def _ones(count: int) -> np.ndarray:
-    """One array for all, so that its sums over resamples are computed once."""
+    """One shared array: its sums over resamples are computed only once."""
     return np.ones(count)
 
 

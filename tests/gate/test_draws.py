@@ -99,7 +99,8 @@ def test_a_small_loss_is_seen_by_pairs_of_draws_and_not_by_other_draws(baseline:
 def test_another_calibration_is_said_first(baseline: Path, tmp_path: Path) -> None:
     text = to_text(check(write_cells(tmp_path, cells(spread(2), seed=2), ONE_OTHER), baseline))
     lines = text.splitlines()
-    assert f"Another calibration than the baseline's: mini-softmax-{LABEL}." in lines[4]
+    assert "calibration" in lines[4]
+    assert f"mini-softmax-{LABEL}" in lines[4]
     assert not any("draw-1" in line for line in lines[:6])  # a cell is named once
 
 

@@ -88,10 +88,10 @@ FORGED_RECORDS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
     "no direction": (metrics(better=None), ("acc", "better", "none in the run", "higher in the baseline")),
     "reversed direction": (metrics(better="lower"), ("acc", "better", "lower in the run", "higher in the baseline")),
     "other aggregation": (metrics(aggregation="f1"), ("acc", "aggregation", "f1 in the run", "mean in the baseline")),
-    "no metric": (without_acc, ("acc", "is in the baseline and not in the run")),
-    "edited value": (metrics(value=0.9), ("acc", "0.9", "its samples amount to")),
+    "no metric": (without_acc, ("acc", "in the baseline but not in the run")),
+    "edited value": (metrics(value=0.9), ("acc", "0.9", "its samples")),
     "edited count": (metrics(documents=4000), ("acc", "4000 documents", "400")),
-    "edited identity": (lambda r: r["identity"]["what"].update(seed=7), ("the key is not the hash of the identity",)),
+    "edited identity": (lambda r: r["identity"]["what"].update(seed=7), ("the key", "hash", "identity")),
     "edited cell": (lambda r: r["identity"]["what"].update(bits=8), ("bits is 2", "identity says 8")),
 }
 
@@ -124,7 +124,7 @@ def test_other_right_answers_fail(run: Path, capsys: pytest.CaptureFixture[str])
         return table.set_column(table.column_names.index("gold"), "gold", pa.array(gold, pa.list_(pa.int32())))
 
     resample(run, moved)
-    assert any("right answers of 400 documents are not the baseline's" in line for line in failures(run, capsys))
+    assert any("answers of 400 documents" in line for line in failures(run, capsys))
 
 
 def test_metrics_of_another_cell_beside_its_own_log_likelihoods_fail(
@@ -144,14 +144,14 @@ def test_without_its_column_and_its_metric_a_hypothesis_does_not_vanish(
 ) -> None:
     resample(run, lambda table: table.drop_columns(["acc"]))
     edit(run, without_acc)
-    assert any("acc is in the baseline and not in the run" in line for line in failures(run, capsys))
+    assert any("acc is in the baseline but not in the run" in line for line in failures(run, capsys))
 
 
 SETTINGS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
     "dtype": (lambda i: i["what"].update(dtype="bfloat16"), ("dtype", "bfloat16", "float32")),
     "device": (lambda i: i["what"].update(device="cuda"), ("device", "cuda", "cpu")),
     "seed": (lambda i: i["what"].update(seed=7), ("seed", "7")),
-    "task": (lambda i: i["what"]["tasks"]["mini_piqa"].__setitem__(0, "0" * 64), ("mini_piqa", "not the task")),
+    "task": (lambda i: i["what"]["tasks"]["mini_piqa"].__setitem__(0, "0" * 64), ("mini_piqa", "documents changed")),
     "few-shot": (lambda i: i["what"]["tasks"]["mini_piqa"].__setitem__(1, 5), ("mini_piqa", "5 few-shot")),
 }
 
@@ -243,7 +243,7 @@ def test_other_code_and_packages_are_a_note(run: Path) -> None:
     report = report_of(run, lambda identity: identity.update(code="0" * 64, packages={"torch": "9.9"}))
     assert report.passed
     assert not report.changed
-    assert any("other code of qbench" in note and "9.9" in note for note in report.notes)
+    assert any("qbench" in note and "9.9" in note for note in report.notes)
 
 
 def test_an_edited_score_is_in_no_table_and_no_plan(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,14 +253,14 @@ def test_an_edited_score_is_in_no_table_and_no_plan(run: Path, capsys: pytest.Ca
     assert main(["table", str(run), "--kind", "damage"]) == 0
     said = capsys.readouterr().out
     assert "altered" in said
-    assert "its samples amount to" in said
+    assert "is 0.9 in record.json; its samples" in said
 
 
 def test_an_edited_baseline_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(run, metrics(value=0.9))
     honest = shutil.copytree(MINI, run.with_name("honest"))
     assert main(["check", str(honest), "--baseline", str(run)]) == 2
-    assert "its samples amount to" in capsys.readouterr().err
+    assert "is 0.9 in record.json; its samples" in capsys.readouterr().err
 
 
 def test_the_reference_passes_against_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

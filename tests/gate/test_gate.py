@@ -151,7 +151,7 @@ def test_settings_come_from_the_runs_recipe(baseline: Path, tmp_path: Path) -> N
     report = check(run(tmp_path / "run", loss=0.1, gate=loose), baseline)
     assert report.settings.overrides["wikitext"]["word_perplexity"].tolerance == 50
     assert not {"word_perplexity", "gold_logprob"} & {o.hypothesis.metric for o in report.worse}
-    assert "settings of the gate" in report.changed[0]
+    assert "settings" in report.changed[0]
     assert "word_perplexity" in report.changed[0]
 
 
@@ -184,7 +184,7 @@ def test_a_missing_cell_fails(baseline: Path, tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
     (read_results(folder).current[0].folder / "record.json").unlink()
     (finding,) = check(folder, baseline).failures
-    assert "no record of this cell" in finding.message
+    assert "no record" in finding.message
 
 
 def test_a_cell_that_is_no_longer_offered_fails(baseline: Path, tmp_path: Path) -> None:
@@ -205,21 +205,22 @@ def test_a_missing_cell_fails_without_a_plan_too(baseline: Path, tmp_path: Path)
 
 
 AUDITS: list[tuple[dict[str, Any], str]] = [
-    ({"layers": 27}, "27 layers are quantized, 28 were; no longer model.layers.3.part6"),
-    ({"layers": 29}, "1 more layers are quantized"),
-    ({"bits": 2}, "The code width is 2, it was 3"),
-    ({"group_size": 128}, "The group size is 128, it was 64"),
-    ({"packed_bytes": 4096 * 8}, "The bytes of codes is 32,768, it was 24,576"),
-    ({"slope": 1.02 * 0.991234567}, "Weight scale changed"),
-    ({"error_energy": 2.0}, "Relative weight error changed"),
-    ({"error_energy": 1.03 * 1.123456789}, "Relative weight error changed by more than 1.0%"),
-    ({"slope": float("nan")}, "Weight scale changed"),
+    ({"layers": 27}, ["27 layers", "28", "model.layers.3.part6"]),
+    ({"layers": 29}, ["1 more layer", "model.layers.4.part0"]),
+    ({"bits": 2}, ["code width", "from 3 to 2"]),
+    ({"group_size": 128}, ["group size", "from 64 to 128"]),
+    ({"packed_bytes": 4096 * 8}, ["bytes", "from 24,576 to 32,768"]),
+    ({"slope": 1.02 * 0.991234567}, ["Weight scale", "1.0%"]),
+    ({"error_energy": 2.0}, ["Relative weight error", "1.0%"]),
+    ({"error_energy": 1.03 * 1.123456789}, ["Relative weight error", "1.0%"]),
+    ({"slope": float("nan")}, ["Weight scale", "1.0%"]),
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), AUDITS)
-def test_a_changed_audit_is_put_in_words(change: dict[str, Any], message: str) -> None:
-    assert message in audit_changes(make_audit(), make_audit(**change), GateSettings())[0]
+@pytest.mark.parametrize(("change", "facts"), AUDITS)
+def test_a_changed_audit_is_put_in_words(change: dict[str, Any], facts: list[str]) -> None:
+    message = audit_changes(make_audit(), make_audit(**change), GateSettings())[0]
+    assert all(fact in message for fact in facts)
 
 
 def test_a_changed_audit_fails_and_the_audit_found_it(baseline: Path, tmp_path: Path) -> None:
@@ -229,7 +230,8 @@ def test_a_changed_audit_fails_and_the_audit_found_it(baseline: Path, tmp_path: 
     assert not report.worse
     without = check(folder, baseline, scores_only=True)
     assert without.passed
-    assert without.notes == ("Audits were not compared (--scores-only).",)
+    (note,) = without.notes
+    assert "--scores-only" in note
 
 
 def test_rounding_in_an_audit_is_no_change() -> None:
@@ -237,15 +239,16 @@ def test_rounding_in_an_audit_is_no_change() -> None:
 
 
 def test_an_audit_that_is_gone_is_a_change() -> None:
-    assert audit_changes(make_audit(), None, GateSettings()) == ["The audit is gone."]
+    assert len(audit_changes(make_audit(), None, GateSettings())) == 1
     assert audit_changes(None, None, GateSettings()) == []
 
 
 def test_one_layer_of_another_width_is_named() -> None:
     layers = make_audit().layers
     audit = make_audit().model_copy(update={"layers": (*layers[:5], layer_audit(layers[5].name, bits=4), *layers[6:])})
-    changes = audit_changes(make_audit(), audit, GateSettings())
-    assert changes == ["The code width is 4, it was 3: model.layers.0.part5."]
+    (change,) = audit_changes(make_audit(), audit, GateSettings())
+    assert "from 3 to 4" in change
+    assert change.endswith(": model.layers.0.part5.")
 
 
 def test_a_new_nan_fails(baseline: Path, tmp_path: Path) -> None:
@@ -255,7 +258,8 @@ def test_a_new_nan_fails(baseline: Path, tmp_path: Path) -> None:
     report = check(write_cells(tmp_path / "run", samples), baseline)
     (finding,) = report.failures
     assert finding.found_by == "records"
-    assert "lambada_openai perplexity is not a number for 1 documents that had one" in finding.message
+    assert "lambada_openai perplexity" in finding.message
+    assert "1 document " in finding.message
     assert "document 3" in finding.message
 
 
@@ -266,7 +270,7 @@ def test_a_metric_that_is_nan_throughout_fails(baseline: Path, tmp_path: Path) -
         frame.loc[frame.task == "wikitext", "word_perplexity"] = np.nan
         write_record(tmp_path / "run" / cell.attention, records[cell], frame)
     report = check(tmp_path / "run", baseline, scores_only=True)
-    assert any("word_perplexity is not a number for 200 documents" in f.message for f in report.failures)
+    assert any("word_perplexity" in f.message and "200 documents" in f.message for f in report.failures)
 
 
 def test_other_weights_fail(baseline: Path, tmp_path: Path) -> None:
@@ -281,7 +285,8 @@ def test_some_other_documents_fail(baseline: Path, tmp_path: Path) -> None:
     samples[CELLS[0]].loc[3, "doc_hash"] = "edited"
     report = check(write_cells(tmp_path / "run", samples), baseline)
     (finding,) = report.failures
-    assert "arc_easy: the documents are not those of the baseline: 200 in the run" in finding.message
+    assert "arc_easy: the documents" in finding.message
+    assert "200 in the run" in finding.message
     assert "199 in both" in finding.message
 
 
@@ -291,7 +296,7 @@ def test_an_override_of_a_task_with_other_documents_is_no_typo(baseline: Path, t
         frame.loc[frame.index[frame.task == "wikitext"][0], "doc_hash"] = "edited"
     gate = {"overrides": {"wikitext": {"word_perplexity": {"tolerance": 2}}}}
     report = check(write_cells(tmp_path / "run", samples, gate=gate), baseline)
-    assert "the documents are not those of the baseline" in report.failures[0].message
+    assert ": the documents" in report.failures[0].message
 
 
 # --- what does not fail
@@ -302,8 +307,8 @@ def test_slower_and_larger_warn(baseline: Path, tmp_path: Path) -> None:
     report = check(run(tmp_path / "run", cost=cost), baseline)
     assert report.passed
     messages = [warning.message for warning in report.warnings]
-    assert any("It took 10.0 s; the baseline took 6.0 s (1.67 times, 1.5 warns)" in m for m in messages)
-    assert any("weights take 1,200 bytes; the baseline's take 1,000" in m for m in messages)
+    assert any(all(fact in m for fact in ("10.0 s", "6.0 s", "1.67", "1.5)")) for m in messages)
+    assert any(all(fact in m for fact in ("1,200 bytes", "1,000", "1.20", "1.05)")) for m in messages)
 
 
 def test_seconds_of_another_machine_say_nothing(baseline: Path, tmp_path: Path) -> None:
@@ -316,7 +321,9 @@ def test_a_part_of_the_baseline_passes_where_the_recipe_says_so(baseline: Path, 
     part = {CELLS[0]: POPULATION.samples(seed=1)}
     report = check(write_cells(tmp_path / "run", part, gate={"baseline_may_hold_more": True}), baseline)
     assert report.passed
-    assert report.notes == ("1 cells of the baseline are not part of this run, which its recipe allows.",)
+    (note,) = report.notes
+    assert "1 cell of the baseline" in note
+    assert "baseline_may_hold_more" in note
 
 
 def test_a_checkpoint_may_be_elsewhere(baseline: Path, tmp_path: Path) -> None:

@@ -45,11 +45,11 @@ def test_the_terminal_leads_with_the_verdict(folders: tuple[Path, Path, Path]) -
     assert text.startswith("PASS: none of 36 scores got worse.")
     text = to_text(check(bad, baseline))
     report = check(bad, baseline)
-    expected = f"FAIL: {len(report.worse)} of 24 scores got worse, 2 audit findings, 1 finding on records."
+    expected = f"FAIL: {len(report.worse)} of 24 scores got worse, 2 audit findings, 1 finding in the records."
     assert text.startswith(expected)
     for part in (
         "Failures found by the audit",
-        "Failures found by the records themselves",
+        "Failures found by the records",
         "Failures found by the scores",
         "Documents that lost most",
         "packages.torch: 2.13.0 → 2.14.0",

@@ -123,8 +123,8 @@ def test_fewer_bits_in_every_second_group(sabotage, own_scale):
             layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
 
     reasons = sabotage("hqq", 4, quantizer)
-    says = "groups…codes span" if own_scale else "level…nearest"
-    assert sum(states(reason, says) for reason in reasons) == 14
+    says = "of its groups the codes span only" if own_scale else "not at the nearest level"
+    assert sum(says in reason for reason in reasons) == 14
 
 
 def test_fewer_levels_in_every_second_block_of_nf4(sabotage):
@@ -187,7 +187,7 @@ def test_scales_left_on_meta(sabotage):
         layer.quant_state.absmax = layer.quant_state.absmax.to("meta")  # no buffer of the module
 
     (reason,) = sabotage("bnb", 4, quantizer)
-    assert states(reason, "model.layers.0.mlp.up_proj.weight.absmax…meta device")
+    assert reason.startswith("model.layers.0.mlp.up_proj.weight.absmax was left on the meta device")
 
 
 def shift_hqq(layer):
@@ -272,7 +272,7 @@ def test_gptq_weights_that_are_not_the_source_s(sabotage, bits, damage):
 
     reasons = sabotage("gptq", bits, quantizer)
     layer = "model.layers.0.self_attn.q_proj"
-    assert any(states(reason, f"{layer}: …weights…source…cosine") for reason in reasons)
+    assert any(reason.startswith(f"{layer}: ") and "cosine is" in reason for reason in reasons)
     assert all(reason.startswith((layer, layer.replace("q_proj", "o_proj"))) for reason in reasons)
 
 
@@ -298,7 +298,7 @@ def test_what_was_to_stay_as_it_was(sabotage, untrained, name):
         projection = untrained.get_submodule(name.removesuffix(".bias"))
         projection.bias = nn.Parameter(torch.ones(projection.out_features), requires_grad=False)
     (reason,) = sabotage("hqq", 4, quantizer)
-    assert reason.startswith(f"{name} ")
+    assert reason.startswith(f"{name} changed")
 
 
 @pytest.mark.parametrize(
@@ -362,8 +362,9 @@ def test_values_that_are_not_finite(sabotage, value):
         model.get_submodule(settings["targets"][0]).scale[0] = value
 
     reasons = sabotage("hqq", 3, quantizer)
-    for facts in ("q_proj.scale…NaN or infinite", "q_proj: …dequantized…NaN or infinite"):
-        assert any(states(reason, f"model.layers.0.self_attn.{facts}") for reason in reasons)
+    about_nan = [reason for reason in reasons if "NaN" in reason]
+    assert any(reason.startswith("model.layers.0.self_attn.q_proj.scale ") for reason in about_nan)
+    assert any(reason.startswith("model.layers.0.self_attn.q_proj: its dequantized weights") for reason in about_nan)
 
 
 def test_a_kernel_that_does_not_run_the_packed_weights(sabotage):

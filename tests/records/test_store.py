@@ -73,7 +73,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: str, message: str) -
 
 
 def test_an_empty_folder_and_none_at_all(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="holds no records"):
+    with pytest.raises(StoreError, match="no records"):
         read_results(tmp_path)
     with pytest.raises(StoreError, match="is not a folder"):
         read_results(tmp_path / "nowhere")

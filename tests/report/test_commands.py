@@ -134,7 +134,7 @@ def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
 def test_nothing_for_a_kind_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\nS,hqq,3,sciq,acc,70,71\n")
     assert run("table", tmp_path, "--kind", "baseline") == 2
-    assert "has nothing for a table of kind baseline" in capsys.readouterr().err
+    assert "--kind baseline" in capsys.readouterr().err
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,7 +162,7 @@ def test_what_is_published_and_not_run_is_shown_as_missing(ours: ReportData, pap
     assert len(rows) == 3 * (81 + 9)  # each published row, HQQ's at 3 bits twice
     not_run = next(row for row in rows if row["label"] == "gptq-4")
     assert not_run["ours"] is not_run["difference"] is not_run["agrees"] is not_run["nearer_to"] is None
-    assert not_run["note"] == "There is no record of 340M-softmax-gptq-4."
+    assert "340M-softmax-gptq-4" in not_run["note"]
 
 
 def test_the_table(ours: ReportData, tmp_path: Path) -> None:
@@ -187,5 +187,5 @@ def test_published_within_itself(paper: ReportData) -> None:
 
 
 def test_nothing_in_common_is_a_sentence(mini_report: ReportData, paper: ReportData) -> None:
-    with pytest.raises(InputError, match=r"no family in common: there are mini here and 340M, 1\.8B there"):
+    with pytest.raises(InputError, match=r"no family in common: .*mini.* 340M, 1\.8B"):
         compare(mini_report, paper)

@@ -164,16 +164,16 @@ def test_a_record_that_was_edited_is_found(tmp_path: Path) -> None:
     write_mini(tmp_path, documents=40, labels=("none-16",))
     change(tmp_path, "mini-softmax-none-16", {"arc_easy acc": 0.9, "wikitext word_perplexity": 12.0})
     found = findings(tmp_path)
-    assert any("arc_easy acc is 0.9 in record.json; its samples amount to" in f for f in found)
+    assert any("arc_easy acc is 0.9 in record.json; its samples" in f for f in found)
     assert any("wikitext word_perplexity is 12 in record.json" in f for f in found)
     assert len(found) == 2
 
 
 def test_scores_without_a_passed_audit_are_found(tmp_path: Path, troubled: Path) -> None:
-    assert findings(troubled) == [
-        "mini-softpick-hqq-2-g64: it has scores, but did not pass its audit: "
-        "model.layers.0.mlp.up_proj was not quantized."
-    ]
+    (found,) = findings(troubled)
+    assert found.startswith("mini-softpick-hqq-2-g64: ")
+    assert "model.layers.0.mlp.up_proj was not quantized" in found
     write_cell(tmp_path, cell("softmax", "hqq-3-g64"), make_samples(10), audit=None)
     (found,) = findings(tmp_path)
-    assert found == "mini-softmax-hqq-3-g64: it has no audit: that it was quantized is not proved."
+    assert found.startswith("mini-softmax-hqq-3-g64: ")
+    assert "no audit" in found

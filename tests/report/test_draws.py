@@ -125,7 +125,7 @@ def test_if_all_draws_failed_the_row_says_why(tmp_path: Path) -> None:
 
 def test_one_cell_with_draws_and_without_is_an_error(tmp_path: Path) -> None:
     folder = write_cells(tmp_path, twins({"softmax": {None: 0.1, 1: 0.2, 2: 0.3}}))
-    with pytest.raises(ReportError, match=f"mini-softmax-{LABEL} .*several draws"):
+    with pytest.raises(ReportError, match=f"mini-softmax-{LABEL} .*several calibration draws"):
         read_report(folder)
 
 

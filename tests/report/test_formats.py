@@ -137,11 +137,9 @@ def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: ReportDat
 
 
 def test_the_delta_of_a_model_without_a_twin_says_where_to_look(lone: ReportData, small: ReportData) -> None:
-    said = (
-        "There is no softpick model of mini here, so there is no Δ; --kind damage and --kind summary show what "
-        "quantization cost."
-    )
-    assert remarks_on_delta(lone) == [said]
+    (said,) = remarks_on_delta(lone)
+    for fact in ("softpick", "mini", "--kind damage", "--kind summary"):
+        assert fact in said
     assert remarks(lone) == remarks_on_delta(small) == []
     assert said in render(lone, "md", "delta").splitlines()
     assert said not in render(lone, "md", "damage")
@@ -162,13 +160,13 @@ def test_a_family_without_a_task_says_so_in_the_baseline_table(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("run", "facts"),
     [
-        ("none-16", ["Planned and not run yet; `qbench run` makes it."]),
-        ("hqq-2-g64", ["The unquantized model is planned and not run yet; `qbench run` makes it."]),
+        ("none-16", ["Planned", "`qbench run`"]),
+        ("hqq-2-g64", ["The unquantized model is planned", "`qbench run`"]),
     ],
 )
-def test_cells_that_were_not_run_share_a_footnote(run: str, said: list[str], tmp_path: Path) -> None:
+def test_cells_that_were_not_run_share_a_footnote(run: str, facts: list[str], tmp_path: Path) -> None:
     planned = []
     for attention, label in ((attention, label) for attention in ("softmax", "softpick") for label in LABELS):
         about = cell(attention, label)
@@ -183,7 +181,8 @@ def test_cells_that_were_not_run_share_a_footnote(run: str, said: list[str], tmp
     rows = [line for line in table.rows if line[2].text == "2-bit g64"]
     assert {field.text for line in rows for field in line[3:]} <= {"missing", "–"}
     used = {mark for line in rows for field in line for mark in field.marks.split(",") if mark}
-    assert [table.footnotes[mark] for mark in sorted(used)] == said
+    (footnote,) = (table.footnotes[mark] for mark in used)
+    assert all(fact in footnote for fact in facts)
 
 
 def test_markdown_of_what_went_wrong(small_troubled: ReportData) -> None:

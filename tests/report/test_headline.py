@@ -10,7 +10,7 @@ from scipy import stats
 
 from qbench.report.answer import answer
 from qbench.report.delta import ReportData, read_report
-from qbench.report.headline import Headline, _adjusted
+from qbench.report.headline import Headline, adjusted
 from qbench.uncertainty import ChanceSource, Estimate
 
 from ..replicates import LABEL, numbered, twins, write_cells
@@ -196,7 +196,8 @@ def test_a_family_with_one_model_has_no_headline_and_says_so(tmp_path: Path) -> 
     report = read_report(write_mini(tmp_path, attentions=("softmax",)))
     assert report.headlines == []
     (said,) = answer(report)
-    assert "mini has one model" in said
+    assert "mini" in said
+    assert "one model" in said
 
 
 def test_tasks_without_log_likelihoods_are_left_out_and_named(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def headline_of(value: float, error: float) -> Headline:
 
 
 def test_p_is_adjusted_by_holm_over_the_page() -> None:
-    found = _adjusted([headline_of(z, 1.0) for z in (3.0, 2.2, 0.5)])
+    found = adjusted([headline_of(z, 1.0) for z in (3.0, 2.2, 0.5)])
     p = [2 * stats.norm.sf(z) for z in (3.0, 2.2, 0.5)]
     assert [line.adjusted_p for line in found] == pytest.approx([3 * p[0], 2 * p[1], p[2]])
     assert [line.claims for line in found] == [True, False, False]  # 2.2 alone would claim

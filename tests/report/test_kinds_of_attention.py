@@ -100,11 +100,11 @@ def test_another_reference_in_markdown(kind: str, turned: ReportData) -> None:
     assert "softpick − softmax" not in text
     assert "Softpick against softmax" not in text
     said = {
-        "summary": "Softpick / softmax: the scores",
+        "summary": "Softpick / softmax: ",
         "damage": "The difference is softmax's damage − softpick's",
         "delta": "Δ is softmax − softpick;",
         "baseline": "Softmax against softpick, unquantized: mini.",
-        "headline": "how much less an attention lost than softpick",
+        "headline": "less an attention lost than softpick",
     }
     assert said[kind] in text
 
@@ -156,16 +156,16 @@ HEADER = "family,method,bits,task,metric,attention,value,reference,delta,referen
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("S,hqq,2,t,acc,gated,1,2,-1,softmax\n" * 2, r"line 3 is about S, hqq-2, t, acc, gated, and so is .* line 2"),
+        ("S,hqq,2,t,acc,gated,1,2,-1,softmax\n" * 2, r"line 3 repeats S, hqq-2, t, acc, gated.* line 2"),
         (
             "S,hqq,2,t,acc,gated,1,2,-1,softmax\nS,hqq,2,t,acc,softpick,1,3,-2,softmax\n",
-            r"line 3: reference is 3, but another row says that it is 2",
+            r"line 3: reference is 3, but 2 in another row",
         ),
         ("S,hqq,2,t,acc,softmax,1,2,-1,softmax\n", r"line 2: attention is 'softmax'; .* other than softmax"),
         ("S,hqq,2,t,acc,,1,2,-1,softmax\n", r"line 2: attention is ''"),
         (
             "S,hqq,2,t,acc,gated,1,2,-1,softmax\nS,hqq,3,t,acc,softmax,1,3,-2,softpick\n",
-            r"softmax \(.*line 2\) and softpick \(.*line 3\); all must be from one reference",
+            r"softmax \(.*line 2\) and softpick \(.*line 3\); all must .* reference",
         ),
     ],
 )
@@ -222,7 +222,8 @@ def test_a_family_without_the_reference_has_no_delta_and_says_so(tmp_path: Path)
     report = read_report(write_mini(tmp_path, labels=LABELS, attentions=("softpick", "gated"), reference="softmax"))
     assert all(delta is None for row in report.deltas for delta in row.deltas.values())
     (said,) = remarks_on_delta(report)
-    assert said.startswith("There is no softmax model of mini here, so there is no Δ;")
+    assert "no softmax model of mini" in said
+    assert "no Δ" in said
     for kind in ("summary", "damage", "delta", "baseline"):
         assert "There is no softmax model of mini here." in render(report, "md", kind)
     assert report.headlines == []
