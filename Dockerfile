@@ -1,19 +1,19 @@
-# qbench with the CUDA build of torch. The driver is the host's: docker run --gpus all (see docs/gpu.md).
+# qbench with the CUDA build of torch. It uses the host's driver: docker run --gpus all (see docs/gpu.md).
 FROM python:3.12-slim-bookworm
 
-# A C compiler and make: one of gptqmodel's dependencies is built from source, and Triton compiles launchers.
+# A C compiler and make: a dependency of gptqmodel is built from source, and Triton compiles launchers.
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc g++ git make && rm -rf /var/lib/apt/lists/*
 
-# `utility` is NVML, by which GPUs are found.
+# `utility` provides NVML, which qbench uses to find GPUs.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
-# cuda is for drivers from 580, cu126 for those from 525; cpu is half the size.
+# cuda needs driver 580 or newer, cu126 needs 525 or newer; cpu is half the size.
 ARG TORCH=cuda
 
 WORKDIR /qbench
 COPY . .
 RUN make setup TORCH="$TORCH" && rm -rf ~/.cache/pip
 
-# Checkpoints and datasets: mount a folder there to keep them.
+# Checkpoints and datasets: mount a folder on /cache to keep them.
 ENV HF_HOME=/cache/huggingface QBENCH_CACHE=/cache/qbench
 ENTRYPOINT ["make"]
 CMD ["bench"]

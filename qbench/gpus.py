@@ -1,6 +1,6 @@
-"""The NVIDIA GPUs that this process may use, by the driver's library (NVML). Imports no torch and starts no CUDA.
+"""The NVIDIA GPUs that this process may use, from the driver's library (NVML). Does not import torch or start CUDA.
 
-NVML also knows WSL2, where there are no /dev/nvidia* files, the parts of a GPU in MIG mode, and UUIDs.
+NVML also works on WSL2, where there are no /dev/nvidia* files, and knows UUIDs and the parts of a GPU in MIG mode.
 """
 
 import contextlib
@@ -13,24 +13,24 @@ from importlib import metadata
 from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-WSL = "/usr/lib/wsl/lib/libnvidia-ml.so.1"  # where WSL2 has the library; not always on the linker's path
+WSL = "/usr/lib/wsl/lib/libnvidia-ml.so.1"  # the library on WSL2; not always on the linker's path
 
 
 @dataclass(frozen=True)
 class Gpu:
     """A GPU, or a part of one in MIG mode."""
 
-    id: str  # what CUDA_VISIBLE_DEVICES of a worker says: as it is given here, or the UUID
+    id: str  # for a worker's CUDA_VISIBLE_DEVICES: the entry of ours, or the UUID
     name: str
     memory: int  # bytes
     free: int  # bytes
     driver: str
     capability: tuple[int, int]
     mode: str = "default"  # or exclusive: one process at a time; or prohibited: none
-    processes: int = 0  # that compute on it now
+    processes: int = 0  # computing on it now
 
     def as_json(self) -> dict[str, Any]:
-        """What a record keeps of it."""
+        """The fields that a record stores."""
         return {
             "name": self.name,
             "memory_gib": round(self.memory / 2**30, 1),
@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpusFound:
-    """The GPUs that this process may use; if there are none, why not."""
+    """The GPUs that this process may use; if there are none, the reason."""
 
     gpus: tuple[Gpu, ...]
     reason: str = ""
@@ -56,10 +56,10 @@ def find_gpus() -> GpusFound:
             driver = pynvml.nvmlSystemGetDriverVersion()
             handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
             if not handles:
-                return GpusFound((), f"The NVIDIA driver ({driver}) is here, but it finds no GPU.")
+                return GpusFound((), f"The NVIDIA driver ({driver}) is installed, but it finds no GPU.")
             return _chosen([_parts(handle, driver) for handle in handles])
     except pynvml.NVMLError_LibraryNotFound:
-        return GpusFound((), "There is no NVIDIA driver here (libnvidia-ml.so.1 is not found).")
+        return GpusFound((), "This machine has no NVIDIA driver (libnvidia-ml.so.1 not found).")
     except pynvml.NVMLError as error:
         return GpusFound(
             (), f"The NVIDIA driver does not answer ({error}): is it loaded, or was it updated without a restart?"
@@ -80,26 +80,26 @@ def torch_build() -> str:
 
 
 def has_cuda() -> bool:
-    """Whether there is a GPU to use and a torch that was built for one, without importing torch."""
+    """Whether there is a usable GPU and a CUDA build of torch; does not import torch."""
     return "+cpu" not in torch_build() and bool(gpus())
 
 
 def why_not_cuda() -> str:
-    """Why cells cannot run on the GPUs here, in a sentence; empty if they can."""
+    """One sentence on why cells cannot run on this machine's GPUs; empty if they can."""
     found = find_gpus()
     if not found.gpus:
         return found.reason
     if "+cpu" in torch_build():
         return (
-            f"There is a GPU ({found.gpus[0].name}), but torch {torch_build()} is the CPU build: `make setup` on this "
-            "machine, or `TORCH=cuda make setup` on any, installs the other."
+            f"There is a GPU ({found.gpus[0].name}), but torch {torch_build()} is the CPU build. `make setup` on this "
+            "machine, or `TORCH=cuda make setup` on any machine, installs the CUDA build."
         )
     for gpu in found.gpus:
         if gpu.mode == "prohibited" or (gpu.mode == "exclusive" and gpu.processes):
             busy = ", and another process is using it" if gpu.processes else ""
             return (
-                f"{gpu.name} ({gpu.id}) is in compute mode {gpu.mode}{busy}: `nvidia-smi -c DEFAULT` allows several "
-                f"processes, and {VISIBLE} chooses another GPU."
+                f"{gpu.name} ({gpu.id}) is in compute mode {gpu.mode}{busy}. Allow several processes with "
+                f"`nvidia-smi -c DEFAULT`, or choose another GPU with {VISIBLE}."
             )
     kinds = Counter(gpu.name for gpu in found.gpus)
     if len(kinds) > 1:
@@ -107,8 +107,8 @@ def why_not_cuda() -> str:
         alike = ",".join(gpu.id for gpu in found.gpus if gpu.name == most)
         there = ", ".join(f"{n} × {name}" for name, n in kinds.items())
         return (
-            f"The GPUs are of {len(kinds)} kinds ({there}), which round differently, so that cells could not be "
-            f"compared: `export {VISIBLE}={alike}` chooses those of one kind."
+            f"The GPUs are of {len(kinds)} kinds ({there}), which round differently, so their cells cannot be "
+            f"compared. Choose one kind with `export {VISIBLE}={alike}`."
         )
     return ""
 
@@ -121,7 +121,7 @@ def _nvml() -> Iterator[None]:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
         with contextlib.suppress(OSError):
-            ctypes.CDLL(WSL, mode=ctypes.RTLD_GLOBAL)  # then the linker knows it by its name
+            ctypes.CDLL(WSL, mode=ctypes.RTLD_GLOBAL)  # now the linker finds it by name
         pynvml.nvmlInit()
     try:
         yield
@@ -130,7 +130,7 @@ def _nvml() -> Iterator[None]:
 
 
 def _parts(handle: Any, driver: str) -> list[Gpu]:
-    """The whole GPU, and after it the parts that it is divided into."""
+    """The whole GPU, followed by its MIG parts."""
     import pynvml
 
     whole = _gpu(handle, handle, driver)
@@ -140,7 +140,7 @@ def _parts(handle: Any, driver: str) -> list[Gpu]:
         divided = False
     parts = []
     for n in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if divided else 0):
-        with contextlib.suppress(pynvml.NVMLError):  # not that many
+        with contextlib.suppress(pynvml.NVMLError):  # fewer than the maximum
             parts.append(_gpu(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n), handle, driver))
     return [whole, *parts]
 
@@ -168,7 +168,7 @@ def _gpu(handle: Any, whole: Any, driver: str) -> Gpu:
 
 
 def _or(otherwise: Any, ask: Any, handle: Any) -> Any:
-    """What NVML answers, or something else if this GPU has no answer, as on WSL2."""
+    """NVML's answer, or a default if this GPU has none, as on WSL2."""
     import pynvml
 
     try:
@@ -178,7 +178,7 @@ def _or(otherwise: Any, ask: Any, handle: Any) -> Any:
 
 
 def _chosen(found: list[list[Gpu]]) -> GpusFound:
-    """What CUDA_VISIBLE_DEVICES shows: indices, or the beginnings of UUIDs, up to the first that is not there.
+    """The GPUs in CUDA_VISIBLE_DEVICES: indices or prefixes of UUIDs, up to the first that does not exist.
 
     A GPU in MIG mode stands for its parts: CUDA cannot use it as a whole.
     """
@@ -190,13 +190,13 @@ def _chosen(found: list[list[Gpu]]) -> GpusFound:
         if not (fitting := _fitting(token, found)):
             break
         chosen += fitting
-    here = f"{len(found)} GPUs are" if len(found) > 1 else "1 GPU is"
-    reason = f"{here} here, but {VISIBLE}={named!r} shows none."
+    here = f"{len(found)} GPUs" if len(found) > 1 else "1 GPU"
+    reason = f"This machine has {here}, but {VISIBLE}={named!r} selects none."
     return GpusFound(tuple(chosen), "" if chosen else reason)
 
 
 def _fitting(token: str, found: list[list[Gpu]]) -> list[Gpu]:
-    """What one entry names; nothing for -1, an empty one, or Slurm's NoDevFiles."""
+    """The GPUs that one entry names; none for -1, an empty entry, or Slurm's NoDevFiles."""
     if token.isdecimal():
         groups = found[int(token) : int(token) + 1]
     elif token.startswith(("GPU-", "MIG-")):

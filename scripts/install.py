@@ -1,11 +1,11 @@
-"""Make a virtual environment and install qbench into it, with the build of torch that fits this machine.
+"""Create a virtual environment and install qbench into it, with the build of torch that fits this machine.
 
-python3 scripts/install.py .venv           what is missing or of the wrong build
-python3 scripts/install.py --fits .venv    whether its torch fits this machine: exit code 1 if not
-python3 scripts/install.py --gpus          the GPUs of this machine, one per line
+python3 scripts/install.py .venv           installs what is missing, and replaces a wrong build of torch
+python3 scripts/install.py --fits .venv    exits with 1 if its torch does not fit this machine
+python3 scripts/install.py --gpus          lists this machine's GPUs, one per line
 
-TORCH=cpu, cuda, cu130 or cu126 decides the build, for a .venv that is made on a node without a GPU.
-Only the standard library, and nothing that an old Python cannot read: it must say what is wrong there too.
+TORCH=cpu, cuda, cu130 or cu126 chooses the build, for a .venv that is made on a node without a GPU.
+Uses only the standard library and syntax that an old Python can read, so it can report a Python that is too old.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WSL = "/usr/lib/wsl/lib"  # where the driver's tool is on WSL2, which is not always on the path
+WSL = "/usr/lib/wsl/lib"  # where nvidia-smi is on WSL2; not always on PATH
 PYTHONS = ((3, 11), (3, 14))  # from, and below: numpy's pin has no wheel for 3.14
 INDEX = "https://download.pytorch.org/whl"
 TERMINAL = sys.stdout.isatty()
-PROGRESS = 0.2 if TERMINAL else 20  # seconds between two lines about what pip does
+PROGRESS = 0.2 if TERMINAL else 20  # seconds between progress lines
 
 
 @dataclass(frozen=True)
 class Build:
-    """A build of torch: the oldest driver that runs it, and the GPU architectures that it has code for."""
+    """A build of torch: the oldest driver that runs it, and the GPU architectures it has code for."""
 
     tag: str  # in wheels' versions: 2.13.0+cu126
     title: str
@@ -47,11 +47,11 @@ class Build:
 
     @property
     def gigabytes(self) -> float:
-        """What .venv takes with it, measured."""
+        """The measured size of .venv with this build."""
         return 5.9 if self.is_cuda else 3.0
 
 
-# For Linux on x86, https://github.com/pytorch/pytorch/blob/main/RELEASE.md. The first one is what PyPI has.
+# For Linux on x86, https://github.com/pytorch/pytorch/blob/main/RELEASE.md. PyPI has the first one.
 CUDA_BUILDS = (
     Build("cu130", "CUDA 13.0", (580,), ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0))),
     Build("cu126", "CUDA 12.6", (525, 60, 13), ((5, 0), (6, 0), (7, 0), (7, 5), (8, 0), (8, 6), (9, 0))),
@@ -61,7 +61,7 @@ CPU_BUILD = Build("cpu", "CPU")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as the driver's tool describes it."""
+    """A GPU as nvidia-smi describes it."""
 
     name: str
     driver: str
@@ -69,7 +69,7 @@ class Gpu:
 
 
 def find_gpus() -> list[Gpu]:
-    """The GPUs that nvidia-smi lists; none if there is no driver. A GPU in MIG mode is one, whatever its parts."""
+    """The GPUs that nvidia-smi lists; none if there is no driver. A GPU in MIG mode counts as one."""
     tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=WSL)
     if tool is None:
         return []
@@ -93,7 +93,7 @@ def _capability(field: list[str]) -> tuple[int, int] | None:
 
 
 def choose_build(gpus: list[Gpu], wanted: str) -> Build:
-    """The build for these GPUs; wanted: what TORCH says, or nothing."""
+    """The build for these GPUs. wanted: the value of TORCH, or empty."""
     named = {build.tag: build for build in (*CUDA_BUILDS, CPU_BUILD)}
     if wanted in named:
         return named[wanted]
@@ -111,7 +111,7 @@ def choose_build(gpus: list[Gpu], wanted: str) -> Build:
 
 
 def _has_code(build: Build, gpu: Gpu) -> bool:
-    """Code runs on later GPUs of the same major version."""
+    """Whether the build runs on the GPU: code runs on later GPUs of the same major version."""
     if gpu.capability is None:
         return True
     return any(major == gpu.capability[0] and minor <= gpu.capability[1] for major, minor in build.architectures)
@@ -127,11 +127,11 @@ def _no_build(gpus: list[Gpu], driven: list[Build]) -> str:
     lacking = next(gpu for gpu in gpus if not all(_has_code(build, gpu) for build in driven))
     where = f"{lacking.name} (compute capability {'.'.join(map(str, lacking.capability or ()))})"
     if _has_code(CUDA_BUILDS[0], lacking):
-        return f"{where} needs the NVIDIA driver {newest} or newer, and this is {driver}. Update it, {instead}."
+        return f"{where} needs NVIDIA driver {newest} or newer, but the driver is {driver}. Update it, {instead}."
     names = ", ".join(f"{build.title} for {_list(build)}" for build in driven)
     return (
-        f"No single build of torch {pinned_torch()} has code for all GPUs here: {where} is not among {names}. "
-        f"Name the build with TORCH ({', '.join(b.tag for b in CUDA_BUILDS)}) and the GPUs with "
+        f"No single build of torch {pinned_torch()} supports all GPUs of this machine: {where} is not among {names}. "
+        f"Choose the build with TORCH ({', '.join(b.tag for b in CUDA_BUILDS)}) and the GPUs with "
         f"CUDA_VISIBLE_DEVICES, {instead}."
     )
 
@@ -149,13 +149,13 @@ def pinned_torch() -> str:
 
 
 def installed_torch(folder: Path) -> str:
-    """The version of torch in an environment, with its build: 2.13.0+cpu; empty if there is none."""
+    """The version of torch in an environment, with its build, such as 2.13.0+cpu; empty if there is none."""
     found = sorted(folder.glob("lib/python3*/site-packages/torch-*.dist-info"))
     return found[0].name[len("torch-") : -len(".dist-info")] if found else ""
 
 
 def is_right(installed: str, build: Build, gpus: list[Gpu], wanted: str) -> bool:
-    """Whether an installed torch will do. A CUDA build stays where no GPU is seen: others may share the disk."""
+    """Whether the installed torch fits. Without a visible GPU, a CUDA build stays: a GPU node may share the disk."""
     version, _, tag = installed.partition("+")
     tag = tag or CUDA_BUILDS[0].tag
     stays = not gpus and wanted in ("", "auto", "cuda") and tag != "cpu"
@@ -163,7 +163,7 @@ def is_right(installed: str, build: Build, gpus: list[Gpu], wanted: str) -> bool
 
 
 def check_machine(folder: Path, build: Build) -> None:
-    """Stop with one sentence if something that set-up needs is missing."""
+    """Stop with one sentence if something that setup needs is missing."""
     if platform.system() == "Linux":
         _check_compiler()
     there = next(place for place in (folder, *folder.parents) if place.exists())
@@ -171,7 +171,7 @@ def check_machine(folder: Path, build: Build) -> None:
     needed = build.gigabytes - (_build_of(folder).gigabytes if installed_torch(folder) else 0)
     if free < needed:
         raise SystemExit(
-            f"{folder} needs {needed:.1f} GB of disk, and {there} has {free:.1f} GB free. Make room there, or name "
+            f"{folder} needs {needed:.1f} GB of disk, but {there} has {free:.1f} GB free. Free some space, or choose "
             "another folder: make VENV=FOLDER."
         )
 
@@ -181,7 +181,7 @@ def _build_of(folder: Path) -> Build:
 
 
 def _check_compiler() -> None:
-    """One of gptqmodel's dependencies is built from source, and Triton compiles a launcher at its first call."""
+    """A dependency of gptqmodel is built from source, and Triton compiles a launcher on its first call."""
     major, minor = sys.version_info[:2]
     missing = []
     if not any(shutil.which(name) for name in (os.environ.get("CC", "cc").split()[0], "gcc", "clang")):
@@ -198,17 +198,17 @@ def _check_compiler() -> None:
 
 
 def check_python(version: tuple[int, ...]) -> None:
-    """Stop if the packages are not made for this Python."""
+    """Stop if the packages do not support this Python."""
     (first, below) = (".".join(map(str, bound)) for bound in PYTHONS)
     if not PYTHONS[0] <= tuple(version[:2]) < PYTHONS[1]:
         raise SystemExit(
-            f"qbench needs Python {first} or newer, below {below}; this is {'.'.join(map(str, version[:3]))}. "
-            f"Name another: make PYTHON=python3.12, or conda create -n qbench python=3.12."
+            f"qbench needs Python {first} or newer, but below {below}; this is {'.'.join(map(str, version[:3]))}. "
+            f"Choose another: make PYTHON=python3.12, or conda create -n qbench python=3.12."
         )
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the environment is of this Python and has pip, which an interrupted set-up leaves out."""
+    """Whether the environment is for this Python and has pip, which an interrupted setup may lack."""
     major, minor = sys.version_info[:2]
     if not (folder / "bin" / "python").exists() or not (folder / "lib" / f"python{major}.{minor}").is_dir():
         return False
@@ -217,17 +217,17 @@ def is_whole(folder: Path) -> bool:
 
 
 def make_environment(folder: Path) -> None:
-    """A new virtual environment, in place of what is there."""
+    """Create a new virtual environment; replaces the folder."""
     try:
         venv.create(folder, clear=True, with_pip=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(
-            f"{folder} could not be made ({error}). On Debian and Ubuntu, install python3-venv."
+            f"{folder} could not be created ({error}). On Debian and Ubuntu, install python3-venv."
         ) from error
 
 
 def torch_commands(build: Build) -> list[list[str]]:
-    """What pip is asked for torch: from the index in use, and if that does not have the build, from torch's own."""
+    """pip's arguments for torch: first for the index in use, then for PyTorch's index if that lacks the build."""
     version = pinned_torch()
     if build is CUDA_BUILDS[0]:
         return [[f"torch==={version}"], [f"torch=={version}+{build.tag}", "--index-url", f"{INDEX}/{build.tag}"]]
@@ -236,14 +236,14 @@ def torch_commands(build: Build) -> list[list[str]]:
 
 
 def install_torch(folder: Path, build: Build) -> None:
-    """The build, in place of another one that is there."""
+    """Install the build, replacing another one."""
     first, second = torch_commands(build)
     if not pip(folder, *first, must=False):
         pip(folder, *second)
 
 
 def pip(folder: Path, *packages: str, must: bool = True) -> bool:
-    """Install packages, with a line about what pip does; whether that worked. install.log has all that it printed."""
+    """Install packages and show progress; returns whether it worked. install.log has pip's whole output."""
     command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
     log = folder / "install.log"
     with log.open("a") as out:
@@ -261,7 +261,7 @@ def pip(folder: Path, *packages: str, must: bool = True) -> bool:
 
 
 class _Progress:
-    """A line that says how long it has taken and what pip is doing, renewed on a terminal and repeated elsewhere."""
+    """A line with the time and what pip is doing; updated in place on a terminal, repeated otherwise."""
 
     def __init__(self, log: Path) -> None:
         self.log, self.begun, self.ended = log, time.monotonic(), threading.Event()
@@ -287,12 +287,12 @@ class _Progress:
 
 
 def step(number: int, text: str) -> None:
-    """Say what happens next."""
+    """Print the next step."""
     print(f"[{number}/3] {text}", flush=True)
 
 
 def install(folder: Path, wanted: str) -> None:
-    """Everything, step by step; what is there and right stays."""
+    """Run all steps; keep what is already right."""
     gpus = find_gpus()
     build = choose_build(gpus, wanted)
     check_machine(folder, build)
@@ -304,20 +304,20 @@ def install(folder: Path, wanted: str) -> None:
         make_environment(folder)
         before = ""
     if before and is_right(before, build, gpus, wanted):
-        step(2, f"torch {before} is there")
+        step(2, f"torch {before} is already installed")
     else:
-        instead = f", in place of {before}" if before else ""
-        step(2, f"torch {pinned_torch()}, {build.title} build{instead}; .venv will have {build.gigabytes} GB")
+        instead = f", replacing {before}" if before else ""
+        step(2, f"torch {pinned_torch()}, {build.title} build{instead}; .venv will take {build.gigabytes} GB")
         if build.is_cuda and not gpus and platform.system() == "Linux":
             driver = ".".join(map(str, build.driver))
-            print(f"  There is no GPU here; where it runs, the driver must be {driver} or newer.", flush=True)
+            print(f"  This machine has no GPU; a machine that runs it needs driver {driver} or newer.", flush=True)
         install_torch(folder, build)
     step(3, "qbench and its pinned packages")
     pip(folder, "-e", f"{ROOT}[dev]")
 
 
 def main() -> None:
-    """Install into the folder given, or answer a question about this machine."""
+    """Install into the given folder, or answer a question about this machine."""
     check_python(sys.version_info)
     wanted = os.environ.get("TORCH", "").strip().lower()
     arguments = sys.argv[1:]

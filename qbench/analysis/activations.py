@@ -9,12 +9,12 @@ from torch import Tensor
 from qbench.analysis.rows import indicator, up_to
 from qbench.records.analysis import LISTED, PARTS, Quartiles
 
-CHUNK = 2**16  # values in float64 at a time: they stay in a CPU's cache
-BINS = 2**16  # of a histogram: the upper half of a float32's bits, which is what bfloat16 cuts it to
+CHUNK = 2**16  # float64 values at a time: they fit in a CPU's cache
+BINS = 2**16  # of a histogram: the upper half of a float32's bits, which is bfloat16 by truncation
 
 
 class StateSums:
-    """Of one state of a batch [batch, length, hidden]: sums and extremes of each token, summed up to any of them."""
+    """Sums and extremes of one state of a batch [batch, length, hidden], for any number of leading tokens."""
 
     def __init__(self, x: Tensor) -> None:
         tokens = x.flatten(0, 1)
@@ -26,14 +26,14 @@ class StateSums:
         self.largest_abs = torch.maximum(-low, high).unflatten(0, x.shape[:2])  # [batch, length]
 
     def sums(self, ends: Tensor) -> Tensor:
-        """Power sums by part of the first `ends` [batch, n] tokens: [batch, n, parts, powers]."""
+        """Power sums of the first `ends` [batch, n] tokens by part: [batch, n, parts, powers]."""
         first = self._sums[..., :1].expand(-1, -1, ends.shape[1])
-        others = self._sums.clone()  # summed apart: the first token's may be larger by orders of magnitude
+        others = self._sums.clone()  # summed separately: the first token's may be larger by orders of magnitude
         others[..., 0] = 0
         return torch.stack([first, up_to(others, ends)]).permute(1, 3, 0, 2)
 
     def extremes(self, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the greatest value by part: [batch, n, parts] each; NaN if there is no token."""
+        """The smallest and the largest value by part: [batch, n, parts] each; NaN if there is no token."""
         first = self._extremes[..., :1].expand(-1, -1, ends.shape[1])
         others = self._extremes.clone()
         others[..., 0] = torch.inf
@@ -50,9 +50,9 @@ def _powers(x: Tensor) -> Tensor:
 
 
 def massive(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """The median of |x| of each text [batch], and by MASSIVE how many values are massive [batch, 3].
+    """The median of |x| of each text [batch], and the number of massive values by each limit in MASSIVE [batch, 3].
 
-    The median is the lower one of the two in the middle.
+    With an even number of values, the median is the lower of the two in the middle.
     """
     size = x.abs().masked_fill_(~real[..., None], torch.nan).flatten(1)
     median = size.nanmedian(1).values
@@ -62,9 +62,9 @@ def massive(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def largest(x: Tensor, largest_abs: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The LISTED values of each text with the largest |x|, their tokens and channels: [batch, LISTED] each.
+    """The LISTED values with the largest |x| of each text, and their tokens and channels: [batch, LISTED] each.
 
-    They are in the LISTED tokens with the largest |x|. Of equal ones, as a repeated token's embedding has them, the
+    They are in the LISTED tokens with the largest |x|. If values are equal, as in a repeated token's embedding, the
     first counts.
     """
     size, token = _largest_first(largest_abs.masked_fill(~real, -1))  # [batch, tokens]
@@ -79,7 +79,7 @@ def _largest_first(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Histogram:
-    """Of the values of each state, over all batches: of first tokens and of the others."""
+    """A histogram of the values of each state over all batches, separately for first tokens and the others."""
 
     def __init__(self, states: int, device: torch.device) -> None:
         self._counts = torch.zeros(states, len(PARTS), BINS + 1, dtype=torch.int64, device=device)
@@ -87,12 +87,12 @@ class Histogram:
     def add(self, state: int, x: Tensor, real: Tensor) -> None:
         """Count the values of a batch."""
         bins = (x.float().view(torch.int32) >> 16) & (BINS - 1)
-        bins = bins.masked_fill(~real[..., None], BINS)  # padding has a bin of its own
+        bins = bins.masked_fill(~real[..., None], BINS)  # padding has a separate bin
         for part, chosen in enumerate((bins[:, :1], bins[:, 1:])):
             self._counts[state, part] += torch.bincount(chosen.flatten(), minlength=BINS + 1)
 
     def quartiles(self) -> tuple[Quartiles, ...]:
-        """Of every state and part."""
+        """The quartiles of every state and part."""
         counts = self._counts[..., :BINS].cpu().numpy()
         found = []
         for state, by_part in enumerate(counts):
@@ -106,7 +106,7 @@ class Histogram:
 
 
 def _quantiles(counts: np.ndarray, shares: tuple[float, ...]) -> list[float]:
-    """Quantiles of a histogram [BINS], placed within their bin by rank."""
+    """Quantiles of a histogram [BINS], interpolated within their bin by rank."""
     order, low, high = _bins()
     counts = counts[order]
     total = counts.cumsum()
@@ -121,7 +121,7 @@ def _quantiles(counts: np.ndarray, shares: tuple[float, ...]) -> list[float]:
 
 @cache
 def _bins() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The bins from -inf to inf, and the lower and the upper end of each in that order."""
+    """The bins in order from -inf to inf, and the lower and upper end of each."""
     order = np.concatenate([np.arange(BINS - 1, BINS // 2 - 1, -1), np.arange(BINS // 2)])
     bits = order.astype(np.uint32) << 16
     with np.errstate(invalid="ignore"):  # the bins of NaN

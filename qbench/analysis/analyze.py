@@ -1,4 +1,4 @@
-"""analyze(): a model and texts in, every measurement of one pass out."""
+"""analyze(): takes a model and texts, and returns every measurement from one pass."""
 
 import warnings
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from qbench.records.analysis import (
 from qbench.records.analysis_metrics import state_name
 
 BATCH_TOKENS = 4096
-# The rows of a layer's attention, in the order in which they are summed; the sums have the names of TextSums.
+# What is summed over the rows of a layer's attention, in this order and with the names of TextSums.
 ROWS = ("first", "first_normalized", "row_sums", "zeros", "near_zeros", "empty_tiles")
 
 
@@ -40,11 +40,11 @@ def analyze(
     batch_tokens: int = BATCH_TOKENS,
     progress: bool = False,
 ) -> Analysis:
-    """Measure sinks, activations, sparsity and dead heads of a model on texts, in one pass and with linear memory.
+    """Measure sinks, activations, sparsity and dead heads of a model on texts, in one pass with linear memory.
 
-    texts: token ids [length] each, measured on its own from its first token, cut at `length`. lengths: of the sweep, by
-    default 16, 32, …: what the texts' first so many tokens give, which causality reads off the same pass.
-    batch_tokens: how many run together; it changes nothing.
+    texts: token ids [length] each; each text is measured separately from its first token and cut at `length`.
+    lengths: of the sweep, by default 16, 32, …: the same figures for only the first tokens of each text; attention is
+    causal, so they come from the same pass. batch_tokens: tokens that run together; does not change the results.
     """
     kind = attention_kind(model)
     kept, notes = checked_texts(model, texts, length)
@@ -89,7 +89,7 @@ def _sums(kept: list[Text], found: dict[int, dict[str, np.ndarray]]) -> TextSums
 
 
 class _Pass:
-    """Runs batches, and sums up what is seen on the way."""
+    """Runs batches and collects the sums."""
 
     def __init__(self, model: LlamaForCausalLM, lengths: tuple[int, ...]) -> None:
         self._model, self._blocks = model, RowBlocks(model)
@@ -99,9 +99,9 @@ class _Pass:
         self.histogram = activations.Histogram(self._layers + 2, self._device)
 
     def batch(self, batch: Batch) -> dict[int, dict[str, np.ndarray]]:
-        """The sums of each text of a batch by its number, each by its name in TextSums."""
+        """The sums of each text in a batch, by the text's number and the name in TextSums."""
         self._batch = batch
-        # Up to where sums go: each length of the sweep, then the whole text.
+        # Where sums end: at each length of the sweep, and at the end of the text.
         self._ends = torch.minimum(self._lengths, batch.tokens[:, None])
         self._ends = torch.cat([self._ends, batch.tokens[:, None]], dim=1)  # [batch, n + 1]
         self._has = self._lengths <= batch.tokens[:, None]  # [batch, n]
@@ -142,7 +142,7 @@ class _Pass:
         }
 
     def _summed(self) -> dict[str, Tensor]:
-        """Everything by its name in TextSums."""
+        """All sums by their names in TextSums."""
         layers = {name: torch.stack([own[name] for own in self._by_layer], dim=1) for name in ROWS}
         states = [self._by_state[state] for state in range(self._layers + 2)]
         joined = {name: torch.stack([own[name] for own in states], dim=1) for name in states[0]}
@@ -152,7 +152,7 @@ class _Pass:
         return counts | {"off": torch.stack(self._off, dim=2)} | whole | self._swept(layers, swept)
 
     def _swept(self, layers: dict[str, Tensor], states: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Over all layers and heads [batch, layers, heads, n + 1], and all states but the raw one; 0 in short texts."""
+        """Sums over layers, heads [batch, layers, heads, n + 1] and all states but the raw one; 0 for short texts."""
         by_head = {name: values[..., :-1].flatten(1, 2) for name, values in layers.items()}
         tokens = self._ends[:, :-1]
         above = [sinks.sinks(by_head[name], tokens) for name in ("first", "first_normalized")]
@@ -169,13 +169,13 @@ class _Pass:
         return found
 
     def _check_finite(self, power_sums: np.ndarray) -> None:
-        """An error for activations that are NaN or infinite: nothing that is measured of them means anything."""
+        """Raise if activations are NaN or infinite: figures from them would be meaningless."""
         text, state = np.nonzero(~np.isfinite(power_sums).all((2, 3)))
         if len(state):
-            order = [*range(self._layers), self._layers + 1, self._layers]  # the final norm comes after the raw output
+            order = [*range(self._layers), self._layers + 1, self._layers]  # the final norm runs after the raw output
             first = min(state, key=order.index)
             number = self._batch.texts[int(text[list(state).index(first)])].number
             raise AnalysisError(
                 f"The activations of text {number} are NaN or infinite, first at the {state_name(first, self._layers)} "
-                f"output, in {self._model.dtype}; a wider dtype may help if it is a half precision."
+                f"output, in {self._model.dtype}; if that is a 16-bit dtype, a wider one may help."
             )

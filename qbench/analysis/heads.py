@@ -1,6 +1,6 @@
-"""Dead heads: those whose slice of o_proj's input is next to nothing at nearly all tokens.
+"""Dead heads: heads whose slice of o_proj's input is almost zero at nearly all tokens.
 
-What counts as off is decided in qbench.quantizers.mask_heads, which masks the same heads.
+qbench.quantizers.mask_heads decides what counts as off, and masks the same heads.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from qbench.records.analysis import DEAD, AnalysisError
 
 
 def off_tokens(outputs: Tensor, heads: int, real: Tensor, epsilons: Sequence[float]) -> Tensor:
-    """By epsilon, at how many tokens a head is off: [batch, ε, heads].
+    """The number of tokens at which each head is off, by epsilon: [batch, ε, heads].
 
-    outputs [batch, length, heads · dim]: what o_proj reads; real [batch, length].
+    outputs [batch, length, heads · dim]: the input of o_proj; real [batch, length].
     """
     return torch.stack([(is_off(outputs, heads, epsilon) & real[..., None]).sum(1) for epsilon in epsilons], dim=1)
 
 
 def dead_heads(model: LlamaForCausalLM, texts: Sequence[Tensor], epsilon: float) -> list[tuple[int, int]]:
-    """The heads (layer, head) that are off for more than 95% of all tokens of the texts."""
+    """The heads (layer, head) that are off at more than 95% of the texts' tokens."""
     if not epsilon > 0:
         raise AnalysisError(f"epsilon is {epsilon}; it must be above 0.")
     kept, _ = checked_texts(model, texts, None)

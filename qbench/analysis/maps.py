@@ -1,4 +1,4 @@
-"""Maps: the whole attention matrices of chosen heads on one text, for pictures. Nothing else stores a matrix."""
+"""Maps: the full attention matrices of chosen heads on one text, for pictures. Nothing else stores a matrix."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ from qbench.records.analysis import AnalysisError, AttentionMap
 
 
 def attention_maps(model: LlamaForCausalLM, text: Tensor, heads: Sequence[tuple[int, int]]) -> list[AttentionMap]:
-    """The attention weights of heads (layer, head), from 0, on a text of token ids [length].
+    """The attention weights of heads (layer, head), counted from 0, on a text of token ids [length].
 
-    qbench.records.analysis_metrics.differing_heads chooses heads by which two models differ.
+    qbench.records.analysis_metrics.differing_heads finds the heads in which two models differ most.
     """
     _check_heads(model, heads)
     kept, _ = checked_texts(model, [text], None)
@@ -40,4 +40,4 @@ def _check_heads(model: LlamaForCausalLM, heads: Sequence[tuple[int, int]]) -> N
     for place in heads:
         for (name, size), number in zip(sizes.items(), place, strict=True):
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < size:
-                raise AnalysisError(f"A map is asked for of {name} {number!r}; the model has {name}s 0 to {size - 1}.")
+                raise AnalysisError(f"A map asks for {name} {number!r}; the model has {name}s 0 to {size - 1}.")

@@ -1,4 +1,4 @@
-"""Where it hurts: each linear layer quantized alone, and what that costs on a text."""
+"""Sensitivity: what it costs to quantize each linear layer alone, measured on texts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from qbench.quantizers.options import Quantization
 from qbench.quantizers.packed import PackedLinear, packed_form
 from qbench.records.analysis import AnalysisError, LinearDamage
 
-LOGITS_ROWS = 64  # float64 logits of so many positions at a time
+LOGITS_ROWS = 64  # positions whose logits are computed in float64 at a time
 
 
 @torch.no_grad()
@@ -27,15 +27,15 @@ def sensitivity(
     length: int | None = None,
     progress: bool = False,
 ) -> tuple[LinearDamage, ...]:
-    """For each layer and kind of linear: the log-likelihood lost and the KL when it alone is quantized.
+    """For each layer and kind of linear: the log-likelihood lost and the KL if only this linear is quantized.
 
-    Weight-only methods run dense, as cells do. The model is as it was afterwards, to the last bit, also after an error.
-    Every linear takes a forward pass over the texts, and a calibrated method one over the calibration besides.
+    Weight-only methods run dense, as in cells. Afterwards the model is bit-for-bit unchanged, even after an error.
+    Each linear takes one forward pass over the texts; calibrated methods take another over the calibration text.
     """
     if packed_form(model):
-        raise AnalysisError("The model is quantized; sensitivity starts from the unquantized one.")
+        raise AnalysisError("The model is already quantized; sensitivity needs the unquantized model.")
     if quantization.is_unquantized:
-        raise AnalysisError(f"{quantization.label} quantizes nothing; name a method and bits, such as hqq-3.")
+        raise AnalysisError(f"{quantization.label} quantizes nothing; give a method and bits, such as hqq-3.")
     kept, _ = checked_texts(model, texts, length)
     model.eval()
     reference = [_log_probabilities(model, text) for text in kept]
@@ -68,14 +68,14 @@ def _quantized_alone(
     model: LlamaForCausalLM, name: str, quantization: Quantization, calibration: Any
 ) -> Iterator[None]:
     linear = model.get_submodule(name)
-    weight = linear.weight  # a method may drop it from its module, never write into it
+    weight = linear.weight  # a method may remove it from its module, but never writes to it
     try:
         quantization.quantizer.quantize_linears(
             model, quantization.bits, quantization.options, targets=[name], calibration=calibration
         )
         packed = model.get_submodule(name)
         if not isinstance(packed, PackedLinear):
-            raise AnalysisError(f"{quantization.label} left {name} as it was; there is nothing to measure.")
+            raise AnalysisError(f"{quantization.label} did not quantize {name}, so there is nothing to measure.")
         if not packed.ACTIVATION_BITS:
             weight_now = nn.Parameter(packed.dequantize(), requires_grad=False)
             model.set_submodule(name, linear)
@@ -87,14 +87,14 @@ def _quantized_alone(
 
 
 def _log_probabilities(model: LlamaForCausalLM, text: Text) -> Tensor:
-    """log p of every token at every position but the last, [tokens - 1, vocabulary], in float32 on the CPU."""
+    """log p of every token at every position except the last, [tokens - 1, vocabulary], in float32 on the CPU."""
     hidden = model.model(text.ids[None].to(model.device), use_cache=False).last_hidden_state[0, :-1]
     rows = [model.lm_head(part).double().log_softmax(-1).float().cpu() for part in hidden.split(LOGITS_ROWS)]
     return torch.cat(rows)
 
 
 def _damage(model: LlamaForCausalLM, texts: list[Text], reference: list[Tensor]) -> tuple[float, float, int]:
-    """Log-likelihood lost and KL(reference ‖ model), summed over the predicted tokens, and how many these are."""
+    """Log-likelihood lost and KL(reference ‖ model), summed over the predicted tokens, and their number."""
     lost, kl, tokens = 0.0, 0.0, 0
     for text, before in zip(texts, reference, strict=True):
         now, targets = _log_probabilities(model, text), text.ids[1:, None]

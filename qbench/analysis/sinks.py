@@ -1,7 +1,7 @@
 """Sinks: how much of its attention a head puts on the first token.
 
-α = the mean over all queries of A[t, 0]; a head is a sink on a text if α > ε. Rows need not sum to one, so there is a
-second α, of rows divided by their sums, as Gu et al. (2410.10781) measure it.
+α = the mean over all queries of A[t, 0]; a head is a sink on a text if α > ε. Rows need not sum to one, so a second α
+uses rows divided by their sums, as Gu et al. (2410.10781) measure it.
 """
 
 import torch
@@ -11,17 +11,17 @@ from qbench.records.analysis import SINK_EPSILONS
 
 
 def first_and_sum(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight on the first token, and all weights, of each row: [batch, heads, rows] each, float64."""
+    """The weight on the first token and the sum of all weights for each row: [batch, heads, rows] each, float64."""
     return weights[..., 0].double(), weights.sum(-1).double()
 
 
 def normalized(first: Tensor, row_sums: Tensor) -> Tensor:
-    """The first weight of rows divided by their sums; a row of zeros stays zeros."""
+    """The first weight of each row divided by the row's sum; 0 for a row of zeros."""
     return torch.where(row_sums == 0, 0, first / row_sums)
 
 
 def sinks(first: Tensor, tokens: Tensor) -> Tensor:
-    """By SINK_EPSILONS, [batch, n, ε]: heads whose mean weight on the first token is above it.
+    """The number of heads whose mean weight on the first token is above each of SINK_EPSILONS: [batch, n, ε].
 
     first [batch, heads, n]: sums over the first `tokens` [batch, n] queries.
     """

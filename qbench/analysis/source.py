@@ -1,4 +1,4 @@
-"""The texts of an analysis from a source: the first ones, each on its own and from its first token."""
+"""Reads the texts of an analysis: the first ones of a source, each separately and from its first token."""
 
 import re
 from collections.abc import Iterator
@@ -17,27 +17,27 @@ BLANK_LINE = re.compile(r"\n[ \t]*\n\s*")
 
 
 def read_texts(source: Calibration, tokenizer: Any) -> tuple[list[Tensor], list[str]]:
-    """The token ids [length] of the first source.samples texts, and a sentence if there are fewer.
+    """The token ids [length] of the first source.samples texts, and a note if there are fewer.
 
-    They are tokenized as the tokenizer does by default, and cut at source.length tokens.
+    Uses the tokenizer's default settings, and cuts texts at source.length tokens.
     """
     found = list(islice(_texts(source, tokenizer), source.samples))
     if not found:
-        raise AnalysisError(f"{source.source} has no text; an analysis needs one.")
+        raise AnalysisError(f"{source.source} has no text; an analysis needs at least one.")
     missing = source.samples - len(found)
-    notes = [f"{source.source} has {counted(len(found), 'text')} of the {source.samples} asked for."] if missing else []
+    notes = [f"{source.source} has {counted(len(found), 'text')}, but samples is {source.samples}."] if missing else []
     return [token_ids(text, tokenizer, source.length) for text in found], notes
 
 
 def token_ids(text: str, tokenizer: Any, length: int) -> Tensor:
     """The first token ids of a text, [length] or fewer."""
-    ids = tokenizer(text, verbose=False)["input_ids"]  # verbose: it may be longer than the model takes
+    ids = tokenizer(text, verbose=False)["input_ids"]  # verbose would warn about texts longer than the model's limit
     return torch.tensor(ids[:length], dtype=torch.int64)
 
 
 def _texts(source: Calibration, tokenizer: Any) -> Iterator[str]:
-    """A line of a .jsonl file and a row of a dataset are a text. A .txt file has them between blank lines, or, if the
-    token that begins or ends a text is written in it (`<s>`), between those."""
+    """One text per line of a .jsonl file or row of a dataset. In a .txt file, blank lines separate texts, or, if it
+    contains the token that begins or ends a text (`<s>`), that token does."""
     for document in documents(source):
         if source.is_file and Path(source.source).suffix != ".jsonl":
             yield from _parts(document, tokenizer)

@@ -1,4 +1,4 @@
-"""Sparsity: exact zeros of the causal triangle, weights near zero, and tiles that a kernel could skip."""
+"""Sparsity: exact zeros in the causal triangle, weights near zero, and tiles that a kernel could skip."""
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +11,16 @@ ROWS, COLUMNS = TILE
 
 
 class ZeroCounter:
-    """Counts the zeros of a layer, block by block of rows.
+    """Counts the zeros of a layer, one block of rows at a time.
 
-    empty: over all queries up to this one, the tiles of its block of ROWS that have no other weight than 0.
+    empty: the tiles in the query's block of ROWS whose weights are all 0, up to and including this query.
     """
 
     def __init__(self) -> None:
-        self._seen = torch.empty(0)  # [batch, heads, tiles]: weights other than 0 in each tile of the present ROWS
+        self._seen = torch.empty(0)  # [batch, heads, tiles]: nonzero weights in each tile of the current ROWS
 
     def count(self, start: int, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """zeros, near zeros and empty of each row, [batch, heads, rows] each; weights as RowBlocks gives them."""
+        """zeros, near zeros and empty for each row, [batch, heads, rows] each; weights as from RowBlocks."""
         t = torch.arange(start, start + weights.shape[2], device=weights.device)
         tiles = F.pad(indicator(torch.ne, weights, 0), (0, -weights.shape[3] % COLUMNS)).unflatten(-1, (-1, COLUMNS))
         tiles = tiles.sum(-1)  # [batch, heads, rows, tiles]
@@ -34,7 +34,7 @@ class ZeroCounter:
 
 
 def tile_steps(empty: Tensor) -> Tensor:
-    """What each query adds to the number of empty tiles: `empty` [batch, heads, length] by differences within ROWS."""
+    """What each query adds to the number of empty tiles: differences of `empty` [batch, heads, length] within ROWS."""
     before = F.pad(empty, (1, 0))[..., :-1]
     inside = torch.arange(empty.shape[-1], device=empty.device) % ROWS != 0
     return empty - before * inside

@@ -1,6 +1,6 @@
-"""What a model computes on the way, seen by functions that change none of it.
+"""Observes what a model computes, without changing it.
 
-Queries and keys are those that the registered attention function gets: rotated, by packed layers or dense ones.
+Queries and keys are the arguments of the registered attention function: rotated, from packed or dense layers.
 """
 
 import copy
@@ -16,11 +16,11 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from qbench.analysis.texts import Batch
 
-_WATCHED = "qbench_watched"  # an attn_implementation: what is registered already, watched
+_WATCHED = "qbench_watched"  # an attn_implementation that calls the model's own and watches it
 
 # (layer, its attention module, queries [batch, heads, length, dim], keys [batch, kv_heads, length, dim], scale)
 OnAttention = Callable[[int, nn.Module, Tensor, Tensor, float], None]
-OnHeads = Callable[[int, Tensor], None]  # (layer, what o_proj reads [batch, length, heads · dim])
+OnHeads = Callable[[int, Tensor], None]  # (layer, the input of o_proj [batch, length, heads · dim])
 OnState = Callable[[int, Tensor], None]  # (state as in qbench.records.analysis, its values [batch, length, hidden])
 
 
@@ -33,7 +33,7 @@ def run(
     on_heads: OnHeads | None = None,
     on_state: OnState | None = None,
 ) -> None:
-    """Run the model on a batch, without its logits."""
+    """Run the model on a batch, without computing logits."""
     hooks: list[Any] = []
     try:
         if on_heads:
@@ -71,9 +71,9 @@ def _dispatch(module: Any, *args: Any, **options: Any) -> Any:
 
 @contextmanager
 def _watched_attention(model: LlamaForCausalLM, on_attention: OnAttention | None) -> Iterator[None]:
-    """While the model runs, its attention modules find `watched` in transformers' registry, and it their function.
+    """While the model runs, its attention modules call `watched`, which calls their real attention function.
 
-    Only the modules' own view of the config changes: the model builds its masks as ever, and so do other models.
+    Only the modules' view of the config changes, so this model and others build their masks as usual.
     """
     if on_attention is None:
         yield

@@ -1,1 +1,1 @@
-"""What this machine can run, and why not the rest."""
+"""What this machine can run, and why it cannot run the rest."""

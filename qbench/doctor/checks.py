@@ -1,8 +1,8 @@
-"""Small real cases for `qbench doctor`: each attention kernel against the definition, each quantizer with its audit.
+"""Small real cases for `qbench doctor`: compares each attention kernel with the definition, and audits each quantizer.
 
-python -m qbench.doctor.checks GROUP DEVICE FILE [DTYPE]    runs a group and appends a JSON line to the file as each
-case begins and as it ends, so that a case that kills the process is known by its name. A group is `attention`, a method
-or `timings`; of the first two, a part is `attention:softpick` or `hqq:3,4`. Without a dtype, those in DTYPES are tried.
+python -m qbench.doctor.checks GROUP DEVICE FILE [DTYPE]    runs a group, and appends a JSON line to the file when a
+case starts and when it ends: if a case kills the process, its name is in the file. A group is `attention`, a method or
+`timings`; `attention:softpick` and `hqq:3,4` are parts of groups. Without a dtype, those in DTYPES are tried.
 """
 
 import json
@@ -22,25 +22,25 @@ from qbench.doctor.timings import timing_cases
 from qbench.errors import one_line
 from qbench.quantizers.options import quantizer
 
-# A name, and a function that raises if the case fails and otherwise says what was measured.
+# A name, and a function that returns what was measured, or raises if the case fails.
 Case = tuple[str, Callable[[], str]]
 
-# [batch, heads, kv_heads, q_len, k_len, dim], and whether the first sequence is padded on its left.
+# [batch, heads, kv_heads, q_len, k_len, dim], and whether the first sequence is padded on the left.
 SHAPES = (((1, 4, 2, 130, 130, 64), False), ((2, 2, 1, 40, 70, 32), True))
 VOCABULARY = 256
-# Rounding stays far below these shares of a tensor's norm, a wrong kernel far above.
+# As a share of a tensor's norm: rounding errors are far below, a wrong kernel is far above.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-# What models have there; the last is the usual one. In bfloat16 Triton's interpreter multiplies wrongly.
+# The dtypes of models on each device, the usual one last. Triton's interpreter multiplies bfloat16 incorrectly.
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.float16, torch.bfloat16)}
 Dtypes = Sequence[torch.dtype]
 
 
 class CheckFailedError(Exception):
-    """A kernel whose numbers are wrong."""
+    """A kernel computes wrong numbers."""
 
 
 def attention_cases(device: str, chosen: Sequence[str] = (), dtypes: Dtypes = ()) -> Iterator[Case]:
-    """Each kind but softmax: forward and backward by each backend that models on the device use, and a model."""
+    """For each kind except softmax: a model, and forward and backward on each backend that models on the device use."""
     dtypes = dtypes or DTYPES[device]
     for kind in attentions().values():
         if not kind.is_softmax and kind.name in (chosen or attentions()):
@@ -59,39 +59,39 @@ def _backends(kind: Attention, device: str, dtypes: Dtypes) -> Iterator[tuple[st
     for dtype in dtypes:
         q = torch.empty(1, 1, 1, 64, device=device, dtype=dtype)
         yield choose_backend(q, None, kind.normalizer), dtype, ""
-    if device == "cpu" and HAS_TRITON and not (kind.scaled or kind.gated):  # these have the kernel of another kind
+    if device == "cpu" and HAS_TRITON and not (kind.scaled or kind.gated):  # these use another kind's kernel
         try:
             yield choose_backend(q, "triton", kind.normalizer), dtype, " (interpreter)"
         except ValueError:
-            return  # not a kernel of this kind, or no interpreter in this process
+            return  # this kind has no kernel, or this process has no interpreter
 
 
 def check_attention(kind: Attention, backend: str, device: str, dtype: torch.dtype) -> str:
-    """Output and gradients beside those of the definition in float64."""
+    """Compare output and gradients with those of the definition in float64."""
     worst = 0.0
     for shape, padded in SHAPES:
         found = _attention(kind, shape, padded, dtype, dtype, backend, device)
         wanted = _attention(kind, shape, padded, dtype, torch.float64, "reference", "cpu")
         for name, answer in wanted.items():
             error = ((found[name].cpu().double() - answer).norm() / answer.norm()).item()
-            _hold(f"{name} of {list(shape)}", error, TOLERANCE[dtype])
+            _check_error(f"{name} of {list(shape)}", error, TOLERANCE[dtype])
             worst = max(worst, error)
     measured = f"within {worst:.0e} of the definition, gradients too"
-    return f"{measured}; it has no kernel and runs slowly" if kind.function else measured
+    return f"{measured}; it has no kernel and is slow" if kind.function else measured
 
 
 def check_model(kind: Attention, device: str, dtype: torch.dtype) -> str:
-    """The logits of a tiny model on the device beside those on the CPU in float64."""
+    """Compare the logits of a tiny model on the device with those on the CPU in float64."""
     ids = torch.randint(0, VOCABULARY, (2, 100), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted = _tiny_model(kind).double()(ids).logits
         found = _tiny_model(kind).to(device, dtype)(ids.to(device)).logits
     error = ((found.cpu().double() - wanted).norm() / wanted.norm()).item()
-    _hold("its logits", error, TOLERANCE[dtype])
-    return f"logits within {error:.0e} of float64's"
+    _check_error("logits", error, TOLERANCE[dtype])
+    return f"logits within {error:.0e} of float64"
 
 
-def _hold(what: str, error: float, allowed: float) -> None:
+def _check_error(what: str, error: float, allowed: float) -> None:
     if not error <= allowed:  # NaN fails
         raise CheckFailedError(f"{what}: off by {error:.1e} of the norm; rounding explains at most {allowed:.0e}.")
 
@@ -109,7 +109,7 @@ def _attention(
     backend: str,
     device: str,
 ) -> dict[str, Tensor]:
-    """The output, and the gradients of all inputs and extra tensors."""
+    """The output, and the gradients of all inputs including extra tensors."""
     from qbench.attention.register import attention_function
 
     batch, heads, kv_heads, q_len, k_len, dim = shape
@@ -133,7 +133,7 @@ def _attention(
 
 
 def _sizes(heads: int, kv_heads: int, dim: int, length: int) -> Sizes:
-    """Those of a model that such an attention would be in."""
+    """The sizes of a model with this attention."""
     return Sizes(
         vocab_size=VOCABULARY,
         hidden_size=heads * dim,
@@ -150,14 +150,14 @@ def _sizes(heads: int, kv_heads: int, dim: int, length: int) -> Sizes:
 
 
 def quantizer_cases(method: str, device: str, chosen: Sequence[str] = (), dtypes: Dtypes = ()) -> Iterator[Case]:
-    """A tiny model quantized to each width that the method has."""
+    """A tiny model quantized to each of the method's widths."""
     dtypes = dtypes or DTYPES[device]
     for bits in map(int, chosen or quantizer(method).widths):
         yield f"{method} {bits} bits", partial(check_quantizer, method, bits, device, dtypes[-1])
 
 
 def check_quantizer(method: str, bits: int, device: str, dtype: torch.dtype) -> str:
-    """Quantize a tiny model, packed and dense: its audit raises if that did not happen."""
+    """Quantize a tiny model, packed and dense; the audit raises if it was not quantized."""
     from qbench.quantizers.quantize import quantize
 
     model = _tiny_model(attentions()["softmax"]).to(device, dtype)
@@ -178,7 +178,7 @@ def _tiny_model(kind: Attention) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=128,
-        initializer_range=0.1,  # scores of order 1: nearer to 0 rectified attention has few digits left in bfloat16
+        initializer_range=0.1,  # scores of order 1: closer to 0, rectified attention loses its digits in bfloat16
     )
     set_attention(config, kind)
     torch.manual_seed(0)
@@ -197,14 +197,14 @@ def cases(group: str, device: str, dtypes: Dtypes = ()) -> Iterator[Case]:
 
 
 def main(group: str, device: str, file: str, dtype: str = "") -> None:
-    """Run a group; what is wrong is in the file, not in the exit code."""
+    """Run a group; failures are in the file, not in the exit code."""
     with Path(file).open("a") as out:
         for name, check in cases(group, device, [getattr(torch, dtype)] if dtype else ()):
             _write(out, name=name)
             start, trace = time.perf_counter(), ""
             try:
                 detail, ok = check(), True
-            except Exception as error:  # whatever kernels and libraries raise is what was asked for
+            except Exception as error:  # whatever kernels and libraries raise is a result
                 detail, ok, trace = one_line(error), False, traceback.format_exc()
             _write(out, name=name, ok=ok, detail=detail, traceback=trace, seconds=time.perf_counter() - start)
 

@@ -1,4 +1,4 @@
-"""`qbench doctor`: what this machine has and can run, why not the rest, and whether kernels and quantizers work."""
+"""`qbench doctor`: what this machine has, what it can run and why not the rest, and whether kernels work."""
 
 import json
 import os
@@ -20,6 +20,7 @@ from qbench.attention.kinds import attentions
 from qbench.gpus import gpus, has_cuda, why_not_cuda
 from qbench.identity import PACKAGES
 from qbench.machine import machine
+from qbench.numbers import counted
 from qbench.quantizers.options import quantizers
 from qbench.recipe.cells import cells
 from qbench.recipe.schema import Recipe
@@ -29,7 +30,7 @@ CHECK_TIMEOUT = 600  # seconds for a group: the first Triton compilation takes a
 
 @dataclass(frozen=True)
 class Package:
-    """A package that qbench asks for. extra: the part of qbench that needs it; empty: all of it."""
+    """A package that qbench requires. extra: the optional part of qbench that needs it; empty: qbench itself."""
 
     name: str
     wanted: str
@@ -38,12 +39,12 @@ class Package:
 
     @property
     def required(self) -> bool:
-        """Whether nothing runs without it."""
+        """Whether qbench needs it to run at all."""
         return not self.extra
 
     @property
     def state(self) -> str:
-        """What to do about it; empty if it is as pinned."""
+        """What to do about it; empty if it matches the pin."""
         if self.installed is None:
             return f"pip install 'qbench[{self.extra}]'" if self.extra else f"pip install '{self.name}{self.wanted}'"
         if Requirement(f"{self.name}{self.wanted}").specifier.contains(self.installed, prereleases=True):
@@ -53,7 +54,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Support:
-    """A method or an attention backend, whether it runs here, and why not."""
+    """A method or an attention backend, and whether it runs on this machine or why not."""
 
     name: str
     widths: tuple[int, ...]  # of a method
@@ -63,7 +64,7 @@ class Support:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A kernel or a quantizer that was tried on a small case."""
+    """The result of trying a kernel or a quantizer on a small case."""
 
     name: str
     ok: bool
@@ -74,20 +75,20 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What this machine has and can run. checks: None if they were not asked for."""
+    """What this machine has and can run. checks: None if they were not run."""
 
     machine: dict[str, Any]
     device: str
     notes: list[str]
     packages: list[Package]
     methods: list[Support]
-    attention: list[Support]  # its backends
+    attention: list[Support]  # backends
     checks: list[CheckResult] | None = None
-    unusable: str = ""  # why a recipe that was given cannot run here at all
+    unusable: str = ""  # why the given recipe cannot run on this machine
 
     @property
     def missing(self) -> list[str]:
-        """The packages without which nothing runs."""
+        """The required packages that are not installed."""
         return [package.name for package in self.packages if package.required and package.installed is None]
 
     @property
@@ -109,9 +110,9 @@ def doctor(
     as_json: bool = False,
     report_wanted: bool = False,
 ) -> bool:
-    """Print what this machine has and can run; True if all of it works, or with a recipe all that it uses.
+    """Print what this machine has and can run. True if everything works, or with a recipe everything it uses.
 
-    checks_wanted: by default on a GPU. report_wanted: write the file for others too, which has the checks in any case.
+    checks_wanted: by default only on a GPU. report_wanted: also write the report file, which always has the checks.
     """
     report = examine(recipe)
     if not as_json:
@@ -119,7 +120,7 @@ def doctor(
     wanted = report_wanted or (report.device == "cuda" if checks_wanted is None else checks_wanted)
     if wanted and not report.unusable:
         groups = groups_of(recipe) if recipe else None
-        dtype = recipe.resolved_dtype if recipe and report.device == "cuda" else ""  # kernels on a CPU are for float32
+        dtype = recipe.resolved_dtype if recipe and report.device == "cuda" else ""  # CPU kernels are for float32
         report = replace(report, checks=[_shown(c, as_json) for c in run_checks(report.device, groups, dtype)])
     print(report.as_json() if as_json else verdict(report))
     if report_wanted:
@@ -138,7 +139,7 @@ def _shown(check: CheckResult, as_json: bool) -> CheckResult:
 
 
 def examine(recipe: Recipe | None = None) -> DoctorReport:
-    """The report, without its checks."""
+    """The report without the checks."""
     device = recipe.resolved_device if recipe else "cuda" if has_cuda() else "cpu"
     reason = why_not_cuda() if recipe and device == "cuda" else ""
     return DoctorReport(
@@ -153,7 +154,7 @@ def examine(recipe: Recipe | None = None) -> DoctorReport:
 
 
 def groups_of(recipe: Recipe) -> tuple[str, ...]:
-    """The groups of checks that a recipe uses: its kinds of attention, its methods at its widths."""
+    """The groups of checks that a recipe needs: its kinds of attention, and its methods at its widths."""
     kinds = dict.fromkeys(
         cell.ref.attention for cell in cells(recipe) if not attentions()[cell.ref.attention].is_softmax
     )
@@ -167,13 +168,13 @@ def groups_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def notes() -> list[str]:
-    """What stands between this machine and its GPU."""
+    """Why this machine's GPU cannot be used, if so."""
     reason = why_not_cuda()
     return [reason if gpus() else f"{reason} Cells run on the CPU."] if reason else []
 
 
 def packages() -> list[Package]:
-    """What the installed qbench asks for, and what is there, without development tools."""
+    """The packages that the installed qbench requires, with their versions; without development tools."""
     try:
         lines = metadata.requires("qbench") or []
     except metadata.PackageNotFoundError:
@@ -184,11 +185,13 @@ def packages() -> list[Package]:
         marker = requirement.marker
         extra = next((extra for extra in ("", *extras) if not marker or marker.evaluate({"extra": extra})), None)
         if extra is not None:
-            found.append(Package(requirement.name, str(requirement.specifier), _version(requirement.name), extra))
+            version = installed_version(requirement.name)
+            found.append(Package(requirement.name, str(requirement.specifier), version, extra))
     return found
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -196,7 +199,7 @@ def _version(name: str) -> str | None:
 
 
 def methods() -> list[Support]:
-    """Each method with its widths; it runs if its library is installed."""
+    """Each method with its widths; a method runs if its library is installed."""
     found = []
     for name, method in quantizers().items():
         note = "" if method.is_installed else f"needs {method.library}: pip install {method.library}"
@@ -205,9 +208,9 @@ def methods() -> list[Support]:
 
 
 def slow_attentions() -> list[str]:
-    """The kinds of attention that none of our kernels computes."""
+    """The kinds of attention that have no kernel."""
     return [
-        f"{kind.title} attention has no kernel: {kind.function} computes it on every device, slowly"
+        f"{kind.title} attention has no kernel and is slow: {kind.function} computes it on every device"
         for kind in attentions().values()
         if kind.function
     ]
@@ -218,23 +221,22 @@ def backends() -> list[Support]:
     triton, cuda = find_spec("triton") is not None, has_cuda()
     note = "" if triton and cuda else "needs a GPU; TRITON_INTERPRET=1 runs it on the CPU, slowly"
     return [
-        Support(
-            "triton", (), triton and cuda, note if triton else "needs triton, which is for Linux: pip install triton"
-        ),
+        Support("triton", (), triton and cuda, note if triton else "needs triton (Linux only): pip install triton"),
         Support("cpu", (), True, "used for models on the CPU"),
-        Support("sdpa", (), True, "torch's own, for softmax: any device"),
+        Support("sdpa", (), True, "torch's softmax attention: any device"),
         Support("reference", (), True, "the definition: any device, slow"),
     ]
 
 
 def run_checks(device: str, groups: tuple[str, ...] | None = None, dtype: str = "") -> Iterator[CheckResult]:
-    """The cases of each group, in one process per group: a crash does not end the report."""
+    """The cases of each group, in one process per group, so a crash does not end the report."""
     here = [method.name for method in methods() if method.runs and method.name != "none"]
     for group in ("attention", *here) if groups is None else groups:
-        yield from _run_group(group, device, dtype)
+        yield from run_group(group, device, dtype)
 
 
-def _run_group(group: str, device: str, dtype: str) -> list[CheckResult]:
+def run_group(group: str, device: str, dtype: str) -> list[CheckResult]:
+    """The cases of one group, in a separate process."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
@@ -261,7 +263,7 @@ def _how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def render_report(report: DoctorReport, *, all_packages: bool = False) -> str:
-    """The report without its checks, for people; its table has all packages, or just the mismatched ones."""
+    """The report without the checks as text; its table has all packages, or just mismatched ones."""
     from tabulate import tabulate
 
     here = report.machine
@@ -270,7 +272,7 @@ def render_report(report: DoctorReport, *, all_packages: bool = False) -> str:
         for gpu in here["gpus"]
     ] or ["none"]
     lines = [
-        f"machine   {here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB",
+        f"machine   {here['cpu']}, {counted(here['cores'], 'core')}, {here['memory_gib']} GiB",
         *(f"GPU       {gpu}" for gpu in gpus_found),
         f"software  Python {here['python']}, {here['platform']}",
         *(f"note      {note}" for note in report.notes),
@@ -290,12 +292,12 @@ def render_report(report: DoctorReport, *, all_packages: bool = False) -> str:
 
 
 def packages_in_short(found: list[Package]) -> str:
-    """The versions of what computes numbers, and how many packages are as pinned."""
+    """The versions of the packages that compute numbers, and how many packages match their pins."""
     computing = {*PACKAGES, *(method.library for method in quantizers().values())}
     versions = [f"{p.name}=={p.installed}" for p in found if p.name in computing and p.installed]
     fine = sum(not package.state for package in found)
     count = f"{fine} of {len(found)}" if fine < len(found) else f"all {fine}"
-    text = ", ".join([*versions, f"{count} packages as pinned (--packages lists them)"])
+    text = ", ".join([*versions, f"{count} packages match their pins (--packages lists all)"])
     return _wrapped("packages  ", text)
 
 
@@ -308,20 +310,20 @@ def _yes(runs: bool) -> str:
 
 
 def render_check(check: CheckResult) -> str:
-    """A check on one line."""
+    """A check result on one line."""
     return f"{'ok    ' if check.ok else 'FAILED'}  {check.name:<40} {check.seconds:5.1f} s  {check.detail}"
 
 
 def verdict(report: DoctorReport) -> str:
-    """The last line: whether this machine can be trusted with a run."""
+    """The last line: whether results from this machine can be trusted."""
     if report.unusable:
         return report.unusable
     if report.missing:
-        return f"qbench cannot run here: {', '.join(report.missing)} not installed."
+        return f"qbench cannot run on this machine; not installed: {', '.join(report.missing)}."
     if report.checks is None:
-        return "Kernels and quantizers were not tried; --checks tries them."
+        return "Kernels and quantizers were not checked; --checks checks them."
     if report.failed:
-        count = f"{len(report.failed)} of {len(report.checks)}"
-        wrong = f"{count} checks FAILED: {', '.join(report.failed)}. Results that need them would be wrong or missing;"
-        return f"{wrong} `qbench doctor --report` writes what to send to others."
-    return f"All {len(report.checks)} checks passed."
+        count = f"{len(report.failed)} of {counted(len(report.checks), 'check')} FAILED"
+        wrong = f"{count}: {', '.join(report.failed)}. Results that depend on them would be wrong or missing;"
+        return f"{wrong} `qbench doctor --report` writes a report to send."
+    return f"All checks passed ({len(report.checks)})."

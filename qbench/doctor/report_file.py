@@ -1,4 +1,4 @@
-"""The one file that `qbench doctor --report` writes: all that somebody who was not there needs to know of a machine."""
+"""The file that `qbench doctor --report` writes: everything somebody else needs to know about this machine."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from qbench.doctor.report import CheckResult, DoctorReport, render_check, render
 from qbench.files import write_atomically
 
 FILE = Path("qbench-doctor.md")
-# What is told of the environment: never all of it, which has tokens and keys.
+# The environment variables that are reported. Never all of them: some are tokens and keys.
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -29,7 +29,7 @@ TOOLS = ("cc", "nvcc", "nvidia-smi")
 
 
 def write_report(report: DoctorReport, timings: list[CheckResult], file: Path = FILE) -> None:
-    """Write it: machine, environment, tools, checks with their tracebacks, timings."""
+    """Write the machine, the environment, tools, checks with their tracebacks, and timings."""
     checks = report.checks or []
     sections = {
         "Machine": render_report(report, all_packages=True),
@@ -45,7 +45,7 @@ def write_report(report: DoctorReport, timings: list[CheckResult], file: Path = 
 
 
 def _version(tool: str) -> str:
-    """The last line of what the tool says of its version; nvcc's has the number there, the others have one line."""
+    """The tool's version: the first line for cc, the last two for the others, where nvcc prints its number."""
     if shutil.which(tool) is None:
         return "not found"
     try:

@@ -1,4 +1,4 @@
-"""How long kernels take here, for `qbench doctor --report`: products of matrices, and each attention kernel."""
+"""Kernel timings on this machine for `qbench doctor --report`: a matrix product, and each attention kernel."""
 
 import statistics
 import time
@@ -16,17 +16,17 @@ MATRIX = {"cpu": 512, "cuda": 8192}
 
 
 def timing_cases(device: str) -> Iterator[tuple[str, Callable[[], str]]]:
-    """A name, and a function that says what was measured."""
+    """Names, and functions that return what was measured."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     yield f"matmul {MATRIX[device]}", partial(time_matmul, device, dtype)
-    yield "softmax of torch", partial(time_attention, None, device, dtype)
+    yield "torch softmax", partial(time_attention, None, device, dtype)
     for kind in attentions().values():
         if kind.normalizer is not None and not (kind.is_softmax or kind.scaled or kind.gated):
             yield kind.name, partial(time_attention, kind, device, dtype)
 
 
 def time_matmul(device: str, dtype: torch.dtype) -> str:
-    """The rate, to be held against the published peak."""
+    """The rate, for comparison with the published peak."""
     n = MATRIX[device]
     left = torch.randn(n, n, device=device, dtype=dtype)
     seconds = median_seconds(lambda: left @ left, device)
@@ -34,7 +34,7 @@ def time_matmul(device: str, dtype: torch.dtype) -> str:
 
 
 def time_attention(kind: Attention | None, device: str, dtype: torch.dtype) -> str:
-    """Forward, and forward with backward, causal; None: torch's own softmax."""
+    """Causal forward, and forward with backward; kind None: torch's softmax."""
     batch, heads, length, dim = SHAPES[device]
     q, k, v = (torch.randn(batch, heads, length, dim, device=device, dtype=dtype) for _ in range(3))
     run = attention(kind, dim)
@@ -47,7 +47,7 @@ def time_attention(kind: Attention | None, device: str, dtype: torch.dtype) -> s
 
 
 def attention(kind: Attention | None, dim: int) -> Callable[..., torch.Tensor]:
-    """What computes it."""
+    """The function that computes this attention."""
     if kind is None:
         return partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
     from types import SimpleNamespace
@@ -64,7 +64,7 @@ def attention(kind: Attention | None, dim: int) -> Callable[..., torch.Tensor]:
 
 
 def median_seconds(work: Callable[[], Any], device: str) -> float:
-    """The median of some calls, after one that compiles."""
+    """The median of REPEATS calls, after one that compiles."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     taken = []
     for _ in range(REPEATS + 1):

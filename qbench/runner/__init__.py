@@ -1,1 +1,1 @@
-"""Running cells: cell.py is the worker, local.py runs it in processes here, ray.py on a cluster."""
+"""Running cells: cell.py is the worker; local.py runs it in local processes, ray.py on a cluster."""

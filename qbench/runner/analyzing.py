@@ -1,4 +1,4 @@
-"""What the worker does for an analysis, in place of scores: one function per `CellRef.measured`."""
+"""What the worker runs for an analysis instead of scoring: one function per `CellRef.measured`."""
 
 import sys
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from qbench.records.analysis_facts import MapsFacts
 from qbench.records.maps import maps_to_parquet
 from qbench.records.schema import Measured
 
-MAP_TOKENS = 256  # of the text that maps are drawn of: more could not be told apart in a picture
+MAP_TOKENS = 256  # of the text used for maps: a picture could not show more
 
-Measurement = tuple[Any, bytes | None]  # the field of the record, and the Parquet file beside it
+Measurement = tuple[Any, bytes | None]  # the field of the record, and the Parquet file next to it
 
 
 def measure(cell: Cell, model: Any, tokenizer: Any) -> Measurement:
-    """What the cell is measured by."""
+    """Run the cell's measurement."""
     assert cell.ref.measured
     return MEASURES[cell.ref.measured](cell, model, tokenizer)
 

@@ -1,4 +1,4 @@
-"""The worker: load ▸ quantize ▸ audit ▸ evaluate | analyze. It knows one cell, and nothing about the matrix."""
+"""The worker: load ▸ quantize ▸ audit ▸ evaluate | analyze. It knows one cell and nothing about the matrix."""
 
 import logging
 import resource
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
 
-# Called with the phase, and how much of it is done, from 0 to 1.
+# Called with the phase and the share of it that is done, from 0 to 1.
 OnProgress = Callable[[str, float], None]
 
 
 class ChangedError(InputError):
-    """Something that is not what it was when the run was planned."""
+    """Something changed after the run was planned."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run: what it is, its identity, and the facts of the run it is part of."""
+    """A cell to run, its identity, and facts about the run it belongs to."""
 
     cell: Cell
     identity: Identity
@@ -51,7 +51,7 @@ class Job:
     def record(self, started: str, **result: Any) -> Record:
         """The cell's record with this result."""
         recipe, wanted = self.cell.recipe, self.cell.quantization
-        assert isinstance(wanted, Quantization)  # what is not offered has no job
+        assert isinstance(wanted, Quantization)  # cells that are not offered have no job
         return Record(
             cell=self.cell.ref,
             key=self.identity.key,
@@ -72,12 +72,12 @@ class Job:
         )
 
     def failed(self, started: str, failure: Failure) -> Record:
-        """The record of a cell that has no numbers."""
+        """The record of a failed cell, which has no numbers."""
         return self.record(started, state="failed", failure=failure)
 
 
 class Phases:
-    """Which phase runs, how far it is, and how long each one took."""
+    """The current phase, its progress, and how long each phase took."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.on_progress = on_progress
@@ -87,7 +87,7 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase; it stays the current one when it fails, for the record of the failure."""
+        """Time a phase. If it fails, it stays the current one, so the record can name it."""
         from qbench.progress import listening
 
         self.current = name
@@ -105,7 +105,7 @@ class Phases:
 
 
 def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, Samples]":
-    """Run a cell: a finished record with its samples, or a failed one with the reason; does not raise."""
+    """Run a cell. Returns a finished record with its samples, or a failed one with the reason; never raises."""
     started, phases = now(), Phases(on_progress)
     try:
         return _run(job, started, phases)
@@ -115,7 +115,7 @@ def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "
 
 
 def failure_of(error: Exception, phase: str | None) -> Failure:
-    """An exception as the reason of a failed record."""
+    """Turn an exception into the reason of a failed record."""
     kind: FailureKind = "error"
     if isinstance(error, AuditError):
         kind = "audit"
@@ -127,13 +127,13 @@ def failure_of(error: Exception, phase: str | None) -> Failure:
 
 
 def with_log_tail(record: Record, log: Path) -> Record:
-    """A failed record with the end of its log, a finished one as it is."""
+    """Add the end of the log to a failed record; a finished one is returned unchanged."""
     if record.failure is None or not log.exists():
         return record
     with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - 8 * LOG_TAIL))  # bars may have filled it
+        stream.seek(max(0, log.stat().st_size - 8 * LOG_TAIL))  # progress bars may have filled it
         text = stream.read().decode(errors="replace")
-    lines = [line.rpartition("\r")[2] for line in text.split("\n")]  # of a progress bar, its last state
+    lines = [line.rpartition("\r")[2] for line in text.split("\n")]  # only the last state of a progress bar
     failure = record.failure.model_copy(update={"log_tail": "\n".join(lines)[-LOG_TAIL:]})
     return record.model_copy(update={"failure": failure})
 
@@ -156,10 +156,10 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
     with phases.phase("load"):
         model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
     audit = None
-    if cell.ref.measured != "sensitivity":  # which quantizes one layer at a time
+    if cell.ref.measured != "sensitivity":  # sensitivity quantizes one layer at a time
         with phases.phase("quantize"):
             model, audit = quantized_for_cell(cell, model, tokenizer)
-    check_unchanged(cell, job.identity)  # now that all of it is read: the record must describe what was read
+    check_unchanged(cell, job.identity)  # after everything is read: the record must describe what was read
     budgets = None
     if cell.ref.measured:
         from qbench.runner.analyzing import measure
@@ -184,13 +184,13 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
 
 
 def _values(metrics: Sequence[Any]) -> tuple[MetricValue, ...]:
-    """The metrics of an evaluation as records have them."""
+    """The metrics of an evaluation in the form that records store."""
     found = [asdict(metric) for metric in metrics]
     return tuple(MetricValue(metric=own.pop("name"), **own) for own in found)
 
 
 def check_unchanged(cell: Cell, planned: Identity) -> None:
-    """An error if a file, our own code or a package is not what the plan found, hours ago or on another node."""
+    """Raise if a file, our code or a package has changed since the run was planned, or differs on this node."""
     what = planned.what
     source = cell.calibration
     found = {
@@ -200,13 +200,13 @@ def check_unchanged(cell: Cell, planned: Identity) -> None:
     }
     changed = [f"The {part}" for part, value in found.items() if value != getattr(what, part)]
     if what.analysis is not None and what.analysis != {"measured": cell.ref.measured, **cell.analysis_settings()}:
-        changed.append("The text of the analysis")
+        changed.append("The analysis text")
     if cell.code() != planned.code:
-        changed.append("qbench's own code")
+        changed.append("qbench's code")
     if cell.packages() != planned.packages:
-        changed.append("A package's version")
+        changed.append("A package version")
     if changed:
-        raise ChangedError(f"{changed[0]} is not what it was when the run was planned; start the run again.")
+        raise ChangedError(f"{changed[0]} has changed since the run was planned; start the run again.")
 
 
 def load_model(cell: Cell, identity: Identity) -> Any:
@@ -228,12 +228,12 @@ def load_tokenizer(cell: Cell, identity: Identity) -> Any:
 
 
 def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """The model as the cell wants it, and its audit."""
+    """Quantize the model as the cell asks; returns the model and its audit."""
     from qbench.quantizers.calibration import calibration_batches
     from qbench.quantizers.quantize import quantize
 
     recipe, wanted = cell.recipe, cell.quantization
-    assert isinstance(wanted, Quantization)  # what is not offered has no job
+    assert isinstance(wanted, Quantization)  # cells that are not offered have no job
     wanted.quantizer.check_kernels(recipe.resolved_device)
     calibration = None
     if source := cell.calibration:
@@ -253,9 +253,9 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
 def evaluate_model(
     cell: Cell, model: Any, tokenizer: Any, planned: Mapping[str, TaskIdentity], limit: int | None = None
 ) -> tuple[Any, tuple[int, ...]]:
-    """Score the model on the recipe's tasks, which must be those that were planned; limit: documents of each.
+    """Score the model on the recipe's tasks, which must match the plan. limit: documents per task.
 
-    Gives the evaluation, and the token budgets of its batches: more than one if memory ran out.
+    Returns the evaluation and the token budgets of its batches: more than one if memory ran out.
     """
     from qbench.evaluate.evaluation import evaluate
     from qbench.evaluate.passkey import passkey_tasks
@@ -280,14 +280,14 @@ def evaluate_model(
         limits = recipe.limits(tasks)
     for name, fingerprint in found.items():
         if fingerprint != planned[name].fingerprint:
-            raise ChangedError(f"The task {name} is not what it was when the run was planned; start the run again.")
+            raise ChangedError(f"The task {name} has changed since the run was planned; start the run again.")
     few = {name: min(own or limit, limit) for name, own in limits.items()} if limit else limits
     evaluation = evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
     return evaluation, tuple(lm.budgets)
 
 
 def weight_bytes(model: Any, audit: Any) -> int:
-    """The size of the model as it would be saved: packed layers as packed, all else in its dtype."""
+    """The size of the saved model: packed layers as packed, everything else in its dtype."""
     packed = {layer.name for layer in audit.layers}
     rest = {
         tensor.data_ptr(): tensor.numel() * tensor.element_size()

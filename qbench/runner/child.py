@@ -1,7 +1,7 @@
-"""A process for one piece of work: forked from a server that has imported the heavy packages once.
+"""A process for one piece of work, forked from a server that has imported the heavy packages once.
 
-The fork server must not have touched CUDA, which cannot be forked: what it imports is chosen for the machine, and
-asserted. Children die with the server, and the server with the driver, however it ends.
+The fork server must not touch CUDA, which cannot be forked: what it imports depends on the device, and it checks that
+CUDA was not started. Children die with the server, and the server dies with the driver, however the driver ends.
 """
 
 import contextlib
@@ -21,13 +21,12 @@ from typing import Any, Protocol
 
 from qbench.gpus import VISIBLE
 from qbench.quantizers.options import quantizer
+from qbench.runner.hub import OFFLINE_VARIABLES
 
 PR_SET_PDEATHSIG = 1
 PRELOAD = "QBENCH_PRELOAD"  # the modules that the fork server imports, separated by commas
 PRELOAD_METHODS = "QBENCH_PRELOAD_METHODS"  # the quantizers whose libraries it imports
 PARENT = "QBENCH_PARENT"  # the process that this one must not outlive
-# What a cell needs was fetched when the run was planned: it must not ask the Hub whether that is still the newest.
-OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 HEAVY = (
     "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
@@ -44,27 +43,28 @@ HEAVY = (
 
 
 class Work(Protocol):
-    """What a child does; it is pickled on its way there."""
+    """What a child does; it must be picklable."""
 
     def __call__(self, send: Callable[[Any], None]) -> None:
-        """Do it; send messages to the driver on the way."""
+        """Do the work; `send` passes messages to the driver."""
 
 
 def fork_server(methods: set[str], device: str) -> ForkServerContext:
-    """A context whose processes have the packages of these methods imported already, and do not ask the Hub."""
-    # The quantizers' libraries choose their kernels by the GPU when they are imported, and bitsandbytes starts CUDA:
-    # cells on CUDA import them themselves.
+    """A context whose processes start with the packages of these methods imported, and never ask the Hub."""
+    # The quantizers' libraries choose their kernels for the GPU at import, and bitsandbytes starts CUDA: cells on CUDA
+    # import them themselves.
     os.environ[PRELOAD_METHODS] = "" if device == "cuda" else ",".join(sorted(methods))
     os.environ[PRELOAD] = ",".join(HEAVY)
     os.environ[PARENT] = str(os.getpid())
-    # Else torch.cuda.is_available(), which many packages ask when they are imported, starts the driver.
+    # Otherwise torch.cuda.is_available(), which many packages call at import, starts the driver.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["qbench.runner.preload"])
-    # Ctrl-C reaches every process of a terminal, and only the driver shall act on it. The resource tracker comes
-    # first: starting it lifts the block. Without the working folder on their path: a folder called softpick or torch
-    # there would hide the package.
-    with _environment(PYTHONSAFEPATH="1", **dict.fromkeys(OFFLINE, "1")):
+    # Ctrl-C reaches every process of a terminal, but only the driver should act on it. The resource tracker starts
+    # first, because starting it lifts the block. PYTHONSAFEPATH keeps the working folder off the path: a folder called
+    # softpick or torch would hide the package. Everything a cell needs was fetched when the run was planned, so cells
+    # are offline.
+    with _environment(PYTHONSAFEPATH="1", **dict.fromkeys(OFFLINE_VARIABLES, "1")):
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -75,27 +75,27 @@ def fork_server(methods: set[str], device: str) -> ForkServerContext:
 
 
 class Child:
-    """A process, and the end of the pipe that it reports to. Once it is started, `end` must be called."""
+    """A process and our end of the pipe it reports through. After `start`, `end` must be called."""
 
     def __init__(
         self, context: ForkServerContext, work: Work, *, log: Path, threads: int | None = None, gpu: str | None = None
     ) -> None:
         self.connection, self._theirs = context.Pipe(duplex=False)
-        # Not a daemon: those may have no processes of their own, and some of lm-eval's metrics start one.
+        # Not a daemon: daemons may not start processes, and some of lm-eval's metrics do.
         self.process = context.Process(target=_main, args=(work, self._theirs, str(log), threads, gpu))
 
     def start(self) -> None:
-        """Fork it; the first one waits until the server has imported its packages."""
+        """Fork the process; the first one waits until the server has imported its packages."""
         self.process.start()
         self._theirs.close()
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended; what it sent can still be read."""
+        """Whether the process has ended; its messages can still be read."""
         return self.process.exitcode is not None
 
     def messages(self) -> list[Any]:
-        """What it has sent since the last call."""
+        """The messages received since the last call."""
         found = []
         with contextlib.suppress(EOFError, OSError):  # the pipe is closed once it has ended
             while self.connection.poll():
@@ -103,13 +103,13 @@ class Child:
         return found
 
     def kill(self) -> None:
-        """Kill it if it still runs; returns when it is gone."""
+        """Kill the process if it is still running, and wait until it is gone."""
         if self.process.pid is not None:
             self.process.kill()
             self.process.join()
 
     def end(self) -> None:
-        """Kill it if it still runs, and release what it holds."""
+        """Kill the process if it is still running, and release its resources."""
         self.kill()
         self.process.close()
         self.connection.close()
@@ -119,7 +119,7 @@ def how_it_died(code: int | None) -> str:
     """An exit code as a sentence."""
     if code is None or code >= 0:
         return f"The process ended with exit code {code} and no result."
-    often = " (often the kernel's answer to a machine out of memory)" if -code == signal.SIGKILL else ""
+    often = " (often because the machine ran out of memory)" if -code == signal.SIGKILL else ""
     return f"The process was killed by signal {-code}, {signal.strsignal(-code)}{often}."
 
 
@@ -129,40 +129,40 @@ def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which ends its children
     redirect(Path(log))
     if gpu is not None:
-        # An index is NVML's and nvidia-smi's; CUDA's own order is another where GPUs are of two kinds.
+        # Indices follow NVML and nvidia-smi; CUDA's default order differs if GPUs are of two kinds.
         os.environ.update({VISIBLE: gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     import torch
 
     if torch.cuda.is_initialized():
-        raise RuntimeError("CUDA was initialised before the fork: a preloaded module touches the GPU.")
+        raise RuntimeError("CUDA was initialized before the fork: a preloaded module uses the GPU.")
     if threads:
         torch.set_num_threads(threads)
     work(connection.send)
 
 
 def without_working_folder(places: Iterable[str]) -> list[str]:
-    """A sys.path without the working folder, unless PYTHONPATH names it.
+    """sys.path without the working folder, unless PYTHONPATH names it.
 
-    A child has the driver's path, which begins with the working folder in notebooks and with `python -m`.
+    A child inherits the driver's path, which starts with the working folder in notebooks and with `python -m`.
     """
     first, *others = places
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    # Python puts it first. Its full path further on is there because somebody installed from it.
+    # Python puts it first. If its full path appears later, an editable install added it.
     added = os.path.abspath(first) == os.getcwd() and first not in named
     return [place for place in (others if added else [first, *others]) if place not in ("", ".")]
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that ends (Linux)."""
+    """Ask the kernel to kill this process when its parent ends, for any reason (Linux)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[PARENT]):  # it has ended already
+    if os.getppid() != int(os.environ[PARENT]):  # the parent has already ended
         os._exit(1)
 
 
 def redirect(log: Path) -> None:
-    """Everything that this process prints from here on, by libraries in C too, goes into the log."""
+    """Send everything this process prints from now on to the log, including output from C libraries."""
     log.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     os.dup2(handle, 1)
@@ -173,28 +173,28 @@ def redirect(log: Path) -> None:
 
 
 def preload() -> None:
-    """In the fork server: import what QBENCH_PRELOAD names, and make sure that the GPU was not touched."""
+    """In the fork server: import what QBENCH_PRELOAD names, and check that the GPU was not used."""
     die_with_parent()
     os.environ[PARENT] = str(os.getpid())  # for the children
     with _quiet(), _hidden_gpus():
         for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
             importlib.import_module(name)
         for method in filter(None, os.environ.get(PRELOAD_METHODS, "").split(",")):
-            if (found := quantizer(method)).is_installed:  # if not, its cells say so
+            if (found := quantizer(method)).is_installed:  # if not, its cells report it
                 found.preload()
         import torch
         from torch.utils._triton import has_triton
 
         if torch.cuda.is_initialized():
-            raise RuntimeError("A preloaded module has initialised CUDA, which cannot be forked.")
-        has_triton.cache_clear()  # what it said while the GPUs were hidden
+            raise RuntimeError("A preloaded module has initialized CUDA, which cannot be forked.")
+        has_triton.cache_clear()  # its answer while the GPUs were hidden
 
 
 @contextlib.contextmanager
 def _hidden_gpus() -> Iterator[None]:
-    """No GPU is visible meanwhile: transformers imports torchao, whose import starts CUDA if there is one.
+    """Hide all GPUs: transformers imports torchao, which starts CUDA at import if there is a GPU.
 
-    torch counts devices anew until CUDA is started, so a child sees those that it is given.
+    torch counts devices again until CUDA is started, so a child sees the ones it is given.
     """
     with _environment(**{VISIBLE: ""}):
         yield
@@ -202,7 +202,7 @@ def _hidden_gpus() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """These environment variables for a while, then those of before."""
+    """Set environment variables, and restore the previous values afterwards."""
     before = {name: os.environ.pop(name, None) for name in variables}
     os.environ.update(variables)
     try:
@@ -216,7 +216,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what imports print, unless one fails: then all of it is shown."""
+    """Hide what imports print; if one fails, show all of it."""
     with tempfile.TemporaryFile() as printed:
         kept = os.dup(2), os.dup(1)
         os.dup2(printed.fileno(), 1)

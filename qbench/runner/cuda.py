@@ -1,6 +1,6 @@
-"""What every cell on CUDA would find out for itself, such as whether an extension compiles, is found out once.
+"""Find out once what every cell on CUDA would otherwise find out itself, such as whether an extension compiles.
 
-python -m qbench.runner.cuda METHOD…    prints the environment variables for the methods' cells, as JSON
+python -m qbench.runner.cuda METHOD…    prints the environment variables for the methods' cells as JSON
 """
 
 import functools
@@ -15,9 +15,9 @@ TIMEOUT = 600  # seconds: a compilation takes one or two minutes
 
 @functools.cache
 def cuda_environment(methods: tuple[str, ...]) -> dict[str, str]:
-    """Environment variables for the methods' cells on CUDA; in a process of its own, since the driver stays off CUDA.
+    """Environment variables for the methods' cells on CUDA, found in a separate process: the driver must not use CUDA.
 
-    If that fails, there are none, and each cell finds out for itself.
+    Empty if that fails; then each cell finds out itself.
     """
     command = [sys.executable, "-P", "-m", __name__, *methods]
     try:
@@ -29,7 +29,7 @@ def cuda_environment(methods: tuple[str, ...]) -> dict[str, str]:
 
 
 def main(methods: list[str]) -> None:
-    """Print what the methods' quantizers say."""
+    """Print the environment variables that the methods' quantizers ask for."""
     found: dict[str, str] = {}
     for method in methods:
         if quantizer(method).is_installed:

@@ -1,6 +1,6 @@
-"""What a cell will take, before anything is loaded: from config.json, the tasks and the machine's speed.
+"""Estimates a cell's time and memory before anything is loaded: from config.json, the tasks and the machine's speed.
 
-The constants are measured on one core, or stated as guesses; benchmarks/plan.py shows estimates beside what cells take.
+The constants were measured on one core or are marked as guesses; benchmarks/plan.py compares estimates with real cells.
 """
 
 import functools
@@ -19,26 +19,26 @@ from qbench.recipe.cells import Cell
 from qbench.records.audit import UNQUANTIZED
 from qbench.runner.speed import Speed
 
-CHARACTERS_PER_TOKEN = 4  # about what a vocabulary of 32k gives for English, if the tokenizer is not here
+CHARACTERS_PER_TOKEN = 4  # if the tokenizer is not on this machine: typical of English and a vocabulary of 32k
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-OVERHEAD = 2**30  # bytes: interpreter, packages, one batch; on a GPU CUDA's own
-PROBE_TOKENS = 128  # of the audit, forwarded by the source, the packed and the dense model
-# GPTQ forwards the calibration text through a part of each layer for each stage of linears, and then through all of it:
-# of Llama's shapes that is 2.4 layers.
+OVERHEAD = 2**30  # bytes: interpreter, packages, one batch; on a GPU the CUDA context
+PROBE_TOKENS = 128  # the audit's probe, run through the source, the packed and the dense model
+# GPTQ runs the calibration text through part of each layer for each stage of linears, and then through the whole layer:
+# 2.4 passes for Llama's shapes.
 CALIBRATION_PASSES = 2.4
-LINEARS = 7  # of a layer: each is a pass of a sensitivity
-SAME_INPUT = ("k_proj.weight", "v_proj.weight", "up_proj.weight")  # as q_proj and gate_proj have
+LINEARS = 7  # per layer: sensitivity makes one pass for each
+SAME_INPUT = ("k_proj.weight", "v_proj.weight", "up_proj.weight")  # these share the input of q_proj or gate_proj
 
 # Seconds that do not depend on the model's size.
-START = {"cpu": 0.1, "cuda": 10.0}  # of a cell; on CUDA a guess: starting it, and importing the method's library
-DISK = 1e9  # bytes per second of a checkpoint that is read, checked and copied
-REQUEST = 2.5e-4  # prompts by lm-eval's templates, metrics and standard errors, for each request
-LAYER_CALL = 4e-4  # Python and transformers, for each layer and batch
+START = {"cpu": 0.1, "cuda": 10.0}  # to start a cell; on CUDA a guess, including the import of the method's library
+DISK = 1e9  # bytes per second to read, check and copy a checkpoint
+REQUEST = 2.5e-4  # per request: lm-eval's templates, metrics and standard errors
+LAYER_CALL = 4e-4  # per layer and batch: Python and transformers
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Parameters, memory at the peak, floating-point operations and seconds of a cell."""
+    """Parameters, peak memory, floating-point operations and seconds of a cell."""
 
     parameters: int
     memory: int  # bytes
@@ -53,23 +53,23 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Network:
-    """What counts of a checkpoint's shapes."""
+    """The sizes of a checkpoint that the estimate needs."""
 
     sizes: Sizes
     parameters: int
-    linear: int  # weights of the layers' linears, each multiplied with every token
-    columns: int  # inputs of those linears that have an input of their own: GPTQ solves them one by one
-    squares: int  # the sum of the squares of their numbers: a Hessian each
+    linear: int  # weights of the layers' linears; every token is multiplied with each
+    columns: int  # input columns of the linears, counting a shared input once: GPTQ solves them one by one
+    squares: int  # the sum of these column counts squared: one Hessian each
 
     def forward(self, read: float, scored: float, attended: float) -> float:
-        """Operations for so many tokens: linears, attention over those before, and the head where it is asked for."""
+        """Operations for this many tokens: linears, attention to earlier tokens, and lm_head for scored tokens."""
         sizes = self.sizes
         attention = 4 * sizes.num_hidden_layers * sizes.num_attention_heads * sizes.head_dim
         return 2 * self.linear * read + attention * attended + 2 * sizes.vocab_size * sizes.hidden_size * scored
 
 
 def estimate(cell: Cell, tasks: Mapping[str, TaskSummary], speed: Speed | None = None) -> Estimate | None:
-    """A rough estimate; None if the checkpoint is not on this machine. speed: of the place that the cell runs on."""
+    """A rough estimate; None if the checkpoint is not on this machine. speed: of the slot that the cell runs in."""
     network = _network(cell)
     if network is None:
         return None
@@ -93,7 +93,7 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary], speed: Speed | None =
 
 
 def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary]) -> tuple[float, float]:
-    """Operations, and batches."""
+    """The number of operations and of batches."""
     if cell.ref.measured:
         return _analysis(cell, network)
     length = characters_per_token(cell, tasks.values())
@@ -101,14 +101,14 @@ def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary])
     work = tokens = 0.0
     for facts in tasks.values():
         read = facts.read / length
-        attended = min(facts.attended / length**2, read * longest / 2)  # longer texts are cut into windows
+        attended = min(facts.attended / length**2, read * longest / 2)  # longer texts are split into windows
         work += network.forward(read, facts.scored / length, attended)
         tokens += read
     return work, tokens / cell.batch_tokens
 
 
 def _analysis(cell: Cell, network: _Network) -> tuple[float, float]:
-    """The same of an analysis, which reads whole texts and asks for no probabilities, except for sensitivities."""
+    """The same for an analysis. It reads whole texts and, except for sensitivity, computes no probabilities."""
     settings, sensitive = cell.recipe.analysis, cell.ref.measured == "sensitivity"
     samples = cell.sensitivity_source().samples if sensitive else settings.samples
     texts = 1 if cell.ref.measured == "maps" else samples
@@ -118,7 +118,7 @@ def _analysis(cell: Cell, network: _Network) -> tuple[float, float]:
 
 
 def _quantization(cell: Cell, network: _Network) -> float:
-    """Operations of the audit's probe, and of the calibration with its Hessians."""
+    """Operations of the audit's probe, and of the calibration including its Hessians."""
     if cell.ref.label == UNQUANTIZED:
         return network.forward(PROBE_TOKENS, PROBE_TOKENS, 0)
     work = 3 * network.forward(PROBE_TOKENS, PROBE_TOKENS, 0)
@@ -130,7 +130,7 @@ def _quantization(cell: Cell, network: _Network) -> float:
 
 
 def _memory(cell: Cell, network: _Network) -> int:
-    """Weights, beside them the source that the audit compares with, and on a GPU the longest sequence."""
+    """Weights, the source weights that the audit compares with, and on a GPU the longest sequence."""
     item = ITEM_BYTES[cell.recipe.resolved_dtype]
     memory = network.parameters * item * (1 if cell.ref.label == UNQUANTIZED else 2)
     if cell.recipe.resolved_device == "cpu":
@@ -138,13 +138,13 @@ def _memory(cell: Cell, network: _Network) -> int:
     sizes = network.sizes
     longest = min(cell.recipe.max_length or math.inf, sizes.max_position_embeddings)
     width = sizes.num_key_value_heads * sizes.head_dim
-    # Keys and values of all layers; of one layer residuals, norms, q, k, v and their rotations, and the MLP's.
+    # Keys and values of all layers; for one layer the residuals, norms, q, k, v and their rotations, and the MLP.
     per_token = 2 * sizes.num_hidden_layers * width + 12 * sizes.hidden_size + 4 * sizes.intermediate_size
     return int(memory + OVERHEAD + longest * per_token * item)
 
 
 def characters_per_token(cell: Cell, tasks: Iterable[TaskSummary]) -> float:
-    """By the cell's tokenizer on some of the tasks' text; a usual figure if it is not on this machine."""
+    """Measured with the cell's tokenizer on a sample of the tasks' text; a typical value if it is missing."""
     file = local_file(cell.tokenizer, "tokenizer.json", cell.tokenizer_revision)
     sample = "\n".join(facts.sample for facts in tasks)
     return _measured_length(file, sample) if file and sample else CHARACTERS_PER_TOKEN
@@ -156,12 +156,12 @@ def _measured_length(file: Path, sample: str) -> float:
 
     try:
         return len(sample) / max(1, len(Tokenizer.from_file(str(file)).encode(sample).ids))
-    except Exception:  # it raises nothing else; the worker says what is wrong with the file
+    except Exception:  # tokenizers raises plain Exception; the worker reports what is wrong with the file
         return CHARACTERS_PER_TOKEN
 
 
 def checkpoint_note(cell: Cell) -> str:
-    """What is wrong with the checkpoint's config, or doubtful; empty if nothing is, or it is not here."""
+    """What is wrong or doubtful about the checkpoint's config; empty if nothing is, or it is not on this machine."""
     file = local_file(cell.location, layout.CONFIG, cell.source.revision)
     return layout.config_note(file, cell.ref.attention) if file else ""
 
@@ -171,7 +171,7 @@ def _network(cell: Cell) -> _Network | None:
     try:
         return _read_network(file, cell.ref.attention, file.stat().st_mtime_ns) if file else None
     except (CheckpointError, OSError):
-        return None  # `checkpoint_note` says what is wrong with it
+        return None  # `checkpoint_note` reports what is wrong with it
 
 
 @functools.lru_cache(maxsize=32)

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HFValidationError
 
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_files, tokenizer_files
 from qbench.errors import one_line
-from qbench.numbers import byte_size, count
+from qbench.numbers import byte_size, counted
 from qbench.quantizers.calibration import Calibration
 from qbench.recipe.cells import Recipe, analysis_cells, cells
 
@@ -18,9 +18,9 @@ NOT_DOWNLOADED = "not a local folder, and could not be downloaded from the Hub"
 
 
 def fetch(recipe: Recipe, *, to_analyze: bool = False) -> Iterator[tuple[bool, str]]:
-    """Fetch one source after another; a line for each: whether it is there now, and what it is or why it is missing.
+    """Fetch the sources one by one. Yields for each whether it is available, and a line with details or the reason.
 
-    to_analyze: only what an analysis needs; it leaves tasks alone.
+    to_analyze: only what an analysis needs, without the tasks.
     """
     wanted = analysis_cells(recipe) if to_analyze else cells(recipe)
     for location, revision in {(cell.location, cell.source.revision): None for cell in wanted}:
@@ -41,7 +41,7 @@ def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
     local = Path(name).is_dir()
     try:
         files = checkpoint_files(Path(name) if local else _download(name, revision))
-    except NotFetchedError as error:  # offline, the Hub's library accepts what an interrupted download left
+    except NotFetchedError as error:  # offline, the Hub's library accepts an interrupted download
         return False, f"checkpoint {name}: {error}"
     except (HFValidationError, OSError) as error:
         return False, f"checkpoint {name}: {NOT_DOWNLOADED} ({one_line(error)})"
@@ -58,11 +58,11 @@ def _download(name: str, revision: str | None) -> Path:
         "allow_patterns": HUB_FILES,
         "ignore_patterns": ["*/*"],
     }
-    with suppress(OSError):  # offline the size is not known
+    with suppress(OSError):  # offline, the size is unknown
         files = snapshot_download(**wanted, dry_run=True)
         missing = [file for file in files if file.will_download]
         size = byte_size(sum(file.file_size for file in missing))
-        print(f"checkpoint {name}: {len(missing)} of {len(files)} files to fetch, {size}", flush=True)
+        print(f"checkpoint {name}: fetching {len(missing)} of {counted(len(files), 'file')}, {size}", flush=True)
     return Path(snapshot_download(**wanted))
 
 
@@ -77,7 +77,7 @@ def _fetch_tokenizer(name: str, revision: str | None) -> tuple[bool, str]:
 
     try:
         load_tokenizer(name, revision)
-    except Exception as error:  # the Hub, its files and transformers raise a dozen kinds
+    except Exception as error:  # the Hub and transformers raise a dozen kinds
         return False, f"tokenizer {name}: {NOT_DOWNLOADED} ({one_line(error)})"
     return True, f"tokenizer {name}: in the cache"
 
@@ -90,7 +90,7 @@ def _fetch_task(name: str, data: dict[str, Any], recipe: Recipe) -> tuple[bool, 
         tasks = load_tasks([name], data, [recipe.locate(folder) for folder in recipe.task_folders])
     except MissingDatasetError as error:
         return False, f"task {name}: {error}"
-    return True, f"task {name}: {count(sum(len(task.eval_docs) for task in tasks.values()))} documents"
+    return True, f"task {name}: {counted(sum(len(task.eval_docs) for task in tasks.values()), 'document')}"
 
 
 def _fetch_text(source: Calibration, use: str) -> tuple[bool, str]:

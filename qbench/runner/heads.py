@@ -1,4 +1,4 @@
-"""Which heads are drawn: those that the recipe names, or those in which the models of a family differ most."""
+"""Chooses the heads to draw: those that the recipe names, or those in which the models of a family differ most."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ HEADS = 4  # if the recipe names none
 
 
 def heads_to_draw(recipe: Recipe, analyses: Sequence[StoredRecord]) -> dict[str, list[tuple[int, int]]]:
-    """(layer, head) by family; without a family whose analyses are needed to choose and are not there yet."""
+    """(layer, head) by family. Leaves out a family if choosing needs analyses that are not done yet."""
     if (named := recipe.analysis.maps) is not None:
         return {family: [(place.layer, place.head) for place in named] for family in recipe.checkpoints}
     found = {}
@@ -35,5 +35,5 @@ def _chosen(analyses: Sequence[Analysis]) -> list[tuple[int, int]]:
         return largest_sinks(analyses[0], HEADS)
     try:
         return differing_heads(analyses[0], analyses[1], HEADS)
-    except AnalysisError:  # of different shapes: nothing to draw side by side
+    except AnalysisError:  # the models have different shapes: nothing to draw side by side
         return []

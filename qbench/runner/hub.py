@@ -11,10 +11,11 @@ from qbench.recipe.cells import Recipe, cells
 
 TIMEOUT = 5  # seconds to wait for an answer
 OFFLINE = "HF_HUB_OFFLINE"  # read when the Hub's library is imported
+OFFLINE_VARIABLES = (OFFLINE, "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def go_offline_if_unreachable(recipe: Recipe) -> None:
-    """If a recipe needs the Hub and it does not answer, use only what is in the cache, and print that."""
+    """If a recipe needs the Hub and it does not answer, print that and use only the cache."""
     if os.environ.get(OFFLINE, "0") not in ("", "0") or not needs_hub(recipe):
         return
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -22,7 +23,7 @@ def go_offline_if_unreachable(recipe: Recipe) -> None:
         with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT):
             return
     except urllib.error.HTTPError:
-        return  # an error is an answer too
+        return  # an HTTP error is an answer too
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         print(

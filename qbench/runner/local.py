@@ -1,4 +1,4 @@
-"""Cells in processes on this machine: one per GPU at a time, or as many as the CPU and the memory take."""
+"""Runs cells in processes on this machine: one per GPU at a time, or as many as cores and memory allow."""
 
 import contextlib
 import os
@@ -18,28 +18,28 @@ from qbench.runner.child import Child, fork_server, how_it_died
 from qbench.runner.cuda import cuda_environment
 from qbench.runner.lock import RunError
 
-TICK = 0.25  # seconds between two looks at the clock
+TICK = 0.25  # seconds between checks of the clock
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one cell: a GPU, or a share of the cores."""
+    """Where one cell runs: a GPU, or a share of the cores."""
 
     threads: int | None = None
     gpu: str | None = None
 
 
 class Watcher(Protocol):
-    """What is notified of how a run goes."""
+    """Receives the events of a run."""
 
     def started(self, name: str) -> None:
-        """A cell has begun."""
+        """A cell has started."""
 
     def progress(self, name: str, phase: str, share: float) -> None:
-        """A cell is at this share of a phase."""
+        """This share of a cell's phase is done."""
 
     def finished(self, name: str, record: Record) -> None:
-        """A cell has its record."""
+        """A cell has ended with this record."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CellWork:
     folder: Path
 
     def __call__(self, send: Any) -> None:
-        """Run the cell; a record that cannot be written is sent as a message, because it ends the run."""
+        """Run the cell. If its record cannot be written, send a message: that ends the whole run."""
         last = 0.0
 
         def send_progress(phase: str, share: float) -> None:
@@ -60,7 +60,7 @@ class CellWork:
                 try:
                     send(("progress", phase, share))
                 except OSError:
-                    os._exit(1)  # nobody listens: the driver is gone, and the next run does this cell
+                    os._exit(1)  # the driver is gone; the next run will do this cell
 
         record, samples = run_cell(self.job, send_progress)
         try:
@@ -81,7 +81,7 @@ class _Running:
 
 
 def run_local(jobs: Sequence[Job], out: Path, slots: Sequence[Slot], watcher: Watcher, timeout: float) -> None:
-    """Run all jobs; each leaves a record, finished or failed. timeout: seconds a cell may take."""
+    """Run all jobs; each writes a record, finished or failed. timeout: seconds allowed per cell."""
     server = server_for(jobs)
     waiting, free = deque(jobs), list(slots)
     active: list[_Running] = []
@@ -89,7 +89,7 @@ def run_local(jobs: Sequence[Job], out: Path, slots: Sequence[Slot], watcher: Wa
         while waiting or active:
             while waiting and free:
                 running = _prepare(server, waiting.popleft(), free.pop(0), out)
-                active.append(running)  # before it starts, so that whatever happens it is ended
+                active.append(running)  # before it starts, so it is ended whatever happens
                 _start(running, timeout)
                 watcher.started(running.job.name)
             wait([end for r in active for end in (r.child.process.sentinel, r.child.connection)], timeout=TICK)
@@ -105,11 +105,11 @@ def run_local(jobs: Sequence[Job], out: Path, slots: Sequence[Slot], watcher: Wa
 
 
 def server_for(jobs: Sequence[Job]) -> ForkServerContext:
-    """What processes for these jobs are forked from."""
+    """The fork server for these jobs."""
     methods = {job.cell.ref.method for job in jobs}
     device = jobs[0].cell.recipe.resolved_device if jobs else "cpu"
     if device == "cuda":
-        os.environ.update(cuda_environment(tuple(sorted(methods))))  # for all that is started from here on
+        os.environ.update(cuda_environment(tuple(sorted(methods))))  # for all processes started from now on
     return fork_server(methods, device)
 
 
@@ -120,22 +120,20 @@ def _prepare(server: ForkServerContext, job: Job, slot: Slot, out: Path) -> _Run
 
 
 def _start(running: _Running, timeout: float) -> None:
-    (running.folder / RECORD).unlink(missing_ok=True)  # of an earlier failure: what is found later is from this run
+    (running.folder / RECORD).unlink(missing_ok=True)  # left by an earlier failure
     try:
         running.child.start()
     except (EOFError, ConnectionError) as error:
-        raise RunError(
-            f"The process that cells are forked from did not start; what it printed is above ({error!r})."
-        ) from None
+        raise RunError(f"The fork server for cells did not start ({error!r}); its output is above.") from None
     running.deadline = time.monotonic() + timeout
 
 
 def _look_at(running: _Running, watcher: Watcher) -> Record | None:
-    """Pass on what a cell has sent; its record once it has ended."""
-    ended = running.child.ended  # before its last messages are read
+    """Pass on a cell's messages. Returns its record once it has ended."""
+    ended = running.child.ended  # checked before its last messages are read
     for kind, *content in running.child.messages():
         if kind == "store":
-            raise RunError(f"{content[0]} Finished cells are kept; the same command continues from there.")
+            raise RunError(f"{content[0]} Finished cells are kept; run the same command to continue.")
         running.phase = content[0]
         watcher.progress(running.job.name, *content)
     late = time.monotonic() > running.deadline
@@ -145,12 +143,12 @@ def _look_at(running: _Running, watcher: Watcher) -> Record | None:
 
 
 def _result(running: _Running, late: bool) -> Record:
-    """The record that the cell has written, or a failed one that says how it died."""
+    """The record that the cell wrote, or a failed one that says how it died."""
     with contextlib.suppress(StoreError):
         return read_record(running.folder / RECORD)
     code = running.child.process.exitcode
     kind: FailureKind = "timeout" if late else "killed" if code and code < 0 else "crashed"
-    reason = "It took longer than timeout_minutes, and was killed." if late else how_it_died(code)
+    reason = "It took longer than timeout_minutes and was killed." if late else how_it_died(code)
     failed = running.job.failed(running.started, Failure(kind=kind, reason=reason, phase=running.phase))
     record = with_log_tail(failed, running.folder / LOG)
     write_record(running.folder, record)

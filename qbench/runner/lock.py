@@ -1,4 +1,4 @@
-"""One run per folder: the kernel releases the lock however the holder ends."""
+"""One run per folder at a time. The kernel releases the lock however its holder ends."""
 
 import contextlib
 import fcntl
@@ -15,17 +15,17 @@ LOCK = ".lock"
 
 
 class RunError(InputError):
-    """A run that cannot start or go on, in a sentence."""
+    """A run cannot start or continue; the message says why."""
 
 
 @contextlib.contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Hold a folder for this run alone; the file says who holds it, and is removed at the end."""
+    """Lock a folder for this run; the lock file names the holder and is removed at the end."""
     try:
         handle = _lock(folder)
     except OSError as error:
         reason = error.strerror or error
-        raise RunError(f"{folder} cannot be written to ({reason}); give another folder with --out.") from None
+        raise RunError(f"{folder} is not writable ({reason}); choose another folder with --out.") from None
     try:
         yield
     finally:
@@ -48,7 +48,7 @@ def _lock(folder: Path) -> int:
             holder_now = _holder(handle)
             os.close(handle)
             raise RunError(
-                f"{folder} is in use by another run: {holder_now}. Wait for it, or give another --out."
+                f"{folder} is in use by another run: {holder_now}. Wait for it to end, or choose another --out."
             ) from None
         except OSError:
             os.close(handle)
@@ -57,7 +57,7 @@ def _lock(folder: Path) -> int:
 
 
 def _is_current(handle: int, file: Path) -> bool:
-    """Whether the file is still there: the last holder may have removed it between our open and our lock."""
+    """Whether the file still exists: the last holder may have removed it between our open and our lock."""
     try:
         return os.stat(file).st_ino == os.fstat(handle).st_ino
     except FileNotFoundError:
@@ -69,4 +69,4 @@ def _holder(handle: int) -> str:
         holder = json.loads(os.pread(handle, 1000, 0))
         return "process {pid} on {host}, since {since}".format(**holder)
     except (ValueError, KeyError, OSError):
-        return "its name cannot be read"
+        return "the lock file does not say which"

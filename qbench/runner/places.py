@@ -1,4 +1,4 @@
-"""Places for cells: the GPUs, or shares of the cores, no more than fit into memory; and what rules a GPU out."""
+"""Slots for cells: the GPUs, or as many shares of the cores as fit into memory; and why a GPU cannot be used."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ from qbench.runner.plan import Plan
 
 
 def make_slots(plan: Plan) -> list[Slot]:
-    """Places for cells.
+    """Slots for cells.
 
-    They follow from the recipe and the machine, not from what is left to do: sums depend on the number of threads.
+    They depend on the recipe and the machine, not on what is left to do: sums depend on the number of threads.
     """
     recipe = plan.recipe
     if recipe.resolved_device == "cuda":
@@ -32,11 +32,11 @@ def make_slots(plan: Plan) -> list[Slot]:
 
 
 def usable_gpus(recipe: Recipe) -> tuple[Gpu, ...]:
-    """The GPUs for a recipe whose device is cuda; RunError with what is wrong with them."""
+    """The GPUs for a recipe whose device is cuda; RunError says what is wrong with them."""
     if reason := why_not_cuda():
         raise RunError(
-            f"{recipe.file.name} is for cuda. {reason} `qbench doctor` shows what there is; --device cpu runs the "
-            "recipe on the CPU, slowly."
+            f"{recipe.file.name} is for cuda. {reason} `qbench doctor` shows what this machine has; --device cpu runs "
+            "the recipe on the CPU, slowly."
         )
     return find_gpus().gpus
 
@@ -49,12 +49,12 @@ def check_memory(plan: Plan, gpus: Sequence[Gpu]) -> None:
         return
     there = f"{smallest.name} ({smallest.id}) has {_gib(smallest.memory)}"
     if need.memory > smallest.memory:
-        do = "take a larger GPU, or give the recipe a smaller max_length or smaller checkpoints"
+        do = "use a larger GPU, a smaller max_length or smaller checkpoints"
     else:
-        there += f", of which {_gib(smallest.free)} are free"
-        users = f" ({smallest.processes} processes)" if smallest.processes > 1 else ""  # some drivers do not say
-        do = f"end what uses it{users}, or choose another GPU with {VISIBLE}"
-    raise RunError(f"{name} needs about {_gib(need.memory)} of GPU memory, and {there}: {do}.")
+        there += f", of which {_gib(smallest.free)} is free"
+        users = f" ({smallest.processes} processes)" if smallest.processes > 1 else ""  # some drivers do not report it
+        do = f"stop what is using it{users}, or choose another GPU with {VISIBLE}"
+    raise RunError(f"{name} needs about {_gib(need.memory)} of GPU memory, but {there}: {do}.")
 
 
 def _largest(plan: Plan) -> tuple[str, Estimate | None]:

@@ -1,4 +1,4 @@
-"""The plan: every cell of a recipe with the state of its record. Imports no torch: a plan takes a second."""
+"""The plan: every cell of a recipe with the state of its record. Does not import torch, so a plan takes a second."""
 
 import contextlib
 import fnmatch
@@ -25,23 +25,23 @@ from qbench.runner.heads import heads_to_draw
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """A cell, its identity, and the record that it has, if any."""
+    """A cell, its identity, and its record if it has one."""
 
     cell: Cell
     identity: Identity | None  # None if the method lacks the width, or something is not fetched
     record: Record | None
     state: Literal["done", "stale", "failed", "to do", "not fetched", "not offered"]
     note: str = ""  # why it has this state
-    checkpoint_note: str = ""  # why the checkpoint will not load, or what its scores may not show
+    checkpoint_note: str = ""  # why the checkpoint will not load, or why its scores may mislead
 
     @property
     def notes(self) -> list[str]:
-        """What there is to say of it, a sentence each."""
+        """The notes on this cell, one sentence each."""
         return [note for note in (self.note, self.checkpoint_note) if note]
 
     @property
     def key(self) -> str | None:
-        """The key of the record that counts."""
+        """The key of the cell's valid record."""
         if self.record:
             return self.record.key
         return self.identity.key if self.identity else None
@@ -49,7 +49,7 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole matrix with the state of each cell, and records that belong to none of its cells."""
+    """The whole matrix with the state of each cell, and the records that belong to no cell of it."""
 
     recipe: Recipe
     out: Path
@@ -59,11 +59,11 @@ class Plan:
 
     @property
     def analyzes(self) -> bool:
-        """Whether it is that of `qbench analyze`."""
+        """Whether this is a plan of `qbench analyze`."""
         return any(entry.cell.ref.measured for entry in self.entries)
 
     def to_run_plan(self) -> RunPlan:
-        """What run.json says."""
+        """The content of run.json."""
         cells = [
             PlannedCell(
                 cell=entry.cell.ref,
@@ -76,7 +76,7 @@ class Plan:
 
 
 def make_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
-    """The state of every cell in the folder; reuse_stale: records of older code or packages count as done."""
+    """The state of every cell. reuse_stale: records made with other code or packages count as done."""
     try:
         tasks = recipe_tasks(recipe)
     except NotFetchedError:
@@ -85,7 +85,7 @@ def make_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = Fa
 
 
 def make_analysis_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
-    """The same of `qbench analyze`. Maps are in it once their heads are known, which may need both twins' analyses."""
+    """The same for `qbench analyze`. It has maps once their heads are known, which may need both twins' analyses."""
     plan = _plan(recipe, out or recipe.out(), analysis_cells(recipe), {}, reuse_stale)
     records = [entry.record for entry in plan.entries if entry.record and entry.record.analysis]
     analyses = [StoredRecord(record, cell_folder(plan.out, record.cell, record.key)) for record in records]
@@ -94,7 +94,7 @@ def make_analysis_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: 
 
 
 def _plan(recipe: Recipe, out: Path, wanted: Sequence[Cell], tasks: dict[str, TaskSummary], reuse_stale: bool) -> Plan:
-    """Of cells that are all scored, or all analyzed: records of the other are left alone."""
+    """Plan cells that are all scored or all analyzed; records of the other kind are ignored."""
     analyzes = any(cell.ref.measured for cell in wanted)
     stored = [found for found in stored_records(out) if bool(found.record.cell.measured) == analyzes]
     entries = tuple(
@@ -106,7 +106,7 @@ def _plan(recipe: Recipe, out: Path, wanted: Sequence[Cell], tasks: dict[str, Ta
 
 
 def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
-    """The entries whose names match a pattern such as '*softpick*hqq*'; a plain text may occur anywhere in the name."""
+    """The entries whose names match a pattern such as '*softpick*hqq*', or contain a string without wildcards."""
     if only is None:
         return list(entries)
     pattern = only if any(c in only for c in "*?[") else f"*{only}*"
@@ -118,7 +118,7 @@ def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
 
 
 def stored_records(out: Path) -> list[StoredRecord]:
-    """The records in a folder that are whole; damaged and altered ones are treated as missing."""
+    """The intact records in a folder; damaged and altered ones count as missing."""
     found = []
     for file in sorted(out.glob(f"*/{RECORD}")):
         with contextlib.suppress(StoreError):
@@ -129,7 +129,7 @@ def stored_records(out: Path) -> list[StoredRecord]:
 
 
 def ignored(plan: Plan) -> str:
-    """How many records in the folder do not count, and why, on one line; empty if all do."""
+    """One line that says how many records in the folder are ignored, and why; empty if none are."""
     identities = {entry.cell.ref.name: entry.identity for entry in plan.entries}
     reasons = Counter(_why_ignored(stored.record, identities) for stored in plan.superseded)
     return f"ignored records: {', '.join(f'{n} {why}' for why, n in reasons.most_common())}" if reasons else ""
@@ -144,7 +144,7 @@ def _why_ignored(record: Record, identities: Mapping[str, Identity | None]) -> s
     then = record.identity.what
     other = [part for part in sorted(type(then).model_fields) if getattr(then, part) != getattr(now.what, part)]
     if not other:
-        return "with other code or packages"
+        return "with different code or packages"
     named = [f"tasks{_other_tasks(then.tasks, now.what.tasks)}" if part == "tasks" else part for part in other]
     return f"with different {', '.join(named)}"
 
@@ -163,7 +163,7 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
         identity = cell.identity()
     except NotFetchedError as error:
         return PlanEntry(cell, None, None, "not fetched", f"{error}{_where_looked(error, cell.recipe)}")
-    # By the name: the checkpoint may be spelled differently, and two families may have the same one.
+    # By name: the checkpoint's path may be written differently, and two families may share a checkpoint.
     named = [s.record for s in stored if s.record.cell.name == cell.ref.name]
     own = [record for record in named if record.identity.what_key == identity.what_key]
     exact = next((record for record in own if record.key == identity.key), None)
@@ -192,4 +192,4 @@ def _what_changed(old: Identity, new: Identity) -> str:
         for name in names
         if old.packages.get(name) != new.packages.get(name)
     ]
-    return "computed with " + ", ".join((["other code of qbench"] if old.code != new.code else []) + moved)
+    return "computed with " + ", ".join((["different qbench code"] if old.code != new.code else []) + moved)

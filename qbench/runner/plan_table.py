@@ -1,9 +1,9 @@
-"""`qbench plan` as text: each cell with its state, what it is estimated to take, and what its record says it took."""
+"""`qbench plan` as text: each cell with its state, its estimated cost, and the time that its record reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qbench.numbers import count, duration
+from qbench.numbers import count, counted, duration
 from qbench.runner.estimate import Estimate, estimate
 from qbench.runner.local import Slot
 from qbench.runner.lock import RunError
@@ -21,13 +21,13 @@ class _Row:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Seconds by phase, as the record says; empty if it has none that is done."""
+        """Seconds by phase from the record; empty if there is no finished record."""
         record = self.entry.record
         return record.cost.seconds if record and record.cost else {}
 
 
 def render_plan(plan: Plan) -> str:
-    """The plan as a table, each note on its cells once, the total, and the time by phase."""
+    """The plan as a table, with each note printed once, the total, and the time by phase."""
     from tabulate import tabulate
 
     slots, problem = _places(plan)
@@ -41,8 +41,8 @@ def render_plan(plan: Plan) -> str:
     states = [entry.state for entry in plan.entries]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     work = sum(row.estimate.work for row in rows if row.estimate and row.entry.state in TO_DO)
-    lines.append(f"{len(states)} cells: {counts}; {work / 1e12:,.1f} TFLOP to do")
-    lines += _time(rows, speed, slots) + ([f"not here: {problem}"] if problem else [])
+    lines.append(f"{counted(len(states), 'cell')}: {counts}; {work / 1e12:,.1f} TFLOP to do")
+    lines += _time(rows, speed, slots) + ([f"cannot run on this machine: {problem}"] if problem else [])
     documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
     lines += [] if plan.analyzes else [f"documents: {documents}"]
     lines += [f"records: {plan.out}", *filter(None, [ignored(plan)])]
@@ -50,7 +50,7 @@ def render_plan(plan: Plan) -> str:
 
 
 def _places(plan: Plan) -> tuple[Sequence[Slot], str]:
-    """The places for cells on this machine; none and the reason if it cannot run them."""
+    """The slots for cells on this machine; none and the reason if it cannot run them."""
     try:
         return make_slots(plan), ""
     except RunError as error:
@@ -68,21 +68,21 @@ def _cells(row: _Row, notes: list[str]) -> list[str]:
 
 
 def _time(rows: Sequence[_Row], speed: Speed | None, slots: Sequence[Slot]) -> list[str]:
-    """What is left to do, and what was done beside what was estimated for it."""
+    """The time left, and for finished cells the time taken and the estimate."""
     waiting = [row.estimate for row in rows if row.entry.state in TO_DO]
     todo = [found for found in waiting if found]
     lines = []
     if speed and slots and todo and todo[0].seconds:
         total = sum(found.total for found in todo) / len(slots)
         at_once = f", {len(slots)} at once" if len(slots) > 1 else ""
-        part = f" for {len(todo)} of {len(waiting)} cells" if len(todo) < len(waiting) else ""
+        part = f" for {len(todo)} of {counted(len(waiting), 'cell')}" if len(todo) < len(waiting) else ""
         lines.append(f"time: about {duration(total)}{part}{at_once} ({_by_phase(todo, len(slots))}); {speed}")
     done = [row for row in rows if row.estimate and row.estimate.seconds and row.measured]
     if done:
         taken = {phase: sum(row.measured.get(phase, 0.0) for row in done) for phase in done[0].measured}
         took = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in taken.items())
         estimated = _by_phase([row.estimate for row in done if row.estimate])
-        lines.append(f"took: {took} for {count(len(done))} cells; estimated: {estimated}")
+        lines.append(f"took: {took} for {counted(len(done), 'cell')}; estimated: {estimated}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Before the hours start: each checkpoint loaded, scored on a few documents, one layer quantized by each method."""
+"""Before a long run: load each checkpoint, score a few documents, and quantize one layer with each method."""
 
 import copy
 import json
@@ -19,19 +19,19 @@ from qbench.runner.lock import RunError
 from qbench.runner.plan import Plan
 from qbench.runner.speed import speed_of
 
-PREFLIGHT = "preflight: each checkpoint on a few documents, and one layer by each method"
-DOCUMENTS = 8  # of each task
+PREFLIGHT = "preflight: trying each checkpoint on a few documents, and each method on one layer"
+DOCUMENTS = 8  # per task
 SHORT_RUN = 10 * 60  # seconds
 
 
 @dataclass(frozen=True)
 class PreflightWork:
-    """What a child does for one checkpoint; jobs: those of all its quantizations."""
+    """What a child does for one checkpoint; jobs: one per quantization of it."""
 
     jobs: Sequence[Job]
 
     def __call__(self, send: Callable[[str], None]) -> None:
-        """Send a sentence for each thing that will not work."""
+        """Send one sentence for each thing that will not work."""
         first = self.jobs[0]
         try:
             model, tokenizer = load_model(first.cell, first.identity), load_tokenizer(first.cell, first.identity)
@@ -45,7 +45,7 @@ class PreflightWork:
             try:
                 quantized_for_cell(job.cell, copy.deepcopy(model), tokenizer)
             except Exception as error:
-                send(_sentence(f"{job.cell.ref.checkpoint}, one layer by {job.cell.ref.label}", error))
+                send(_sentence(f"{job.cell.ref.checkpoint}, one layer with {job.cell.ref.label}", error))
 
 
 def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> None:
@@ -62,7 +62,7 @@ def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> Non
 
 
 def is_short(plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
-    """Whether all of it takes a few minutes, so that a preflight is not worth it; unknown checkpoints make it long."""
+    """Whether the run takes only minutes and needs no preflight; without an estimate for all cells it does not."""
     speed = speed_of(plan.recipe, slots[0].threads or 1)
     if speed is None:
         return False
@@ -71,7 +71,7 @@ def is_short(plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
 
 
 def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
-    """Jobs of the same checkpoint together."""
+    """The jobs grouped by checkpoint."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
         groups.setdefault(f"{job.cell.ref.family}-{job.cell.ref.attention}", []).append(job)
@@ -79,7 +79,7 @@ def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
 
 
 def try_checkpoint(jobs: Sequence[Job], log: Path, slot: Slot, timeout: float) -> list[str]:
-    """What will not work of one checkpoint's jobs, tried in its own process."""
+    """Try one checkpoint's jobs in a separate process; returns what will not work."""
     child = Child(server_for(jobs), PreflightWork(jobs), log=log, threads=slot.threads, gpu=slot.gpu)
     name = jobs[0].cell.ref.checkpoint
     try:
@@ -95,11 +95,11 @@ def try_checkpoint(jobs: Sequence[Job], log: Path, slot: Slot, timeout: float) -
 def failed_preflight(problems: Sequence[str]) -> RunError:
     """All problems as one error."""
     lines = "\n- ".join(problems)
-    return RunError(f"The preflight found what would fail later (--no-preflight runs anyway):\n- {lines}")
+    return RunError(f"The preflight found problems that would fail the run (--no-preflight skips it):\n- {lines}")
 
 
 def _one_of_each_kind(jobs: Sequence[Job]) -> list[Job]:
-    """A job for each method and set of options: widths alone fail alike."""
+    """One job per method and set of options: a different width alone would fail the same way."""
     kinds: dict[str, Job] = {}
     for job in jobs:
         what = job.identity.what

@@ -1,4 +1,4 @@
-"""Imported by the fork server, and by nothing else: importing it is the work."""
+"""Imported only by the fork server: the import does the work."""
 
 from qbench.runner.child import preload
 

@@ -1,7 +1,7 @@
-"""Cells as tasks of a Ray cluster: on a node each runs as on a single machine; the driver writes the records.
+"""Runs cells as tasks of a Ray cluster. On a node, a cell runs as on a single machine; the driver writes the records.
 
-The cluster is the one that RAY_ADDRESS names or that runs on this machine; if there is none, one is started here.
-Its nodes need the same installation of qbench, and the recipe's files, checkpoints and caches under the same paths.
+The cluster is the one that RAY_ADDRESS names or that runs on this machine; if there is none, one is started.
+Its nodes need the same qbench installation, and the recipe's files, checkpoints and caches under the same paths.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from qbench.runner.preflight import PREFLIGHT, by_checkpoint, failed_preflight, 
 from qbench.runner.view import PlainView
 
 Result = tuple[Record, Samples, bytes]
-RETRIES = 2  # of a cell whose node died
+RETRIES = 2  # for a cell whose node died
 
 
 def run_ray(jobs: Sequence[Job], plan: Plan, view: PlainView, timeout: float, wanted: bool | None) -> None:
-    """Run all jobs on the cluster; each leaves a record, finished or failed.
+    """Run all jobs on the cluster; each writes a record, finished or failed.
 
-    timeout: seconds a cell may take. wanted: whether there is a preflight; None: unless the run is short.
+    timeout: seconds allowed per cell. wanted: whether to run the preflight; None: unless the run is short.
     """
     with _cluster() as ray:
         demand = _demand(ray, jobs, plan)
@@ -58,8 +58,8 @@ def run_ray(jobs: Sequence[Job], plan: Plan, view: PlainView, timeout: float, wa
 
 
 def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> Result:
-    """On a node: run a cell in its own process, as on a single machine; its record, its samples and its log."""
-    os.chdir(folder)  # relative paths are the driver's
+    """On a node: run a cell in its own process. Returns its record, its samples and its log."""
+    os.chdir(folder)  # relative paths are relative to the driver's folder
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary)
         run_local([replace(job, machine=machine())], out, [_slot(threads)], Unwatched(), timeout)
@@ -69,7 +69,7 @@ def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> 
 
 
 def _samples(stored: StoredRecord) -> Samples:
-    """The Parquet file as write_record takes it."""
+    """The samples in the form that write_record takes."""
     if not stored.has_samples:
         return None
     return stored.samples_content() if stored.record.cell.measured else stored.samples()
@@ -83,21 +83,21 @@ def try_remotely(jobs: Sequence[Job], folder: str, threads: int | None, timeout:
 
 
 def _slot(threads: int | None) -> Slot:
-    """The cores, or the GPU that Ray has given to this task."""
+    """The cores or the GPU that Ray gave this task."""
     return Slot(threads=threads) if threads else Slot(gpu=os.environ[VISIBLE])
 
 
 class Unwatched:
-    """A watcher that does nothing: the driver learns how a cell went when its task returns."""
+    """A watcher that does nothing: the driver gets the result when the task returns."""
 
     def started(self, name: str) -> None:
-        """A cell has begun."""
+        """A cell has started."""
 
     def progress(self, name: str, phase: str, share: float) -> None:
-        """A cell is at this share of a phase."""
+        """This share of a cell's phase is done."""
 
     def finished(self, name: str, record: Record) -> None:
-        """A cell has its record."""
+        """A cell has ended with this record."""
 
 
 @contextlib.contextmanager
@@ -112,36 +112,36 @@ def _cluster() -> Iterator[Any]:
             with contextlib.chdir("/"):  # Ray puts the working folder on its workers' path
                 ray.init(log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise RunError(f"The Ray cluster cannot be reached: {error}") from None
+            raise RunError(f"Cannot connect to the Ray cluster: {error}") from None
     try:
         yield ray
     finally:
         if ours:
-            ray.shutdown()  # ends the tasks that still run
+            ray.shutdown()  # stops running tasks
 
 
 def _demand(ray: Any, jobs: Sequence[Job], plan: Plan) -> dict[str, float]:
-    """What a cell needs of a node: a GPU, or cores and the memory that it is estimated to take."""
+    """What a cell needs from a node: a GPU, or cores and its estimated memory."""
     if plan.recipe.resolved_device == "cuda":
         return {"num_gpus": 1, "num_cpus": 1}
     most = max((found.memory for job in jobs if (found := estimate(job.cell, plan.tasks))), default=0)
     largest = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
-    # A task that asks for more than the largest node has would wait forever; it is tried there.
+    # A task that asks for more memory than the largest node has would wait forever, so it asks for all of it.
     return {"num_cpus": plan.recipe.threads or 1, "memory": min(most, int(largest))}
 
 
 def _slots(ray: Any, demand: dict[str, float]) -> int:
-    """How many cells the cluster takes at once."""
+    """How many cells the cluster can run at once."""
     there = ray.cluster_resources()
     names = {"num_gpus": "GPU", "num_cpus": "CPU", "memory": "memory"}
     fitting = min(int(there.get(names[kind], 0) // amount) for kind, amount in demand.items() if amount)
     if "num_gpus" in demand and not there.get("GPU"):
-        raise RunError("device is cuda, and the Ray cluster has no GPU.")
+        raise RunError("The recipe's device is cuda, but the Ray cluster has no GPU.")
     return max(1, fitting)
 
 
 def _keep(ray: Any, result: Any, job: Job, submitted: str, out: Path) -> Record:
-    """Write what a task returned, or that it kept dying."""
+    """Write the record that a task returned, or a failed one if its node kept dying."""
     folder = cell_folder(out, job.cell.ref, job.identity.key)
     try:
         record, samples, log = ray.get(result)
@@ -149,10 +149,10 @@ def _keep(ray: Any, result: Any, job: Job, submitted: str, out: Path) -> Record:
         record, samples, log = job.failed(submitted, failure_of(error.cause, None)), None, b""
     except ray.exceptions.RayError as error:
         first = str(error).strip().splitlines()[0]
-        reason = f"The node or the Ray worker that ran it died, {RETRIES + 1} times: {first}"
+        reason = f"The node or the Ray worker that ran it died {RETRIES + 1} times: {first}"
         record, samples, log = job.failed(submitted, Failure(kind="killed", reason=reason)), None, b""
-    (folder / RECORD).unlink(missing_ok=True)  # of an earlier failure
-    with contextlib.suppress(OSError):  # write_record says what is wrong with the folder
+    (folder / RECORD).unlink(missing_ok=True)  # left by an earlier failure
+    with contextlib.suppress(OSError):  # write_record reports what is wrong with the folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOG).write_bytes(log)
     write_record(folder, record, samples)

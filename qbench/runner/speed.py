@@ -1,4 +1,4 @@
-"""How fast this machine computes: a GPU by its published peak, a CPU by what it does here. Imports no torch."""
+"""How fast this machine computes: a GPU's published peak, or a CPU's measured rate. Does not import torch."""
 
 import re
 import time
@@ -9,8 +9,8 @@ from qbench.identity import remembered
 from qbench.machine import cpu_name
 from qbench.recipe.schema import Recipe
 
-# Dense 16-bit matrix products (TFLOP/s, without sparsity) and memory (GB/s), by NVIDIA's data sheets; the first name
-# that is a part of the GPU's own counts.
+# Dense 16-bit matrix products (TFLOP/s, without sparsity) and memory (GB/s) from NVIDIA's data sheets. The first entry
+# that occurs in the GPU's name counts.
 PUBLISHED = {
     "B200": (2250, 8000),
     "H200": (989, 4800),
@@ -37,18 +37,18 @@ PUBLISHED = {
     "V100": (125, 900),
     "T4": (65, 320),
 }
-UNKNOWN = (50, 400)  # of a GPU that is not listed: a small one of today
-# The share of the peak that is assumed. A CPU's peak is what a product of matrices does here, so that much more of it
-# is reached; benchmarks/plan.py compares with what cells take. No GPU has been measured yet.
+UNKNOWN = (50, 400)  # for a GPU that is not listed: a small current one
+# The assumed share of the peak. A CPU's peak is a measured matrix product, so cells reach more of it;
+# benchmarks/plan.py compares estimates with real cells. No GPU has been measured yet.
 EFFICIENCY = {"cuda": 0.4, "cpu": 0.6}
 FLOAT32_SHARE = 1 / 16  # of the 16-bit peak, on CUDA: an A100's 19.5 TFLOP/s without TF32
 CPU_BANDWIDTH = 1e10  # bytes per second of one core
-SIZE = 512  # of the matrices that are multiplied to measure a core
+SIZE = 512  # of the matrices whose product measures a core
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Operations and bytes per second of one place for cells, at the peak, and the share of it that is assumed."""
+    """Peak operations and bytes per second of one slot, and the share of the peak that is assumed."""
 
     device: str
     name: str
@@ -57,7 +57,7 @@ class Speed:
     efficiency: float
 
     def seconds(self, operations: float = 0.0, size: float = 0.0) -> float:
-        """How long so many operations and so many bytes of memory traffic take."""
+        """How long this many operations and bytes of memory traffic take."""
         return (operations / self.operations + size / self.bandwidth) / self.efficiency
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Speed:
 
 
 def speed_of(recipe: Recipe, threads: int) -> Speed | None:
-    """The speed of one place for the recipe's cells; None if they are for a GPU and there is none."""
+    """The speed of one slot for the recipe's cells; None if they need a GPU and there is none."""
     if recipe.resolved_device == "cpu":
         rate = threads * core_rate()
         named = f"{threads} core{'s' if threads > 1 else ''} of {cpu_name()}"
@@ -75,18 +75,18 @@ def speed_of(recipe: Recipe, threads: int) -> Speed | None:
 
 
 def gpu_speed(gpu: Gpu, dtype: str) -> Speed:
-    """A GPU's published peak; of a part of one, its share of the seven that there are."""
+    """A GPU's published peak; for a MIG part, its share of the seven slices."""
     peak = next((peak for name, peak in PUBLISHED.items() if re.search(rf"\b{name}\b", gpu.name)), None)
     share = int(found[1]) / 7 if (found := re.search(r"MIG (\d)g", gpu.name)) else 1.0
     operations, bandwidth = (value * share for value in peak or UNKNOWN)
     if dtype == "float32":
         operations *= FLOAT32_SHARE
-    name = gpu.name if peak else f"{gpu.name}, whose peak is not listed"
+    name = gpu.name if peak else f"{gpu.name} (peak not listed, assumed)"
     return Speed("cuda", name, operations * 1e12, bandwidth * 1e9, EFFICIENCY["cuda"])
 
 
 def core_rate() -> float:
-    """Floating-point operations per second of one core, measured once: the best of some products of matrices."""
+    """Floating-point operations per second of one core, measured once: the fastest of a few matrix products."""
     return float(remembered(f"speed of a core of {cpu_name()}", [], _measure_core))
 
 
@@ -96,7 +96,7 @@ def _measure_core() -> float:
     left = np.random.default_rng(0).random((SIZE, SIZE), dtype=np.float32)
     taken = []
     for _ in range(8):
-        before = time.process_time()  # of all threads: whatever their number, and however busy the machine is
+        before = time.process_time()  # CPU time of all threads: independent of their number and of other load
         np.matmul(left, left)
         taken.append(time.process_time() - before)
     return 2 * SIZE**3 / min(taken)

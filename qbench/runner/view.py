@@ -1,4 +1,4 @@
-"""How a run shows: live on a terminal, one line per cell without one, JSON lines for machines."""
+"""How a run is shown: live on a terminal, otherwise one line per cell, or JSON lines for programs."""
 
 import json
 import sys
@@ -16,14 +16,14 @@ from qbench.records.schema import Record
 
 
 class PlainView:
-    """A line for each cell that starts and ends."""
+    """One line per finished cell."""
 
     def __init__(self, names: Sequence[str], before: int = 0) -> None:
         self.total, self.done, self.failed = len(names), 0, 0
-        self.before = before  # cells that were done when the run began
-        self.slots = 1  # cells at once
-        self.seconds = 0.0  # of all cells that have ended, one after another
-        self.notes: dict[str, list[str]] = {}  # the cells by what their analysis has to say
+        self.before = before  # cells that were done when the run started
+        self.slots = 1  # cells that run at once
+        self.seconds = 0.0  # the sum over all cells that have ended
+        self.notes: dict[str, list[str]] = {}  # the cells by the notes of their analyses
         self.begun = time.monotonic()
 
     def __enter__(self) -> "PlainView":
@@ -33,23 +33,23 @@ class PlainView:
         pass
 
     def started(self, name: str) -> None:
-        """A cell has begun."""
+        """A cell has started."""
 
     def progress(self, name: str, phase: str, share: float) -> None:
-        """A cell is at this share of a phase."""
+        """This share of a cell's phase is done."""
 
     def finished(self, name: str, record: Record) -> None:
-        """A cell has its record."""
+        """A cell has ended with this record."""
         self.count(record)
         ended, left = outcome(record), self.left()
         self.say(f"[{self.place()}] {name}: {ended.removesuffix('.') if left else ended}{left}")
 
     def say(self, line: str) -> None:
-        """Show a line."""
+        """Print a line."""
         print(line, flush=True)
 
     def count(self, record: Record) -> None:
-        """One more cell has ended."""
+        """Count a cell that has ended."""
         self.done += 1
         self.failed += record.state == "failed"
         self.seconds += own_seconds(record)
@@ -57,11 +57,11 @@ class PlainView:
             self.notes.setdefault(note, []).append(record.cell.name)
 
     def place(self) -> str:
-        """How many of the recipe's cells are done, of how many."""
+        """How many of the recipe's cells are done, such as 3/12."""
         return f"{self.before + self.done}/{self.before + self.total}"
 
     def left(self) -> str:
-        """The time left, judged by the cells so far; empty if all of them failed."""
+        """The time left, estimated from the cells so far; empty if all of them failed."""
         left = self.total - self.done
         if not left or self.failed == self.done:
             return ""
@@ -69,7 +69,7 @@ class PlainView:
 
 
 class LiveView(PlainView):
-    """A bar for each running cell with its phase, one for the whole run, and the lines of finished cells above."""
+    """One bar per running cell with its phase, one for the whole run, and the lines of finished cells above."""
 
     def __init__(self, names: Sequence[str], before: int = 0) -> None:
         super().__init__(names, before)
@@ -87,15 +87,15 @@ class LiveView(PlainView):
         self.bars.stop()
 
     def started(self, name: str) -> None:
-        """A cell has begun."""
+        """A cell has started."""
         self.tasks[name] = self.bars.add_task(printable(name), total=1.0, note="starting")
 
     def progress(self, name: str, phase: str, share: float) -> None:
-        """A cell is at this share of a phase."""
+        """This share of a cell's phase is done."""
         self.bars.update(self.tasks[name], completed=share, note=phase)
 
     def finished(self, name: str, record: Record) -> None:
-        """A cell has its record."""
+        """A cell has ended with this record."""
         if name in self.tasks:
             self.bars.remove_task(self.tasks.pop(name))
         super().finished(name, record)
@@ -103,7 +103,7 @@ class LiveView(PlainView):
         self.bars.update(self.whole, completed=self.before + self.done, note=note)
 
     def say(self, line: str) -> None:
-        """Show a line above the bars."""
+        """Print a line above the bars."""
         self.bars.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -111,21 +111,21 @@ class JsonView(PlainView):
     """One JSON object per line."""
 
     def started(self, name: str) -> None:
-        """A cell has begun."""
+        """A cell has started."""
         self._print(event="started", cell=name)
 
     def progress(self, name: str, phase: str, share: float) -> None:
-        """A cell is at this share of a phase."""
+        """This share of a cell's phase is done."""
         self._print(event="progress", cell=name, phase=phase, share=round(share, 4))
 
     def finished(self, name: str, record: Record) -> None:
-        """A cell has its record."""
+        """A cell has ended with this record."""
         self.count(record)
         reason = record.failure.reason if record.failure else None
         self._print(event="finished", cell=name, state=record.state, reason=reason, key=record.key)
 
     def say(self, line: str) -> None:
-        """Show a line."""
+        """Print a line."""
         self._print(event="message", text=line)
 
     def _print(self, **fields: Any) -> None:
@@ -133,14 +133,14 @@ class JsonView(PlainView):
 
 
 def view_for(names: Sequence[str], *, before: int = 0, as_json: bool) -> PlainView:
-    """The view for this output; before: how many cells are done already."""
+    """The view for this output; before: how many cells are already done."""
     if as_json:
         return JsonView(names, before)
     return LiveView(names, before) if sys.stdout.isatty() else PlainView(names, before)
 
 
 def outcome(record: Record) -> str:
-    """A record in half a line."""
+    """How a cell ended, in half a line."""
     if record.failure:
         first = record.failure.reason.splitlines()[0]
         where = f" in {record.failure.phase}" if record.failure.phase else ""
@@ -150,7 +150,7 @@ def outcome(record: Record) -> str:
 
 
 def own_seconds(record: Record) -> float:
-    """What a cell took, whichever way it ended."""
+    """How long a cell took, whether it finished or failed."""
     if record.cost:
         return sum(record.cost.seconds.values())
     began, ended = (datetime.fromisoformat(t) for t in (record.provenance.started, record.provenance.finished))

@@ -1,4 +1,4 @@
-"""Small models of every kind, and texts of several lengths."""
+"""Small models of every attention kind, and texts of several lengths."""
 
 import json
 from pathlib import Path
@@ -17,9 +17,9 @@ VOCAB = 61
 
 
 def tiny(kind: str, dtype: torch.dtype = torch.float64, odd: bool = True, **overrides: int) -> LlamaForCausalLM:
-    """A model of random weights with grouped heads and uneven attention.
+    """A model with random weights, grouped heads and uneven attention.
 
-    odd: with a dead and a faint pair of heads, and a token whose embedding is massive.
+    odd: with a dead pair and a nearly dead pair of heads, and a token with a massive embedding.
     """
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 512} | overrides
@@ -41,14 +41,14 @@ def tiny(kind: str, dtype: torch.dtype = torch.float64, odd: bool = True, **over
 
 @pytest.fixture(scope="session")
 def texts() -> list[Tensor]:
-    """Random token ids of lengths around the tiles' sizes."""
+    """Random token ids, with lengths around the tile sizes."""
     draw = torch.Generator().manual_seed(3)
     return [torch.randint(VOCAB, (length,), generator=draw) for length in (9, 200, 2, 64, 33, 129)]
 
 
 @pytest.fixture(scope="session")
 def pages() -> list[Tensor]:
-    """The pages of mini_wikitext as the mini models read them."""
+    """The pages of mini_wikitext, tokenized for the mini models."""
     tokenizer = load_tokenizer(ROOT / "recipes/mini/softmax")
     lines = (ROOT / "recipes/mini/tasks/mini_wikitext.jsonl").read_text().splitlines()[:100]
     return [torch.tensor(tokenizer(json.loads(line)["page"])["input_ids"]) for line in lines]

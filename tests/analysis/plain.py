@@ -1,4 +1,4 @@
-"""The plain way: whole attention matrices of one text at a time, in the model's dtype, from definitions alone.
+"""The plain way: full attention matrices of one text at a time, in the model's dtype, from the definitions alone.
 
 Nothing of qbench.analysis or softpick is used: projections are read by hooks, rotated and normalized here.
 """
@@ -56,7 +56,7 @@ def rotation(model: LlamaForCausalLM, length: int) -> Any:
 
 
 def normalized(x: Tensor, kind: str, sinks: Tensor | None) -> Tensor:
-    """The formulas of docs/attention.md, as they stand there."""
+    """The formulas of docs/attention.md, copied literally."""
     seen = torch.ones(x.shape[-2:], dtype=torch.bool).tril()
     e = torch.where(seen, x.exp(), 0)
     shifted = torch.where(seen, x.exp() - 1, 0)
@@ -82,7 +82,7 @@ def normalized(x: Tensor, kind: str, sinks: Tensor | None) -> Tensor:
 
 
 def plain(model: LlamaForCausalLM, texts: list[Tensor], kind: str, length: int | None = None) -> dict[str, Any]:
-    """Every pooled figure by (metric, setting, part), on the texts cut at a length; those that are shorter left out."""
+    """Every pooled figure by (metric, setting, part), on the texts cut at a length; shorter ones are left out."""
     dtype = model.dtype
     heads = model.config.num_attention_heads
     texts = [ids[:length] for ids in texts if length is None or len(ids) >= length]
@@ -133,7 +133,7 @@ def plain(model: LlamaForCausalLM, texts: list[Tensor], kind: str, length: int |
 
 
 def states_and_outputs(model: LlamaForCausalLM, ids: Tensor) -> tuple[list[np.ndarray], np.ndarray]:
-    """What `output_hidden_states` returns and the last layer's raw output, [T, hidden] each; and what each head hands
+    """What `output_hidden_states` returns and the last layer's raw output, [T, hidden] each; and what each head passes
     to o_proj, [layers, T, heads, dim]. All in float64."""
     seen: list[Tensor] = []
     raw: list[Tensor] = []

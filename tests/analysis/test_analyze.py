@@ -1,4 +1,4 @@
-"""Every figure against the plain way: whole matrices of one text at a time, on every kind of attention."""
+"""Compares every figure with the plain way, full matrices of one text at a time, for every kind of attention."""
 
 import pytest
 import torch

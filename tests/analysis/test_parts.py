@@ -1,4 +1,4 @@
-"""The measurements one by one: rows, zeros, activations, heads, maps; and that watching a model changes nothing."""
+"""Each measurement separately: rows, zeros, activations, heads, maps; and watching a model changes nothing."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ def sigmoid_attention(q, k, v, *, scale, causal, key_mask):
 
 
 def test_an_attention_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts) -> None:
-    """It has a function and no normalizer: its weights are read off its outputs."""
+    """It has a function and no normalizer: its weights are derived from its outputs."""
     (tmp_path / "my_attention.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "my_attention", None)
@@ -63,14 +63,14 @@ def test_weights_are_rounded_to_the_dtype_of_the_model(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("budget", [1, 2**14, 2**30])
 def test_zeros_and_empty_tiles_of_any_prefix(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
-    """Whatever the rows of a block, up to any length; on a matrix with empty tiles, an empty row and tiny weights."""
+    """For any block size and length, on a matrix with empty tiles, an empty row and tiny weights."""
     length, draw = 300, torch.Generator().manual_seed(0)
     matrix = torch.rand(2, 3, length, length, generator=draw).tril()
     matrix[torch.rand(matrix.shape, generator=draw) < 0.6] = 0
     matrix[torch.rand(matrix.shape, generator=draw) < 0.1] *= 1e-6
     matrix[:, :, 128:256, 64:128] = matrix[0, 1, :, 0:64] = matrix[1, 2, 200:] = matrix[1, 0, :128] = 0
     counter, found, start = ZeroCounter(), [], 0
-    step = rows._rows_at_once(length, budget)
+    step = rows.rows_at_once(length, budget)
     while start < length:
         stop = min(start + step, length)
         found.append(torch.stack(counter.count(start, matrix[:, :, start:stop, :stop])))
@@ -111,7 +111,7 @@ def test_activations_by_layer(texts) -> None:
             assert (row["min"], row["max"]) == pytest.approx((x.min(), x.max()), rel=1e-12)
             centred = x - x.mean()
             assert row["kurtosis"] == pytest.approx((centred**4).mean() / (centred**2).mean() ** 2, rel=1e-9)
-            spread = np.abs(x).max() * 1e-9  # a quartile next to 0 is right to its bin, too
+            spread = np.abs(x).max() * 1e-9  # a quartile near 0 is accurate to its bin, too
             for name, wanted in zip(("q1", "median", "q3"), np.quantile(x, (0.25, 0.5, 0.75)), strict=True):
                 assert row[name] == pytest.approx(wanted, rel=2 * QUARTILE_ERROR, abs=max(spread, 0.02 * x.std()))
             assert row.median_abs == pytest.approx(np.median(np.abs(x)), rel=QUARTILE_ERROR)

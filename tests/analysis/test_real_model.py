@@ -1,4 +1,4 @@
-"""SmolLM2-135M, a real softmax model with sinks and massive activations, beside `output_attentions=True`."""
+"""SmolLM2-135M, a real softmax model with sinks and massive activations, compared with `output_attentions=True`."""
 
 import json
 import subprocess
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_smollm2_beside_output_attentions(smollm2: Path, tmp_path: Path) -> None:
-    # Documentation of ours is the text: real English, as real sinks and massive activations need it.
+def test_smollm2_compared_with_output_attentions(smollm2: Path, tmp_path: Path) -> None:
+    # The texts are our documentation: sinks and massive activations need real English.
     texts = [file.read_text() for file in sorted((ROOT / "docs").glob("*.md"))]
     pages = [page for text in texts for page in (text[:3000], text[3000:6000]) if len(page) > 1500]
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"page": page}) + "\n" for page in pages))

@@ -1,4 +1,4 @@
-"""The doctor: what it reports, and that a broken kernel or quantizer does not pass."""
+"""The doctor: what it reports, and that a broken kernel or quantizer fails."""
 
 import json
 import re
@@ -48,31 +48,31 @@ class TestReport:
             m: list(own.widths) for m, own in quantizers().items()
         }
         assert [a["name"] for a in found["attention"] if a["runs"]] == ["cpu", "sdpa", "reference"]
-        assert found["checks"] is None  # off CUDA only when asked for
+        assert found["checks"] is None  # without CUDA, only with --checks
 
     def test_a_missing_package_is_1_and_says_what_to_install(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        version = doctor._version
-        monkeypatch.setattr(doctor, "_version", lambda name: None if name == "hqq" else version(name))
+        version = doctor.installed_version
+        monkeypatch.setattr(doctor, "installed_version", lambda name: None if name == "hqq" else version(name))
         (hqq,) = [p for p in report(capsys, code=1)["packages"] if p["name"] == "hqq"]
         assert hqq["state"] == "pip install 'hqq==0.2.8.post1'"
         assert main(["doctor"]) == 1
-        assert capsys.readouterr().out.endswith("qbench cannot run here: hqq not installed.\n")
+        assert re.search("not installed: hqq", capsys.readouterr().out.splitlines()[-1])
 
     def test_a_missing_extra_is_0(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        version = doctor._version
-        monkeypatch.setattr(doctor, "_version", lambda name: None if name == "matplotlib" else version(name))
+        version = doctor.installed_version
+        monkeypatch.setattr(doctor, "installed_version", lambda name: None if name == "matplotlib" else version(name))
         (plots,) = [p for p in report(capsys)["packages"] if p["name"] == "matplotlib"]
         assert (plots["installed"], plots["extra"], plots["state"]) == (None, "plot", "pip install 'qbench[plot]'")
 
-    def test_another_version_than_the_pinned_one_is_reported(
+    def test_a_version_that_is_not_the_pinned_one_is_reported(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        version = doctor._version
-        monkeypatch.setattr(doctor, "_version", lambda name: "1.0" if name == "torch" else version(name))
+        version = doctor.installed_version
+        monkeypatch.setattr(doctor, "installed_version", lambda name: "1.0" if name == "torch" else version(name))
         states = {p["name"]: p["state"] for p in report(capsys)["packages"]}
-        assert states["torch"] == "results may differ from those with ==2.13.0: pip install 'torch==2.13.0'"
+        assert states["torch"].endswith("pip install 'torch==2.13.0'")
         assert states["transformers"] == ""
 
     def test_people_see_the_packages_that_compute_and_a_table_of_the_mismatched(
@@ -81,15 +81,15 @@ class TestReport:
         monkeypatch.setattr(doctor, "packages", lambda: [Package("torch", "==2.0", "2.0"), Package("psutil", "", "7")])
         assert main(["doctor"]) == 0
         said = capsys.readouterr().out
-        assert "\npackages  torch==2.0, all 2 packages as pinned (--packages lists them)\n" in said
+        assert re.search(r"\npackages  torch==2.0, all 2 packages .*--packages", said)
         assert "wanted" not in said
         assert main(["doctor", "--packages"]) == 0
         assert "\npsutil " in capsys.readouterr().out
         monkeypatch.setattr(doctor, "packages", lambda: [Package("torch", "==2.0", "1.0"), Package("psutil", "", "7")])
         assert main(["doctor"]) == 0
         said = capsys.readouterr().out
-        assert "packages  torch==1.0, 1 of 2 packages as pinned" in said
-        assert re.search("^torch +==2.0 +1.0 +results may differ from those with ==2.0", said, re.M)
+        assert "packages  torch==1.0, 1 of 2 packages" in said
+        assert re.search("^torch +==2.0 +1.0 .*pip install 'torch==2.0'", said, re.M)
         assert "\npsutil " not in said
 
     def test_a_method_without_its_library_says_what_to_install(
@@ -97,14 +97,15 @@ class TestReport:
     ) -> None:
         monkeypatch.setattr(declaration, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
         (bnb,) = [m for m in report(capsys)["methods"] if not m["runs"]]
-        assert (bnb["name"], bnb["note"]) == ("bnb", "needs bitsandbytes: pip install bitsandbytes")
-        monkeypatch.setattr(doctor, "_run_group", lambda group, *_: [CheckResult(group, True, "")])
+        assert bnb["name"] == "bnb"
+        assert "pip install bitsandbytes" in bnb["note"]
+        monkeypatch.setattr(doctor, "run_group", lambda group, *_: [CheckResult(group, True, "")])
         assert [check.name for check in run_checks("cpu")] == ["attention", "gptq", "hqq"]
 
     def test_a_gpu_that_cannot_be_used_is_reported(self, driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
         assert "no NVIDIA driver" in doctor.notes()[0]
         driver.has(a100s(1))
-        assert "CPU build" in doctor.notes()[0]  # if it is not, this machine has a GPU, and that is tested elsewhere
+        assert "CPU build" in doctor.notes()[0]  # otherwise this machine has a GPU, which other tests cover
         assert "GPU       NVIDIA A100-SXM4-80GB, 80.0 GiB, driver 580.65.06" in doctor.render_report(doctor.examine())
 
     def test_a_failed_check_is_1(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +115,12 @@ class TestReport:
         assert main(["doctor", "--checks"]) == 1
         out = capsys.readouterr().out
         assert "FAILED  a kernel" in out
-        assert out.splitlines()[-1].startswith("1 of 2 checks FAILED: a kernel.")
+        assert all(fact in out.splitlines()[-1] for fact in ("1 of 2", "FAILED", "a kernel", "--report"))
         monkeypatch.setattr(doctor, "run_checks", lambda device, *_: iter(checks[1:]))
         assert main(["doctor", "--checks"]) == 0
 
 
-def test_on_cuda_the_checks_run_unasked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_the_checks_run_by_default(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "has_cuda", lambda: True)
     monkeypatch.setattr(doctor, "run_checks", lambda device, *_: iter([CheckResult(f"on {device}", True, "")]))
     assert [c["name"] for c in report(capsys)["checks"]] == ["on cuda"]
@@ -128,7 +129,7 @@ def test_on_cuda_the_checks_run_unasked(capsys: pytest.CaptureFixture[str], monk
 
 @pytest.mark.parametrize(("method", "bits"), [("bnb", 8), ("hqq", 3), pytest.param("gptq", 3, marks=pytest.mark.slow)])
 def test_a_quantizer_passes(method: str, bits: int) -> None:
-    assert " bits per weight, KL " in self_check.check_quantizer(method, bits, "cpu", torch.float32)
+    assert re.search(r"\d bits per weight, KL \d", self_check.check_quantizer(method, bits, "cpu", torch.float32))
 
 
 @pytest.mark.parametrize("sabotage", ["nothing", "other bits"])
@@ -153,14 +154,14 @@ def test_a_broken_model_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(q, *arguments, **options) * (1.01 if q.dtype == torch.float32 else 1)
 
     monkeypatch.setattr(softpick, "normalized_attention", broken)
-    with pytest.raises(self_check.CheckFailedError, match="its logits: off by"):
+    with pytest.raises(self_check.CheckFailedError, match="logits"):
         self_check.check_model(ATTENTIONS["softpick"], "cpu", torch.float32)
 
 
 def test_broken_kernels_are_caught_and_a_crash_does_not_end_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real processes that import a sabotaged copy of the kernels: one is a little wrong, one kills its process."""
+    """Real processes import a sabotaged copy of the kernels: one is slightly wrong, one kills its process."""
     shutil.copytree(ROOT / "kernels" / "softpick", tmp_path / "softpick")
     code = (tmp_path / "softpick" / "cpu.py").read_text()
     (tmp_path / "softpick" / "cpu.py").write_text(code + SABOTAGE)
@@ -168,9 +169,9 @@ def test_broken_kernels_are_caught_and_a_crash_does_not_end_the_report(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     cpu, triton = run_checks("cpu", groups=("attention",))
     assert (cpu.name, cpu.ok) == ("softpick cpu float32", False)
-    assert "CheckFailedError: output of [1, 4, 2, 130, 130, 64]: off by 1.0e-02 of the norm" in cpu.detail
+    assert all(fact in cpu.detail for fact in ("output of [1, 4, 2, 130, 130, 64]", "1.0e-02"))
     assert (triton.name, triton.ok) == ("softpick triton float32 (interpreter)", False)
-    assert triton.detail.startswith("the process was killed by SIGABRT")
+    assert "SIGABRT" in triton.detail
 
 
 SABOTAGE = """
@@ -189,17 +190,18 @@ def test_a_group_that_cannot_begin_is_a_failed_check(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     (check,) = run_checks("cpu", groups=("hqq",))
     assert (check.name, check.ok) == ("hqq", False)
-    assert check.detail == "the process ended with code 1: ImportError: no such torch"
+    assert all(fact in check.detail for fact in ("code 1", "ImportError: no such torch"))
 
 
 def test_a_group_that_hangs_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECK_TIMEOUT", 0.01)
     (check,) = run_checks("cpu", groups=("attention",))
-    assert (check.ok, check.detail) == (False, "it took longer than 0.01 s")
+    assert not check.ok
+    assert "0.01 s" in check.detail
 
 
 class TestOfARecipe:
-    """What `make bench` asks before it fetches anything."""
+    """What `make bench` checks before it fetches anything."""
 
     def test_only_what_it_uses_is_checked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         recipe = load_recipe(ROOT / "recipes" / "paper-340m.yaml")
@@ -224,11 +226,11 @@ class TestOfARecipe:
         recipe = load_recipe(ROOT / "recipes" / "mini.yaml")
         checks = [CheckResult("softpick triton", False, "off")]
         monkeypatch.setattr(doctor, "run_checks", lambda *_: iter(checks))
-        assert doctor.doctor(recipe=recipe)  # on the CPU nothing is tried unless it is asked for
+        assert doctor.doctor(recipe=recipe)  # on the CPU, checks run only on request
         assert not doctor.doctor(True, recipe)
 
     @pytest.mark.parametrize("gpus", [0, 1])
-    def test_one_for_cuda_that_cannot_run_here_is_1_and_a_sentence(
+    def test_a_recipe_for_cuda_without_a_usable_gpu_is_1_and_a_sentence(
         self, gpus: int, driver: Driver, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if gpus:
@@ -240,7 +242,7 @@ class TestOfARecipe:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_the_file_for_others_has_the_tracebacks_and_nothing_secret(
+def test_the_report_file_has_the_tracebacks_and_nothing_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -260,7 +262,7 @@ def test_the_file_for_others_has_the_tracebacks_and_nothing_secret(
     assert "qbench-doctor.md" in capsys.readouterr().err
 
 
-def test_the_file_for_others_is_written_where_the_gpu_cannot_be_used(
+def test_the_report_file_is_written_if_the_gpu_cannot_be_used(
     driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.fails(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
@@ -274,10 +276,10 @@ def test_the_file_for_others_is_written_where_the_gpu_cannot_be_used(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("no_gpu")
-def test_the_report_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real failure with its traceback, and real timings."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "methods", lambda: [])  # the quantizers take their time
+    monkeypatch.setattr(doctor, "methods", lambda: [])  # quantizers are slow
     broken = shutil.copytree(ROOT / "kernels" / "softpick", tmp_path / "broken" / "softpick")
     (broken / "cpu.py").write_text((broken / "cpu.py").read_text() + SABOTAGE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}:{ROOT}")

@@ -1,4 +1,4 @@
-"""A cell in miniature on the pretended device: load ▸ quantize ▸ audit ▸ score, and what made the host wait."""
+"""A small cell on the simulated device: load ▸ quantize ▸ audit ▸ score, and what made the host wait."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from qbench.tokenizer import load_tokenizer
 from ..evaluate.conftest import SENTENCES
 from .device import PretendedCuda
 
-# Scored alone, and four continuations that share a context each; a document in two windows.
+# Three continuations for each of three contexts, and one context with a single one; a document in two windows.
 PAIRS = [
     (sentence, ending) for sentence in SENTENCES[:3] for ending in (" the town", " a cow eats only plants", " sugar")
 ]
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"gptq": {"group_size": 32}, "hqq": {"group
 
 @dataclass
 class Cell:
-    """What a cell gave, and by phase what made the host wait."""
+    """The results of a cell, and by phase what made the host wait."""
 
     model: LlamaForCausalLM
     audit: Audit
@@ -62,7 +62,7 @@ def run(
     execution: str = "dense",
     batch_tokens: int = 512,
 ) -> Cell:
-    """Run it; on the CPU if there is no device."""
+    """Run the cell; on the CPU if device is None."""
     syncs: dict[str, Counter[str]] = {}
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The pretended device, and tiny checkpoints of every kind of attention for it."""
+"""The simulated device, and tiny checkpoints of every kind of attention for it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ __all__ = ["texts", "tokenizer"]
 
 @pytest.fixture(scope="session")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What must be so before the device is pretended: libraries choose by the device when they are imported."""
-    os.environ["GPTQMODEL_DISABLE_GPTQ_CUDA"] = "1"  # its CUDA extension cannot be pretended
+    """Preparation before the device is simulated: libraries choose kernels for the device at import."""
+    os.environ["GPTQMODEL_DISABLE_GPTQ_CUDA"] = "1"  # its CUDA extension cannot be simulated
     for method in quantizers().values():
         method.preload()
     shared = tmp_path_factory.getbasetemp()
@@ -35,14 +35,14 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def cuda(ready: None) -> Iterator[PretendedCuda]:
-    """A pretended GPU of 80 GiB."""
+    """A simulated GPU with 80 GiB."""
     with pretend() as pretended:
         yield pretended
 
 
 @pytest.fixture(scope="session")
 def folders(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-    """A folder with a tiny checkpoint of a kind and so many layers, with the tokenizer."""
+    """Returns a folder with a tiny checkpoint of this kind and number of layers, and the tokenizer."""
     made: dict[tuple[str, int], Path] = {}
 
     def folder(kind: str, layers: int = 1) -> Path:

@@ -1,7 +1,7 @@
-"""A pretended CUDA device: tensors that say cuda:0, hold their values on the CPU, and refuse to meet CPU tensors.
+"""A simulated CUDA device. Its tensors report cuda:0, keep their values on the CPU, and do not mix with CPU tensors.
 
-It sees tensors on the wrong device, dtypes that do not fit and host-device synchronizations; it counts memory and can
-run out of it. It does not see kernels, streams or CUDA's rounding: each op computes what the CPU's does.
+It finds tensors on the wrong device, mismatched dtypes and host-device synchronizations; it counts memory and can run
+out of it. It does not cover kernels, streams or CUDA's rounding: each op computes what the CPU op does.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.addmm_.d
 
 
 class PretendedCuda:
-    """What the device was asked for while it was there."""
+    """What was asked of the device while it was simulated."""
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
@@ -59,7 +59,7 @@ class PretendedCuda:
         self.syncs[f"{what} in {_our_line()}"] += 1
 
     def allocate(self, tensor: Tensor) -> None:
-        """Count a new storage until it is let go."""
+        """Count a new storage until it is released."""
         storage = tensor.untyped_storage()
         size, address = storage.nbytes(), storage._cdata
         if address in self._known or not size:
@@ -78,7 +78,7 @@ class PretendedCuda:
 
 _current: PretendedCuda | None = None
 
-# torch asks a guard of the device's kind for the current device before it copies. A CPU build has none for CUDA.
+# Before a copy, torch asks the guard of the device type for the current device. A CPU build has none for CUDA.
 GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
@@ -90,7 +90,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
 
 def register_guard(folder: Path) -> None:
-    """Register a guard with torch, compiled into the folder unless it is there: 3 s of g++."""
+    """Register a guard with torch; compiles it into the folder if it is not there yet (3 s of g++)."""
     if torch.backends.cuda.is_built():
         torch._C._ensureCUDADeviceGuardSet()
         return
@@ -100,7 +100,7 @@ def register_guard(folder: Path) -> None:
         own.with_suffix(".cpp").write_text(GUARD)
         command = ["g++", "-shared", "-fPIC", "-std=c++20", f"-I{torch_folder}/include", f"{own}.cpp", "-o", str(own)]
         subprocess.run([*command, f"-L{torch_folder}/lib", "-lc10", f"-Wl,-rpath,{torch_folder}/lib"], check=True)
-        own.rename(library)  # whole, whichever of several processes is first
+        own.rename(library)  # atomic: several processes may compile it
     ctypes.CDLL(str(library))
 
 
@@ -160,7 +160,7 @@ def _hold(elem: Tensor, device: PretendedCuda) -> None:
 
 
 def _device() -> PretendedCuda:
-    assert _current is not None, "a tensor of a pretended device outlived it"
+    assert _current is not None, "a tensor outlived its simulated device"
     return _current
 
 
@@ -177,7 +177,7 @@ def _our_line() -> str:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """What is in nested tuples, lists and dictionaries: torch's pytree does it too, in four times the time."""
+    """The values in nested tuples, lists and dictionaries; torch's pytree takes four times as long."""
     if isinstance(value, tuple | list):
         for item in value:
             yield from _leaves(item)
@@ -232,7 +232,7 @@ def _values(x: Any) -> Any:
 
 
 def _check_devices(func: Any, args: Any, ours: list[OnCuda], on_cpu: list[Tensor]) -> None:
-    """As CUDA: tensors on two devices meet only if one is a number, an index, or copied."""
+    """As with CUDA: tensors on two devices can be mixed only if one is a number, an index, or copied."""
     strangers = [t for t in on_cpu if t.dim()]
     if func in INDEX:
         strangers = [t for t in strangers if not any(t is index for index in args[1])]
@@ -254,7 +254,7 @@ def _waits(func: Any, args: Any) -> bool:
 
 
 def _count_move(to_cuda: bool, source: Tensor, args: Any, kwargs: dict[str, Any]) -> None:
-    """Only a copy of pinned memory that may go on in the background does not make the host wait."""
+    """The host does not wait only for a non-blocking copy from pinned memory."""
     background = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
     if not (background and getattr(source if to_cuda else args[0], "pretends_pinned", False)):
         _device().sync("copy to the device" if to_cuda else "copy to the host")
@@ -287,7 +287,7 @@ def _numbered(value: Any) -> Any:
 
 @contextlib.contextmanager
 def pretend(memory: int = 80 * GIB, capability: tuple[int, int] = (8, 0)) -> Iterator[PretendedCuda]:
-    """A machine with one GPU of so much memory; gradients are off, for autograd wants a device with streams."""
+    """A machine with one GPU with this much memory. Gradients are off: autograd needs a device with streams."""
     global _current
     device = PretendedCuda(memory)
     answers: dict[str, Callable[[], Any]] = {
@@ -318,10 +318,10 @@ def pretend(memory: int = 80 * GIB, capability: tuple[int, int] = (8, 0)) -> Ite
             stack.enter_context(mock.patch.object(torch.cuda, name, ask(name)))
         for name in ("device", "Event", "current_stream"):
             stack.enter_context(mock.patch.object(torch.cuda, name, mock.MagicMock()))
-        # Wrappers have no inference tensors; libraries may have decorated their functions with the mode before this.
+        # Wrappers do not support inference tensors; libraries may already have decorated functions with that mode.
         for name in ("__enter__", "__exit__"):
             stack.enter_context(mock.patch.object(torch.inference_mode, name, return_value=None))
-        # nn.Module.to sets .data, which wrappers do not take; new parameters they are.
+        # nn.Module.to sets .data, which wrappers do not support, so it makes new parameters.
         future = torch.__future__
         stack.callback(future.set_overwrite_module_params_on_conversion, False)
         future.set_overwrite_module_params_on_conversion(True)

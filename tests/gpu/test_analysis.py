@@ -1,4 +1,4 @@
-"""An analysis on the pretended device: what the CPU gives, and no wait for each block of rows."""
+"""An analysis on the simulated device: the same results as on the CPU, and no wait per block of rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ TEXTS = [torch.randint(2048, (n,), generator=torch.Generator().manual_seed(n)) f
 
 
 @pytest.mark.parametrize("kind", ["softmax", "gpt_oss_sink", "scaled_softpick", "gated"])
-def test_it_gives_what_the_cpu_gives(cuda: PretendedCuda, folders: Callable[[str, int], Path], kind: str) -> None:
+def test_results_equal_those_of_the_cpu(cuda: PretendedCuda, folders: Callable[[str, int], Path], kind: str) -> None:
     there, here = (load_checkpoint(folders(kind, 2), device=device, dtype=torch.float32) for device in ("cuda", "cpu"))
     found, wanted = (figures(analyze(model, TEXTS, batch_tokens=200)) for model in (there, here))
     assert [f.value for f in found] == pytest.approx([f.value for f in wanted], rel=1e-5, abs=1e-6)

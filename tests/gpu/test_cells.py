@@ -1,4 +1,4 @@
-"""Cells on the pretended device: every value of each axis and every method × dtype; all of the product if asked for."""
+"""Cells on the simulated device: every value of each axis and every method × dtype; slow tests: all combinations."""
 
 from collections.abc import Callable
 from itertools import product
@@ -25,9 +25,9 @@ ALL: list[Case] = list(product(attentions(), WIDTHS, DTYPES, EXECUTIONS))
 
 
 def chosen() -> list[Case]:
-    """Every width, attention and execution, and every method in each dtype, in as few cells as that takes."""
+    """Every width, attention and execution, and every method in each dtype, in as few cells as possible."""
     kinds, cases = list(attentions()), []
-    for n, (method, bits) in enumerate(WIDTHS):  # attentions take turns, and so do executions within a method
+    for n, (method, bits) in enumerate(WIDTHS):  # attentions alternate, and so do executions within a method
         place = list(quantizers()[method].widths).index(bits)
         cases.append((kinds[n % len(kinds)], (method, bits), DTYPES[0], EXECUTIONS[place % 2]))
     for n, (method, declared) in enumerate(quantizers().items()):
@@ -36,7 +36,7 @@ def chosen() -> list[Case]:
 
 
 def marked() -> list:
-    """All cases; those that are not chosen are slow."""
+    """All cases; those not chosen are marked slow."""
     few = chosen()
     return [pytest.param(*case, id=_name(case), marks=() if case in few else pytest.mark.slow) for case in ALL]
 
@@ -84,7 +84,7 @@ def test_a_cell_runs_and_is_saved_where_it_should_in_the_dtype_it_should(
 
 
 def metadata(model: torch.nn.Module) -> set[str]:
-    """What packed layers save beside their tensors: settings that are encoded on the CPU when they are asked for."""
+    """What packed layers save besides their tensors: settings that are encoded on the CPU on demand."""
     form = packed_form(model)
     layers = form.layers if form else {}
     return {
@@ -103,13 +103,13 @@ def test_scores_are_those_of_the_cpu_in_the_same_dtype(
     with pretend() as device:
         found = run(device, folders(kind, 1), method, bits)
     values = [torch.tensor([s if isinstance(s, float) else s[0] for s in cell.scores]) for cell in (found, wanted)]
-    torch.testing.assert_close(*values, rtol=2e-2, atol=2e-2)  # bfloat16, whose sums the CPU's kernels order otherwise
+    torch.testing.assert_close(*values, rtol=2e-2, atol=2e-2)  # the CPU's bfloat16 kernels sum in another order
     assert found.audit.kl == pytest.approx(wanted.audit.kl, rel=0.05, abs=1e-6)
 
 
 @pytest.mark.parametrize("bits", [8, 3])
 def test_hqqs_solver_finds_the_same_on_both_devices(ready: None, bits: int) -> None:
-    """The library's own computes in float16 on CUDA: 6% of mini's 8-bit codes are others then."""
+    """The library's solver uses float16 on CUDA, which changes 6% of mini's 8-bit codes."""
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
 
     def solved(device: str) -> dict[str, torch.Tensor]:
@@ -152,5 +152,5 @@ def test_generation(cuda: PretendedCuda, folders: Callable[[str, int], Path], ki
     cuda.syncs.clear()
     answers = cell.lm.generate_until(instances([(text, settings) for text in texts], "generate_until"))
     assert all(isinstance(answer, str) and answer for answer in answers)
-    # HF's loop asks after each token whether all rows are done: waits grow with tokens, not with rows.
+    # HF's loop checks after each token whether all rows are done: waits grow with tokens, not with rows.
     assert cuda.syncs.total() <= 12 * 4 + 20, cuda.syncs

@@ -1,4 +1,4 @@
-"""The pretended device refuses, counts and runs out of memory as a real one does."""
+"""The simulated device refuses, counts and runs out of memory as a real one does."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from .device import CUDA, GIB, PretendedCuda, pretend
 
 
-def test_tensors_say_where_they_are(cuda: PretendedCuda) -> None:
+def test_tensors_report_their_device(cuda: PretendedCuda) -> None:
     for tensor in (torch.ones(2, device="cuda"), torch.ones(2).to("cuda"), torch.tensor([1.0, 2.0], device=CUDA)):
         assert tensor.is_cuda
         assert tensor.device == CUDA
@@ -16,7 +16,7 @@ def test_tensors_say_where_they_are(cuda: PretendedCuda) -> None:
     assert torch.nn.Linear(2, 2).to("cuda").weight.device == CUDA
 
 
-def test_tensors_of_two_devices_do_not_meet(cuda: PretendedCuda) -> None:
+def test_tensors_of_two_devices_cannot_be_mixed(cuda: PretendedCuda) -> None:
     here, there = torch.ones(3, 3), torch.ones(3, 3, device="cuda")
     for meet in (
         lambda: here + there,
@@ -33,7 +33,7 @@ def test_tensors_of_two_devices_do_not_meet(cuda: PretendedCuda) -> None:
         torch.nn.functional.embedding(index, there)
     with pytest.raises(TypeError, match="numpy"):
         np.asarray(there.numpy())
-    assert (there * torch.tensor(2.0)).device == CUDA  # a number may be on the CPU, and so may indices
+    assert (there * torch.tensor(2.0)).device == CUDA  # numbers and indices may be on the CPU
     assert there[index].device == CUDA
     here.copy_(there)
 
@@ -81,7 +81,7 @@ def test_synchronizations_are_counted(cuda: PretendedCuda, name: str) -> None:
     assert cuda.syncs.total() == (name in WAITS), cuda.syncs
 
 
-def test_memory_is_counted_and_let_go(cuda: PretendedCuda) -> None:
+def test_memory_is_counted_and_released(cuda: PretendedCuda) -> None:
     x = torch.zeros(2**18, device="cuda")  # 1 MiB
     view, y = x.view(2, -1), x + 1
     assert torch.cuda.memory_allocated() == 2 * 2**20
@@ -92,7 +92,7 @@ def test_memory_is_counted_and_let_go(cuda: PretendedCuda) -> None:
     assert cuda.asked["max_memory_allocated"] == 1
 
 
-def test_memory_runs_out_where_it_is_told_to(cuda: PretendedCuda) -> None:
+def test_memory_runs_out_at_a_chosen_allocation(cuda: PretendedCuda) -> None:
     third = cuda.allocations + 3
     cuda.fail = lambda number, size: number == third
     kept = [torch.zeros(4, device="cuda") for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Doctor's checks as they run where there is a GPU; gradients apart, for which autograd wants a device with streams."""
+"""Doctor's checks as they run on a GPU, except gradients, for which autograd needs a device with streams."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ FEW = {"bnb": 2, "gptq": 0, "hqq": 2}  # widths that take seconds
 
 
 def widths() -> list:
-    """Each quantizer's; those beyond the few are slow."""
+    """Each quantizer's widths; those beyond the first few are slow."""
     found = []
     for method, few in FEW.items():
         for n, bits in enumerate(quantizers()[method].widths):
@@ -43,5 +43,5 @@ def test_only_the_dtype_of_a_recipe_is_tried(cuda: PretendedCuda) -> None:
     assert "logits within" in found["softpick model float16"]()
 
 
-def test_a_method_that_is_new_is_among_these_checks() -> None:
+def test_every_method_is_checked() -> None:
     assert FEW.keys() == quantizers().keys() - {"none"}

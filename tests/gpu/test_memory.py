@@ -1,4 +1,4 @@
-"""Memory of the pretended device: the budget does not follow it, running out of it is survived and recorded."""
+"""Memory of the simulated device: the budget does not depend on it, and running out of it is handled and recorded."""
 
 import shutil
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def test_the_budget_is_the_same_on_every_card_and_for_every_cell(
         assert {cell.identity().what.batch_tokens for cell in every} == {16384}
 
 
-def test_a_budget_in_the_recipe_is_another_key_on_cuda_only(recipe_folder: Path) -> None:
+def test_a_budget_in_the_recipe_changes_the_key_on_cuda_only(recipe_folder: Path) -> None:
     def keys(**changes: object) -> list[str]:
         recipe = load_recipe(recipe_folder / "recipe.yaml", **changes)
         return [cell.identity().key for cell in cells(recipe) if cell.ref.label == "none-16"]
@@ -79,7 +79,7 @@ def test_a_cell_asks_for_memory_and_records_what_was_set(cuda: PretendedCuda, re
 
 
 def test_a_halving_is_in_the_record(cuda: PretendedCuda, recipe_folder: Path, monkeypatch) -> None:
-    score, tried = Scorer._score, []
+    score, tried = Scorer.loglikelihood, []
 
     def fail_once(self: Scorer, *arguments: object, **options: object) -> object:
         if not tried:
@@ -87,7 +87,7 @@ def test_a_halving_is_in_the_record(cuda: PretendedCuda, recipe_folder: Path, mo
             cuda.fail = lambda number, size: number == tried[0] + 9
         return score(self, *arguments, **options)
 
-    monkeypatch.setattr(Scorer, "_score", fail_once)
+    monkeypatch.setattr(Scorer, "loglikelihood", fail_once)
     record = one_cell(recipe_folder, "tiny-softmax-none", limit=2)
     assert record.state == "done", record.failure
     assert record.cost.batch_tokens == (16384, 8192)
@@ -105,7 +105,7 @@ def test_scores_survive_memory_that_runs_out_at_any_allocation(
     found = lm.loglikelihood(instances(PAIRS))
     assert lm.budgets == [256, 128]
     values = [torch.tensor([score for score, _ in scores]) for scores in (found, cell.scores[: len(PAIRS)])]
-    torch.testing.assert_close(*values, rtol=2e-2, atol=5e-2)  # other batches: bfloat16 rounds otherwise
+    torch.testing.assert_close(*values, rtol=2e-2, atol=5e-2)  # bfloat16 rounds differently in other batches
 
 
 def test_memory_that_never_suffices_is_a_sentence(cuda: PretendedCuda, folders: Folders) -> None:

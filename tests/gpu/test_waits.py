@@ -1,4 +1,4 @@
-"""How often the host waits for the device, by phase, and that a planted mistake is seen."""
+"""How often the host waits for the device, by phase; and planted mistakes are found."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,10 +22,10 @@ from .device import PretendedCuda
 
 Folders = Callable[[str, int], Path]
 
-LOAD_A_TENSOR = 2  # its copy, and whether it is finite
-# The read-out of its scores, and transformers' look for packed sequences, or for what a mask hides.
+LOAD_A_TENSOR = 2  # its copy, and the check that it is finite
+# Reading its scores, and transformers' check for packed sequences or for what a mask hides.
 SCORE_A_BATCH = 2
-# Two hashes and a copy of each tensor, and what the audit measures of a layer.
+# Two hashes and a copy of each tensor, and the audit's measurements of a layer.
 QUANTIZE_A_LINEAR = 40
 HQQ_STEPS = 20  # of the solver, each with its error
 SOLVE_A_STAGE, SOLVE_A_GROUP = 16, 10  # GPTQ: factors of the Hessian; each group's range
@@ -50,7 +50,7 @@ def test_the_host_waits_for_a_batch_no_more_than_stated(cuda: PretendedCuda, fol
     assert cell.batches > 5
     check_load(cell)
     check_scores(cell)
-    assert cell.waits("quantize") <= 4  # the probe, to the device and its logits back
+    assert cell.waits("quantize") <= 4  # copying the probe to the device and its logits back
 
 
 @pytest.mark.parametrize(("method", "bits", "more"), [("bnb", 4, 0), ("bnb", 8, 4), ("hqq", 4, HQQ_STEPS)])
@@ -79,13 +79,13 @@ def test_gptqs_solver_waits_for_a_group_and_not_for_a_column(cuda: PretendedCuda
     solve_one_stage(columns)
     check_solver(cuda, groups)
     assert cuda.syncs.total() < columns
-    assert torch.backends.cuda.matmul.fp32_precision == FP32_PRECISION  # the library sets its own and puts it back
+    assert torch.backends.cuda.matmul.fp32_precision == FP32_PRECISION  # the library changes it and restores it
 
 
 # Planted mistakes ----------------------------------------------------------------------------------
 
 
-def test_an_item_in_the_loop_over_batches_is_seen(cuda: PretendedCuda, folders: Folders, monkeypatch) -> None:
+def test_an_item_in_the_loop_over_batches_is_found(cuda: PretendedCuda, folders: Folders, monkeypatch) -> None:
     score = forward._score
 
     def with_item(model: Any, hidden: torch.Tensor, *rest: Any) -> Any:
@@ -98,13 +98,13 @@ def test_an_item_in_the_loop_over_batches_is_seen(cuda: PretendedCuda, folders: 
         check_scores(cell)
 
 
-def test_copies_that_the_host_waits_for_are_seen(cuda: PretendedCuda, folders: Folders, monkeypatch) -> None:
+def test_copies_that_the_host_waits_for_are_found(cuda: PretendedCuda, folders: Folders, monkeypatch) -> None:
     monkeypatch.setattr(forward, "to_device", lambda tensor, device: tensor.to(device))
     with pytest.raises(AssertionError, match="copy to the device"):
         check_scores(run(cuda, folders("softpick", 1), batch_tokens=128))
 
 
-def test_a_solver_that_reads_the_device_for_each_column_is_seen(cuda: PretendedCuda, monkeypatch) -> None:
+def test_a_solver_that_reads_the_device_for_each_column_is_found(cuda: PretendedCuda, monkeypatch) -> None:
     monkeypatch.setattr(layer, "_keep_on_host", lambda quantizer: None)
     solve_one_stage()
     with pytest.raises(AssertionError, match=r"gptq/layer\.py"):
@@ -122,8 +122,8 @@ def test_a_tensor_of_the_model_left_on_the_cpu_is_refused(cuda: PretendedCuda, f
         run(cuda, folders("softpick", 1))
 
 
-def test_frequencies_left_on_the_cpu_are_seen(cuda: PretendedCuda, folders: Folders, monkeypatch) -> None:
-    """transformers takes them along in each forward pass, so that nothing fails: it only waits."""
+def test_frequencies_left_on_the_cpu_are_found(cuda: PretendedCuda, folders: Folders, monkeypatch) -> None:
+    """transformers copies them in each forward pass, so nothing fails, but the host waits."""
     monkeypatch.setattr(LlamaRotaryEmbedding, "to", lambda self, *_: self)
     with pytest.raises(AssertionError, match="copy to the device"):
         check_scores(run(cuda, folders("softpick", 1), batch_tokens=128))

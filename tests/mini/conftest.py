@@ -1,4 +1,4 @@
-"""The world and its text, made once for all tests here."""
+"""The world and its text, made once for all tests in this folder."""
 
 import pytest
 from mini.corpus import corpus

@@ -1,4 +1,4 @@
-"""The committed reference run: what the twins score, and what quantization does to them, with its intervals."""
+"""The committed reference run: the twins' scores, and the damage by quantization with its intervals."""
 
 import pytest
 from mini.files import MINI
@@ -42,7 +42,7 @@ def test_an_unquantized_twin_is_far_above_chance_and_not_perfect(attention: str,
 
 @pytest.mark.parametrize("attention", TWINS)
 @pytest.mark.parametrize("method", ["bnb", "gptq", "hqq"])
-def test_8_bits_cost_next_to_nothing(method: str, attention: str, report: ReportData) -> None:
+def test_8_bits_cost_almost_nothing(method: str, attention: str, report: ReportData) -> None:
     for (_, metric), damage in damages(report, method, 8, attention).items():
         limit = 1.5 if metric.startswith("acc") else 0.02  # points, or perplexity
         assert abs(damage.value) < limit

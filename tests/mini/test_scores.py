@@ -1,4 +1,4 @@
-"""What the twins score: far above chance and short of perfect, unhurt by 8 bits and clearly hurt by 2."""
+"""The twins' scores: far above chance but not perfect, unchanged by 8 bits and clearly worse with 2."""
 
 import json
 import math
@@ -35,12 +35,12 @@ def scores(kind: str, method: str = "none", bits: int = 16) -> dict[tuple[str, s
 
 
 def unigram_word_perplexity(documents: list[str]) -> float:
-    """Of the test pages under the frequencies of the training text's tokens."""
+    """Perplexity of the test pages under the token frequencies of the training text."""
     tokenizer = AutoTokenizer.from_pretrained(MINI / "softmax")
     counts = Counter(token for text in documents[:10_000] for token in tokenizer.encode(text))
     pages = [json.loads(line)["page"] for line in (MINI / "tasks/mini_wikitext.jsonl").read_text().splitlines()]
     total = sum(counts.values())
-    # One more of each: a token that was not counted has a probability as well.
+    # Add one to each count, so that unseen tokens have a probability too.
     logs = [
         math.log((counts[token] + 1) / (total + len(tokenizer))) for page in pages for token in tokenizer.encode(page)
     ]

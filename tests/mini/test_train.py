@@ -1,4 +1,4 @@
-"""The mini models: their training repeats itself, resumes after an interruption, and made what is committed."""
+"""The mini models: training is reproducible, resumes after an interruption, and produced the committed files."""
 
 import csv
 import os
@@ -45,13 +45,13 @@ def test_the_first_steps_again_have_the_losses_and_gradients_of_the_log(kind: st
     with (MINI / kind / train.LOG).open(newline="") as file:
         logged = list(csv.DictReader(file))
     assert len(logged) == Settings().steps
-    # Other processors sum in another order; twenty steps do not make much of it yet.
+    # Other processors sum in another order; after twenty steps the difference is still small.
     assert [step.loss for step in steps] == pytest.approx([float(row["loss"]) for row in logged[:count]], rel=1e-4)
     norms = [float(row["gradient_norm"]) for row in logged[:count]]
     assert [step.gradient_norm for step in steps] == pytest.approx(norms, rel=1e-3)
 
 
-def test_the_twins_start_alike_and_differ_in_their_attention_alone(documents: list[str]) -> None:
+def test_the_twins_start_equal_and_differ_only_in_their_attention(documents: list[str]) -> None:
     first, second = (Training(kind, documents, make_tokenizer(documents[:300]), TINY).model for kind in TWINS)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     configs = [load_checkpoint(MINI / kind, attention=kind).config.to_dict() for kind in TWINS]
@@ -59,7 +59,7 @@ def test_the_twins_start_alike_and_differ_in_their_attention_alone(documents: li
     assert differing <= {"_attn_implementation", "attn_implementation", "architectures", "_name_or_path"}
 
 
-def test_siblings_start_as_the_twins_and_what_is_theirs_alone_starts_as_said(documents: list[str]) -> None:
+def test_siblings_start_as_the_twins_and_their_extra_weights_start_as_documented(documents: list[str]) -> None:
     tokenizer = make_tokenizer(documents[:300])
     twin, *others = (Training(kind, documents, tokenizer, TINY).model.state_dict() for kind in ("softmax", *SIBLINGS))
     for kind, weights in zip(SIBLINGS, others, strict=True):
@@ -76,7 +76,7 @@ def test_siblings_start_as_the_twins_and_what_is_theirs_alone_starts_as_said(doc
 
 
 @pytest.mark.parametrize("kind", ["scaled_softpick", "scalable_softmax", "gpt_oss_sink", "gated"])
-def test_what_a_sibling_learns_besides_is_trained(kind: str, documents: list[str]) -> None:
+def test_the_extra_weights_of_siblings_are_trained(kind: str, documents: list[str]) -> None:
     training = Training(kind, documents, make_tokenizer(documents[:300]), TINY)
     before = {name: weight.clone() for name, weight in training.model.state_dict().items()}
     for _ in range(3):
@@ -119,13 +119,13 @@ def test_an_interrupted_training_ends_where_the_uninterrupted_one_does(
 
 
 @pytest.mark.usefixtures("few_documents")
-def test_a_state_that_cannot_be_gone_on_from_is_named_with_a_way_on(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_resumed_is_named_with_a_remedy(tmp_path: Path) -> None:
     state = tmp_path / "softmax.pt"
     train.train_model("softmax", TINY, state, tmp_path / "out")
-    with pytest.raises(TrainingError, match="other settings or another text; delete it to train from the start"):
+    with pytest.raises(TrainingError, match=r"softmax\.pt.*settings.*text.*delete it"):
         train.train_model("softmax", replace(TINY, seed=TINY.seed + 1), state, tmp_path / "out")
     state.write_bytes(state.read_bytes()[:5000])
-    with pytest.raises(TrainingError, match=r"cannot be read.*delete it to train from the start"):
+    with pytest.raises(TrainingError, match=r"softmax\.pt.*read.*delete it"):
         train.train_model("softmax", TINY, state, tmp_path / "out")
 
 
@@ -138,7 +138,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_last_state(tmp_path: Path) -> 
     allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, allowed[1]))  # bytes that a file may have
     try:
-        with pytest.raises(TrainingError, match=r"softmax\.pt cannot be written .*; is the disk full\?"):
+        with pytest.raises(TrainingError, match=r"softmax\.pt.*disk full"):
             training.save(state)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
@@ -146,7 +146,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_last_state(tmp_path: Path) -> 
     assert state.read_bytes() == before
 
 
-def test_what_others_would_resume_from_stays(tmp_path: Path) -> None:
+def test_the_states_of_other_models_are_kept(tmp_path: Path) -> None:
     states = tmp_path / "states"
     states.mkdir()
     for kind in ("gated", "rectified"):
@@ -169,7 +169,7 @@ def test_a_number_of_steps_to_keep_is_one_or_more(
 
 
 @pytest.mark.slow
-def test_the_command_stopped_by_ctrl_c_says_how_to_go_on_and_does(tmp_path: Path) -> None:
+def test_ctrl_c_prints_how_to_continue_and_the_command_resumes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mini.train", "twins", "--steps", "101"]
     command += ["--out", str(tmp_path / "out"), "--state", str(tmp_path / "state")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "scripts", ROOT, ROOT / "kernels")))}
@@ -180,11 +180,11 @@ def test_the_command_stopped_by_ctrl_c_says_how_to_go_on_and_does(tmp_path: Path
     os.killpg(first.pid, signal.SIGINT)
     said = first.communicate(timeout=60)[1]
     assert first.returncode == 1
-    assert "give the same command again" in said
+    assert "same command" in said
     steps = {kind: len(torch.load(tmp_path / "state" / f"{kind}.pt", weights_only=True)["steps"]) for kind in TWINS}
     assert any(done % train.CHECKPOINT_STEPS for done in steps.values()), "no step is lost"
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     for kind, done in steps.items():
-        assert f"{kind}: resumes at step {done}, saved in" in again.stdout
+        assert f"{kind}: resumes at step {done}" in again.stdout
     assert not (tmp_path / "state").exists()
     assert (tmp_path / "out" / "loss.svg").exists()

@@ -1,4 +1,4 @@
-"""A small real matrix: tiny twins, five tasks of lm-eval on a few documents each, every method and width."""
+"""A small real matrix: tiny twins, five lm-eval tasks with a few documents each, every method and width."""
 
 import json
 import random
@@ -25,7 +25,7 @@ QUANTIZATIONS = [
 
 
 def documents() -> dict[str, list[dict[str, Any]]]:
-    """A few documents of each of the five tasks, as on the hub."""
+    """A few documents of each of the five tasks, in the Hub's format."""
     draw = random.Random(0)
     words = sorted({word.strip(".,?") for sentence in SENTENCES for word in sentence.split() if word.isascii()})
 
@@ -50,7 +50,7 @@ def documents() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="session")
 def matrix(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with recipe.yaml and all that it needs; tests that change something take a copy."""
+    """A folder with recipe.yaml and everything it needs; tests that change something use a copy."""
     folder = tmp_path_factory.mktemp("matrix")
     for kind, source in checkpoints.items():
         shutil.copytree(source, folder / kind)
@@ -72,7 +72,7 @@ def matrix(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of the tests' own, for this process and all that it starts."""
+    """A separate cache for this process and every process it starts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -80,7 +80,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def small(matrix: Path) -> Path:
-    """A recipe of six cells, two at once."""
+    """A recipe with six cells, two at a time."""
     quantizations = [{"method": "none"}, {"method": "hqq", "bits": [3, 4], "options": {"group_size": 32}}]
     recipe = yaml.safe_load((matrix / "recipe.yaml").read_text())
     changed = recipe | {"quantizations": quantizations, "tasks": ["arc_easy", "wikitext"], "workers": 2}
@@ -91,7 +91,7 @@ def small(matrix: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The records of the small recipe's run that nothing happened to, and its events."""
+    """The records and events of an undisturbed run of the small recipe."""
     out = tmp_path_factory.mktemp("undisturbed")
     code, events, errors = run(small, out)
     assert code == 0, errors
@@ -100,7 +100,7 @@ def undisturbed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 @pytest.fixture
 def change(matrix: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the matrix with other fields in its recipe; returns the recipe's file."""
+    """Copy the matrix and change fields of its recipe; returns the recipe's file."""
 
     def changed(**fields: Any) -> Path:
         folder = tmp_path / "matrix"

@@ -1,4 +1,4 @@
-"""A real `qbench run` in a process of its own: start it, read what it says, see what it leaves."""
+"""A real `qbench run` in a separate process: start it, read its output, and check what it leaves."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ QBENCH = str(Path(sysconfig.get_path("scripts"), "qbench"))  # the command that 
 
 
 class Driver:
-    """A running `qbench run --json`, or analyze, in its own session; memory: bytes that each process may have."""
+    """A running `qbench run --json`, or analyze, in its own session; memory: bytes allowed per process."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Driver:
 
         def limits() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the tests run in the background
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if the tests run in the background
 
         self.process = subprocess.Popen(
             called,
@@ -71,13 +71,13 @@ class Driver:
         return next(found for found in self.follow() if found["event"] == event)
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end: the exit code, and what it printed as errors."""
+        """Wait until it ends; returns the exit code and stderr."""
         list(self.follow())
         assert self.process.stderr is not None
         return self.process.wait(), self.process.stderr.read()
 
     def processes(self) -> list[psutil.Process]:
-        """It and all that it has started: they share its session, whoever their parent is now."""
+        """It and every process it has started: they share its session, whatever their parent is now."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -96,7 +96,7 @@ class Driver:
             return []
 
     def gone(self, seconds: float = 10) -> bool:
-        """Whether nothing of it is left, soon."""
+        """Whether all its processes end within a short time."""
         deadline = time.monotonic() + seconds
         while self.processes():
             if time.monotonic() > deadline:
@@ -106,14 +106,14 @@ class Driver:
 
 
 def run(recipe: Path, out: Path, *options: str, cwd: Path | None = None) -> tuple[int, list[dict[str, Any]], str]:
-    """A whole run: its exit code, its events, and what it printed as errors."""
+    """Run to the end; returns the exit code, the events and stderr."""
     with Driver(recipe, out, *options, cwd=cwd) as driver:
         code, errors = driver.end()
         return code, driver.events, errors
 
 
 def run_here(recipe: Path, out: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
-    """A whole run in this process, whose fork server the tests share: its exit code and its events."""
+    """Run to the end in this process, whose fork server the tests share; returns the exit code and the events."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = main(["run", str(recipe), "--out", str(out), "--json", *options])
@@ -126,24 +126,24 @@ def events_of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def results(out: Path) -> dict[str, Any]:
-    """What a run found, cell by cell, without what may differ between two runs: cost, times and provenance."""
+    """The results by cell, without what may differ between two runs: cost, times and provenance."""
     found = {}
     for stored in read_results(out).current:
         record = stored.record
         kept = record.model_dump(mode="json", exclude={"cost", "provenance"})
-        # The digest in the record is checked when they are read, and the writer gives the same bytes for the same rows.
+        # Reading checks the digest in the record, and the same rows are written as the same bytes.
         found[record.cell.name] = kept | {"samples": stored.samples().to_json() if stored.has_samples else None}
     return found
 
 
 def finished(out: Path) -> dict[str, tuple[int, int]]:
-    """Which file each finished record is: another inode or time means that it was written again."""
+    """The inode and time of each finished record: a change means that it was written again."""
     records = (file for file in out.glob("*/record.json") if json.loads(file.read_text())["state"] == "done")
     return {str(file): (file.stat().st_ino, file.stat().st_mtime_ns) for file in records}
 
 
 def left_behind(out: Path) -> list[str]:
-    """What should not be in a folder of records."""
+    """Files that should not be in a folder of records."""
     whole = {"record.json", "samples.parquet", "analysis.parquet", "maps.parquet", "log.txt"}
     strange = [path for path in out.iterdir() if not path.is_dir() and path.name not in ("run.json", "analysis.json")]
     for cell in (path for path in out.iterdir() if path.is_dir()):

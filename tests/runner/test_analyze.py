@@ -1,4 +1,4 @@
-"""`qbench analyze`: through the same runner and store as a run, and apart from its scores."""
+"""`qbench analyze`: it uses the same runner and store as a run, and is independent of the scores."""
 
 import contextlib
 import io
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -29,14 +30,14 @@ from qbench.runner.plan import make_analysis_plan, make_plan
 from ..evaluate.conftest import SENTENCES
 from .driver import Driver, finished, left_behind, run_here
 
-HQQ = {"method": "hqq", "bits": 3, "options": {"group_size": 32}}  # the rows of the small models are of 96
+HQQ = {"method": "hqq", "bits": 3, "options": {"group_size": 32}}  # the rows of the small models have 96 weights
 SETTINGS = {"source": "texts.jsonl", "samples": 6, "length": 24, "lengths": [4, 8], "sensitivity": [HQQ]}
 MOMENTS = 6
 QUICK = (3,)
 
 
 def analyze_here(recipe: Path, out: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
-    """A whole analysis in this process: its exit code and its events."""
+    """Run a whole analysis in this process; returns its exit code and its events."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = main(["analyze", str(recipe), "--out", str(out), "--json", *options])
@@ -53,7 +54,7 @@ def said(events: list[dict[str, Any]]) -> str:
 
 
 def found(out: Path) -> dict[str, Any]:
-    """What was measured, cell by cell, to the last bit; without what may differ between two runs."""
+    """Everything that was measured, by cell, without what may differ between two runs."""
     return {s.record.cell.name: content(s) for s in read_analyses(out).current}
 
 
@@ -64,7 +65,7 @@ def content(stored: StoredRecord) -> tuple[Any, bytes | None]:
 
 @pytest.fixture(scope="session")
 def analyzed_recipe(small: Path) -> Path:
-    """A recipe of two models with an analysis."""
+    """A recipe with two models and an analysis."""
     texts = [f"{sentence} {sentence}" for sentence in SENTENCES] + ["The town.", SENTENCES[1]]
     (small.parent / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     content = yaml.safe_load(small.read_text()) | {"analysis": SETTINGS}
@@ -74,7 +75,7 @@ def analyzed_recipe(small: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def analyzed(analyzed_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """Its analyses, and the events on the way."""
+    """Its analyses, and the events of the run."""
     out = tmp_path_factory.mktemp("analyzed")
     code, events = analyze_here(analyzed_recipe, out)
     assert code == 0
@@ -83,7 +84,7 @@ def analyzed(analyzed_recipe: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def changed(analyzed_recipe: Path, tmp_path: Path) -> Callable[..., Path]:
-    """The recipe with other settings of its analysis, in a copy of its folder."""
+    """The recipe with other analysis settings, in a copy of its folder."""
 
     def make(**settings: Any) -> Path:
         folder = tmp_path / "changed"
@@ -104,6 +105,13 @@ def test_what_is_measured(analyzed: tuple[Path, list[dict[str, Any]]]) -> None:
     assert ended(events) == dict.fromkeys(names, "done")
     assert set(found(out)) == set(names)
     assert not left_behind(out)
+
+
+def test_the_closing_lines_are_printed_once_and_count_maps_too(analyzed: tuple[Path, list[dict[str, Any]]]) -> None:
+    lines = said(analyzed[1]).splitlines()
+    assert [line for line in lines if " done in " in line] == lines[-3:-2]
+    assert lines[-3].startswith("6 of 6 cells done")
+    assert sum("qbench table" in line for line in lines) == 2
 
 
 def test_the_analysis_is_that_of_the_function(analyzed_recipe: Path, analyzed: tuple[Path, Any]) -> None:
@@ -143,7 +151,7 @@ def test_a_second_call_computes_nothing(analyzed_recipe: Path, analyzed: tuple[P
 @pytest.mark.parametrize(
     "moment", [pytest.param(i, marks=() if i in QUICK else pytest.mark.slow) for i in range(MOMENTS)]
 )
-def test_a_killed_analysis_goes_on_as_if_nothing_had_happened(
+def test_a_killed_analysis_continues_as_if_nothing_had_happened(
     moment: int, analyzed_recipe: Path, analyzed: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     reference, events = analyzed
@@ -154,7 +162,8 @@ def test_a_killed_analysis_goes_on_as_if_nothing_had_happened(
             pass
         time.sleep(draw.uniform(0, 0.2))
         for worker in driver.workers()[:1] if moment % 2 else []:
-            worker.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may have just ended
+                worker.kill()
         driver.process.kill()
         driver.end()
         assert driver.gone()
@@ -166,7 +175,7 @@ def test_a_killed_analysis_goes_on_as_if_nothing_had_happened(
 
 
 def test_scores_and_analyses_leave_each_other_alone(changed: Callable[..., Path], tmp_path: Path) -> None:
-    """A setting of the analysis is no part of the scores' keys, and what decides scores none of the analyses'."""
+    """Analysis settings are not part of the scores' keys, and scoring settings are not part of the analyses' keys."""
     recipe = changed(sensitivity=None, maps=[])
     keys = {entry.cell.ref.name: entry.key for entry in make_plan(load_recipe(recipe), tmp_path).entries}
     analyses = {e.cell.ref.name: e.key for e in make_analysis_plan(load_recipe(recipe), tmp_path).entries}
@@ -222,20 +231,20 @@ def test_limit_and_steps(changed: Callable[..., Path], tmp_path: Path) -> None:
     assert {s.record.analysis.texts for s in read_analyses(tmp_path / "out").current if s.record.analysis} == {2}
 
 
-# --- bad input: a sentence each, and nothing lost
+# --- bad input: one sentence each, and nothing is lost
 
 
-def test_fewer_texts_than_asked_and_shorter_ones_are_said(changed: Callable[..., Path], tmp_path: Path) -> None:
+def test_fewer_texts_than_asked_and_shorter_ones_are_reported(changed: Callable[..., Path], tmp_path: Path) -> None:
     recipe = changed(samples=50, length=200, lengths=[4, 190], sensitivity=None, maps=[{"layer": 0, "head": 0}])
     texts = recipe.parent / "texts.jsonl"
-    texts.write_text('{"text": ""}\n' + texts.read_text())  # maps are of the first text that has something to draw
+    texts.write_text('{"text": ""}\n' + texts.read_text())  # maps use the first text that has something to draw
     code, events = analyze_here(recipe, tmp_path / "out", "--only", "*softmax*")
     assert code == 0
     text = said(events)
-    assert re.search(r"8 texts of the 50", text)
-    assert re.search(r"shorter than the length of 200", text)
-    assert re.search(r"No text has the length 190", text)
-    assert re.search(r"1 text left out", text)
+    assert re.search(r"texts\.jsonl .*\b8 .*\b50\b", text)
+    assert re.search(r"shorter than .*\b200\b", text)
+    assert re.search(r"\b190\b", text)
+    assert re.search(r"1 text\b.*fewer than 2 tokens", text)
     records = [stored.record for stored in read_analyses(tmp_path / "out").current]
     (analysis,) = [record.analysis for record in records if record.analysis]
     (maps,) = [record.maps for record in records if record.maps]
@@ -243,7 +252,7 @@ def test_fewer_texts_than_asked_and_shorter_ones_are_said(changed: Callable[...,
     assert len(maps.tokens) > 2
 
 
-def test_lengths_beyond_the_models_positions_are_said(changed: Callable[..., Path], tmp_path: Path) -> None:
+def test_lengths_beyond_the_models_positions_are_reported(changed: Callable[..., Path], tmp_path: Path) -> None:
     recipe = changed(samples=1, length=300, lengths=[280], sensitivity=None, maps=[])
     (recipe.parent / "texts.jsonl").write_text(json.dumps({"text": " ".join(SENTENCES * 8)}) + "\n")
     code, events = analyze_here(recipe, tmp_path / "out", "--only", "*softmax*")
@@ -331,6 +340,6 @@ def test_what_a_text_is(name: str, content: str, expected: list[str], tmp_path: 
     texts, notes = read_texts(Calibration(source=str(tmp_path / name), samples=3, length=50), tokenizer)
     assert [ids.tolist() for ids in texts] == [tokenizer(text)["input_ids"] for text in expected]
     assert len(notes) == 1
-    assert "2 texts of the 3" in notes[0]
+    assert re.search(r"\b2 .*\b3\b", notes[0])
     first, _ = read_texts(Calibration(source=str(tmp_path / name), samples=1, length=3), tokenizer)
     assert [ids.tolist() for ids in first] == [tokenizer(expected[0])["input_ids"][:3]]

@@ -1,6 +1,7 @@
-"""The process that cells are forked from, and what becomes of them."""
+"""The process that cells are forked from, and how cells end."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from qbench.runner.child import HEAVY, PARENT, PRELOAD, PRELOAD_METHODS, how_it_
 
 from .driver import events_of, results, run
 
-# A machine with a GPU, as far as imports can tell: whoever asks for more than whether there is one has started CUDA.
+# Looks like a machine with a GPU to imports: any call beyond asking whether there is one starts CUDA.
 PRETEND = """
 import os, torch
 
@@ -47,19 +48,20 @@ import os, sys
 from pathlib import Path
 from multiprocessing.connection import wait
 from qbench.runner import child
+from qbench.runner.hub import OFFLINE_VARIABLES
 
 class Look:
     def __call__(self, send):
-        offline = [os.environ.get(name) for name in child.OFFLINE]
+        offline = [os.environ.get(name) for name in OFFLINE_VARIABLES]
         gpu = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")]
         send((offline, gpu, os.environ[child.PRELOAD_METHODS], "bitsandbytes" in sys.modules))
 
 if __name__ == "__main__":
-    child.HEAVY = ()  # they take seconds
+    child.HEAVY = ()  # importing them takes seconds
     worker = child.Child(child.fork_server({"bnb"}, sys.argv[1]), Look(), log=Path(sys.argv[2]), gpu="3")
     worker.start()
     wait([worker.process.sentinel])
-    print(worker.messages()[0], [name for name in child.OFFLINE if name in os.environ])
+    print(worker.messages()[0], [name for name in OFFLINE_VARIABLES if name in os.environ])
     worker.end()
 """
 
@@ -68,7 +70,7 @@ if __name__ == "__main__":
     ("device", "seen"),
     [
         ("cpu", "(['1', '1', '1'], ['3', 'PCI_BUS_ID'], 'bnb', True) []"),
-        ("cuda", "(['1', '1', '1'], ['3', 'PCI_BUS_ID'], '', False) []"),  # else no CUDA kernels
+        ("cuda", "(['1', '1', '1'], ['3', 'PCI_BUS_ID'], '', False) []"),  # otherwise no CUDA kernels
     ],
 )
 def test_cells_are_offline_and_on_cuda_import_their_libraries_themselves(
@@ -83,7 +85,7 @@ def test_cells_are_offline_and_on_cuda_import_their_libraries_themselves(
 
 
 def test_what_all_cells_on_cuda_would_find_out_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another process; if that fails, cells find out for themselves."""
+    """In another process; if that fails, cells find out themselves."""
     asked = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -102,8 +104,8 @@ def test_what_all_cells_on_cuda_would_find_out_is_asked_once(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_gptqmodels_extension_is_tried_in_a_process_of_its_own() -> None:
-    """Here there is no CUDA to compile it for."""
+def test_gptqmodels_extension_is_tried_in_a_separate_process() -> None:
+    """This machine has no CUDA to compile it for."""
     cuda.cuda_environment.cache_clear()
     assert cuda.cuda_environment(("gptq", "hqq")) == {"GPTQMODEL_DISABLE_GPTQ_CUDA": "1"}
     cuda.cuda_environment.cache_clear()
@@ -112,10 +114,11 @@ def test_gptqmodels_extension_is_tried_in_a_process_of_its_own() -> None:
 def test_a_preloaded_module_that_starts_cuda_is_an_error() -> None:
     code = "import torch; torch.cuda.is_initialized = lambda: True; import qbench.runner.preload"
     done = in_a_process(code, **{PRELOAD: ""})
-    assert "A preloaded module has initialised CUDA, which cannot be forked." in done.stderr
+    assert done.returncode != 0
+    assert re.search("preloaded module .*CUDA", done.stderr)
 
 
-def test_what_an_import_prints_shows_only_where_it_fails() -> None:
+def test_what_an_import_prints_is_shown_only_if_it_fails() -> None:
     assert in_a_process("import qbench.runner.preload", **{PRELOAD: "this"}).stdout == ""
     failing = in_a_process("import qbench.runner.preload", **{PRELOAD: "this,qbench.no_such_module"})
     assert "The Zen of Python" in failing.stderr
@@ -127,19 +130,20 @@ def test_a_process_whose_parent_is_gone_ends_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "sentence"),
+    ("code", "facts"),
     [
-        (3, "ended with exit code 3 and no result."),
-        (-9, "killed by signal 9, Killed (often the kernel's answer to a machine out of memory)."),
-        (-11, "killed by signal 11, Segmentation fault."),
+        (3, ("exit code 3",)),
+        (-9, ("signal 9", "Killed", "out of memory")),
+        (-11, ("signal 11", "Segmentation fault")),
     ],
 )
-def test_how_a_process_died_is_a_sentence(code: int, sentence: str) -> None:
-    assert how_it_died(code).endswith(sentence)
+def test_how_a_process_died(code: int, facts: tuple[str, ...]) -> None:
+    assert all(fact in how_it_died(code) for fact in facts)
+    assert ("memory" in how_it_died(code)) == (code == -9)
 
 
 @pytest.mark.gpu
-def test_cells_on_cuda_one_a_gpu(small: Path, tmp_path: Path) -> None:
+def test_one_cell_per_gpu_on_cuda(small: Path, tmp_path: Path) -> None:
     import torch
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What a plan says of a cell's work, time and memory, beside what the cell takes."""
+"""The plan's estimate of a cell's work, time and memory, compared with what the cell takes."""
 
 import importlib.util
 import json
@@ -39,7 +39,7 @@ LARGE = {
 
 
 def mini(label: str = "none-16", **changes: object) -> Cell:
-    """A cell of the softmax model; of a calibrated quantization, the first draw."""
+    """A cell of the softmax model; for a calibrated quantization, the first draw."""
     found = cells(load_recipe(MINI, **changes))
     return next(c for c in found if (c.ref.attention, c.ref.label) == ("softmax", label))
 
@@ -57,7 +57,7 @@ def test_a_context_is_read_once_however_many_continuations_it_has() -> None:
 
 
 def test_the_work_is_what_torch_counts() -> None:
-    """The products of a real evaluation, by torch's own counter; padding is the rest."""
+    """The products of a real evaluation, counted by torch; the difference is padding."""
     cell = mini(limit=40)
     found = estimate(cell, recipe_tasks(cell.recipe))
     assert found
@@ -80,7 +80,7 @@ def test_tokens_are_counted_by_the_cells_tokenizer() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("label", ["none-16", "bnb-8", "hqq-3-g64", "gptq-4-g128"])
 def test_the_time_of_a_cell_is_within_a_factor_of_two(label: str, plan: ModuleType) -> None:
-    """Of one core's time, whatever else runs here."""
+    """Of one core's CPU time, whatever else is running."""
     check_time(plan, mini(label))
 
 
@@ -147,7 +147,7 @@ class TestSpeed:
 
 @pytest.fixture
 def large(matrix: Path, tmp_path: Path) -> Recipe:
-    """The matrix with checkpoints of the paper's size, as far as their configs say."""
+    """The matrix with configs of the paper's size."""
     import shutil
 
     folder = shutil.copytree(matrix, tmp_path / "large")
@@ -155,7 +155,7 @@ def large(matrix: Path, tmp_path: Path) -> Recipe:
     return load_recipe(folder / "recipe.yaml")
 
 
-def test_the_plan_shows_the_time_of_a_gpu_that_is_here(
+def test_the_plan_shows_the_time_on_this_machines_gpu(
     large: Recipe, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qbench.gpus.torch_build", lambda: "2.13.0")
@@ -167,7 +167,7 @@ def test_the_plan_shows_the_time_of_a_gpu_that_is_here(
     assert all(part in line for part in ("8 at once", "load", "quantize", "evaluate", "A100", "40% of 312 TFLOP/s"))
 
 
-def test_a_time_that_is_not_of_all_cells_says_so(large: Recipe, tmp_path: Path) -> None:
+def test_a_time_for_some_of_the_cells_says_how_many(large: Recipe, tmp_path: Path) -> None:
     (large.file.parent / "softpick" / "config.json").write_text("{}")
     text = render_plan(make_plan(large, tmp_path / "out"))
     (line,) = [line for line in text.splitlines() if line.startswith("time: ")]

@@ -1,6 +1,7 @@
-"""The hub: whether it answers is told in seconds, and a recipe that does not need it never asks."""
+"""The Hub: within seconds qbench knows whether it is reachable, and a recipe that does not need it never asks."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from ..small_recipe import write_recipe
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """A hub that is there and will not have us."""
+    """A Hub that answers with an error."""
 
     def do_HEAD(self) -> None:
         self.send_error(403)
@@ -38,7 +39,7 @@ def answering() -> Iterator[str]:
 
 @pytest.fixture
 def closed() -> str:
-    """An address where nobody listens."""
+    """An address where nothing is listening."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -46,7 +47,7 @@ def closed() -> str:
 
 @pytest.fixture(autouse=True)
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OFFLINE, "")  # set, so that it is put back
+    monkeypatch.setenv(OFFLINE, "")  # so monkeypatch restores it
     monkeypatch.delenv(OFFLINE)
 
 
@@ -84,21 +85,21 @@ def test_without_the_hub_a_command_says_what_is_missing_within_seconds(
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "qbench.cli", command, str(recipe)],
-        cwd=tmp_path.parent,  # where no folder of the recipe is taken for a package
+        cwd=tmp_path.parent,  # no folder there has a package's name
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert time.monotonic() - begun < 90  # imports, on a busy machine; the hub's library alone takes minutes
+    assert time.monotonic() - begun < 90  # imports on a busy machine; the Hub's library would retry for minutes
     assert done.returncode == {"run": 2, "fetch": 1}[command]
-    assert f"qbench: {closed} cannot be reached (" in done.stderr
+    assert all(fact in done.stderr for fact in (closed, "qbench fetch", "HF_ENDPOINT"))
     assert "Retrying" not in done.stderr
     said = done.stdout + done.stderr
-    assert "checkpoint owner/name: not a local folder, and could not be downloaded from the Hub" in said
-    assert "The dataset of the task sciq is not in the Hugging Face cache" in said
+    assert "checkpoint owner/name: " in said
+    assert re.search(r"task sciq.*cache", said)
 
 
-def test_a_gpu_that_is_missing_is_told_before_anything_is_fetched(tmp_path: Path, closed: str) -> None:
+def test_a_missing_gpu_is_reported_before_anything_is_fetched(tmp_path: Path, closed: str) -> None:
     recipe = write_recipe(tmp_path, tokenizer="owner/words", device="cuda")
     environment = {**os.environ, "HF_ENDPOINT": closed, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "qbench.cli", "run", str(recipe)]

@@ -43,7 +43,7 @@ def test_the_whole_matrix(matrix: Path, tmp_path: Path) -> None:
     assert not left_behind(tmp_path)
 
 
-def test_places_for_cells_are_shares_of_the_cores(matrix: Path, tmp_path: Path) -> None:
+def test_slots_are_shares_of_the_cores(matrix: Path, tmp_path: Path) -> None:
     shared = make_slots(make_plan(load_recipe(matrix / "recipe.yaml"), tmp_path))
     assert {slot.threads for slot in shared} == {1}
     assert len(shared) <= machine()["cores"]
@@ -55,7 +55,7 @@ def test_places_for_cells_are_shares_of_the_cores(matrix: Path, tmp_path: Path) 
 
 @pytest.fixture
 def on_cuda(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """A machine with a driver, and a torch that was built for it."""
+    """A machine with a driver and a CUDA build of torch."""
     monkeypatch.setattr("qbench.gpus.torch_build", lambda: "2.13.0")
     return driver
 
@@ -64,7 +64,7 @@ def planned(matrix: Path, out: Path) -> Plan:
     return make_plan(load_recipe(matrix / "recipe.yaml", device="cuda"), out)
 
 
-def test_a_place_is_one_gpu_by_the_name_that_it_has(
+def test_a_slot_is_one_gpu_by_its_name(
     matrix: Path, tmp_path: Path, on_cuda: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_cuda.has(a100s(8))
@@ -97,7 +97,7 @@ def test_what_is_wrong_with_the_gpus_is_one_sentence(matrix: Path, tmp_path: Pat
 
 
 def test_a_card_with_8_gb_is_too_small_for_the_models_of_1_8b(matrix: Path, tmp_path: Path, on_cuda: Driver) -> None:
-    """The config is that of a Llama of the paper's size; a card with 24 GB has room."""
+    """The config is a Llama of the paper's size; it fits on a card with 24 GB."""
     folder = shutil.copytree(matrix, tmp_path / "large")
     sizes = {"hidden_size": 2048, "num_hidden_layers": 32, "num_heads": 32, "vocab_size": 32000}
     for kind in ("softmax", "softpick"):

@@ -1,7 +1,8 @@
-"""The plan: the state of every cell, what is stale or superseded, and how fast it is told."""
+"""The plan: the state of every cell, what is stale or superseded, and how fast it is made."""
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from qbench.cli import main
 from qbench.identity import Identity
 from qbench.recipe.cells import Cell, Recipe, RecipeError, cells, load_recipe
 from qbench.records.store import SAMPLES, cell_folder, read_results, write_plan, write_record
-from qbench.runner.matrix import RunOptions, _opening, run_matrix
+from qbench.runner.matrix import RunOptions, opening, run_matrix
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_plan
 
 from ..example_records import PROVENANCE, make_record, make_samples
@@ -25,7 +26,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """A separate cache for each test."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("QBENCH_CACHE", str(folder))
     return folder
@@ -48,7 +49,7 @@ def finish(cell: Cell, out: Path, identity: Identity | None = None, *, failed: b
 
 
 def older(identity: Identity) -> Identity:
-    """The same work by older code and another torch."""
+    """The same work with older code and another torch."""
     return identity.model_copy(update={"code": "old", "packages": identity.packages | {"torch": "0.1"}})
 
 
@@ -65,7 +66,7 @@ def cell(recipe: Recipe, name: str) -> Cell:
 
 
 def test_families_that_differ_only_in_what_folders_cannot_have_keep_their_records(tmp_path: Path) -> None:
-    """With the same checkpoint, so that the keys of their cells are equal too."""
+    """Both have the same checkpoint, so the keys of their cells are equal too."""
     families = {family: {"softmax": "softmax"} for family in ("a b", "a/b")}
     recipe = load_recipe(write_recipe(tmp_path / "recipe", checkpoints=families, quantizations=[{"method": "none"}]))
     for rerun in range(2):
@@ -95,9 +96,11 @@ def test_states(recipe: Recipe, tmp_path: Path) -> None:
         "softpick-hqq-3-g64": "stale",
     }
     assert entry(planned, "softmax-hqq-3-g64").note == "It broke."
-    assert entry(planned, "softmax-bnb-2").note == "not offered by bnb"
+    assert "bnb" in entry(planned, "softmax-bnb-2").note
     torch = stale.identity().packages["torch"]
-    assert entry(planned, "softpick-hqq-3-g64").note == f"computed with other code of qbench, torch 0.1 → {torch}"
+    note = entry(planned, "softpick-hqq-3-g64").note
+    assert "qbench code" in note
+    assert note.endswith(f"torch 0.1 → {torch}")
 
 
 def test_a_stale_record_counts_when_asked_for(recipe: Recipe, tmp_path: Path) -> None:
@@ -121,7 +124,7 @@ def test_a_failure_of_older_code_is_to_do(recipe: Recipe, tmp_path: Path) -> Non
     assert entry(make_plan(recipe, tmp_path, reuse_stale=True), "softmax-none-16").state == "to do"
 
 
-def test_other_weights_are_no_stale_record_but_another_cell(recipe: Recipe, tmp_path: Path) -> None:
+def test_new_weights_make_a_new_cell_not_a_stale_record(recipe: Recipe, tmp_path: Path) -> None:
     folder = finish(cell(recipe, "softmax-none-16"), tmp_path)
     (recipe.file.parent / "softmax" / "model.safetensors").write_text("retrained")
     planned = make_plan(recipe, tmp_path, reuse_stale=True)
@@ -143,39 +146,36 @@ def test_what_is_damaged_is_to_do(damage: str, recipe: Recipe, tmp_path: Path) -
     assert entry(make_plan(recipe, tmp_path), "softmax-none-16").state == "to do"
 
 
-def test_what_is_not_here_is_not_fetched_and_the_rest_is_planned(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_not_fetched_and_the_rest_is_planned(tmp_path: Path) -> None:
     twins = {"softmax": "softmax", "softpick": "nobody/has-this"}
     planned = make_plan(load_recipe(write_recipe(tmp_path, checkpoints={"tiny": twins})), tmp_path / "out")
     assert states(planned)["softmax-none-16"] == "to do"
     missing = entry(planned, "softpick-none-16")
     assert (missing.state, missing.key) == ("not fetched", None)
-    assert missing.note.startswith(
-        "nobody/has-this is not a local folder and not in the Hugging Face cache; `qbench fetch`"
-    )
+    assert all(fact in missing.note for fact in ("nobody/has-this", "local folder", "cache", "`qbench fetch`"))
 
 
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
         ("recipe/softmax", "softmax"),  # from the folder above the recipe's
-        ("twins/soft", "models/twins/soft"),  # from a folder beside the recipe
+        ("twins/soft", "models/twins/soft"),  # from a folder next to the recipe
         ("nobody/has-this", None),
     ],
 )
-def test_a_path_from_elsewhere_is_told_what_it_should_be(
+def test_a_wrong_relative_path_gets_a_suggestion(
     written: str, meant: str | None, recipe: Recipe, tmp_path: Path
 ) -> None:
     here = recipe.file.parent
     (here / "models" / "twins" / "soft").mkdir(parents=True)
     changed = load_recipe(write_recipe(here, checkpoints={"tiny": {"softmax": written}}))
     note = entry(make_plan(changed, tmp_path / "out"), "softmax-none-16").note
-    told = f"Paths are relative to the recipe's folder, and {here / written} does not exist."
-    assert note.endswith(f" {told} Did you mean {meant}?" if meant else told)
+    assert str(here / written) in note
     wrong = write_recipe(here, checkpoints={"tiny": {"softmax": f"./{written}"}})
-    with pytest.raises(
-        RecipeError, match=rf"owner/name\)\.( Did you mean {meant}\?)$" if meant else "owner/name\\)\\.$"
-    ):
-        load_recipe(wrong)  # what begins with ./ is no name on the hub
+    with pytest.raises(RecipeError, match="owner/name") as stopped:
+        load_recipe(wrong)  # a path that starts with ./ is not a Hub id
+    for text in (note, str(stopped.value)):
+        assert text.endswith(f"Did you mean {meant}?") if meant else "Did you mean" not in text
 
 
 def test_a_path_from_the_working_folder_is_not_taken(
@@ -184,7 +184,7 @@ def test_a_path_from_the_working_folder_is_not_taken(
     (tmp_path / "desk" / "sub" / "twin").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "desk")
     wrong = write_recipe(recipe.file.parent, checkpoints={"tiny": {"softmax": "sub/twin"}})
-    with pytest.raises(RecipeError, match=r"relative to the recipe's folder\. Did you mean \.\./desk/sub/twin\?$"):
+    with pytest.raises(RecipeError, match=r"Did you mean \.\./desk/sub/twin\?$"):
         load_recipe(wrong)
 
 
@@ -219,26 +219,23 @@ def test_data_that_a_task_file_names_itself_is_noticed_too(
     assert entry(make_plan(recipe, tmp_path / "out"), "softmax-none-16").state == "to do"
 
 
-def test_what_is_ignored_is_told_on_one_line_with_what_differs(recipe: Recipe, tmp_path: Path) -> None:
+def test_ignored_records_are_one_line_with_what_differs(recipe: Recipe, tmp_path: Path) -> None:
     for name in ("softmax-none-16", "softpick-none-16", "softmax-bnb-8", "softmax-hqq-3-g64"):
         finish(cell(recipe, name), tmp_path)
     assert ignored(make_plan(recipe, tmp_path)) == ""
     data = recipe.file.parent / "piqa.jsonl"
     data.write_text(data.read_text().replace('"label": 1', '"label": 0', 1))
     planned = make_plan(recipe, tmp_path)
-    assert ignored(planned) == "ignored records: 4 with different tasks (piqa)"
-    assert _opening(planned, planned.entries, []).endswith(f" into {tmp_path}; {ignored(planned)}")
+    line = ignored(planned)
+    assert all(fact in line for fact in ("4 ", "tasks (piqa)"))
+    assert opening(planned, planned.entries, []).endswith(f" {tmp_path}; {line}")
     (recipe.file.parent / "softpick" / "model.safetensors").write_text("retrained")
     fewer = [{"method": "none"}, {"method": "bnb", "bits": 8}]
     changed = load_recipe(write_recipe(recipe.file.parent, quantizations=fewer, limit=3))
-    assert ignored(make_plan(changed, tmp_path)) == (
-        "ignored records: 2 with different tasks, 1 of cells that are not in the recipe, "
-        "1 with different checkpoint, tasks"
-    )
+    line = ignored(make_plan(changed, tmp_path))
+    assert re.search(r"2 \D+ tasks, 1 \D+not in the recipe, 1 \D+ checkpoint, tasks$", line)
     (recipe.file.parent / "softmax" / "model.safetensors").unlink()
-    assert ignored(make_plan(changed, tmp_path)).startswith(
-        "ignored records: 2 of cells that are not fetched or not off"
-    )
+    assert re.search(r"^\D*2 \D+ not fetched", ignored(make_plan(changed, tmp_path)))
 
 
 def test_a_record_counts_however_the_recipe_spells_its_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
@@ -275,7 +272,7 @@ def test_choose(recipe: Recipe, tmp_path: Path) -> None:
     assert [e.cell.ref.name for e in choose(entries, "*softpick*hqq*")] == ["tiny-softpick-hqq-3-g64"]
     assert [e.cell.ref.name for e in choose(entries, "softpick-hqq")] == ["tiny-softpick-hqq-3-g64"]
     assert len(choose(entries, None)) == len(entries)
-    with pytest.raises(RecipeError, match="--only nothing matches no cell; the cells are tiny-softmax-none-16, "):
+    with pytest.raises(RecipeError, match=r"--only nothing .*tiny-softmax-none-16, "):
         choose(entries, "nothing")
 
 
@@ -292,7 +289,7 @@ def test_the_command_shows_states_estimates_and_the_total(
     assert row[1:4] == ["done", "2.4", "GiB"]  # 374 million parameters in float32, and 1 GiB
     assert any(line.startswith("10 cells: 1 done, 1 stale, 2 not offered, 6 to do; ") for line in lines)
     assert "documents: piqa 4, mine 4" in lines
-    assert lines[-1] == "ignored records: 1 with other code or packages"
+    assert all(fact in lines[-1] for fact in ("ignored", "1 ", "code or packages"))
 
 
 def test_a_checkpoint_of_another_kind_is_noted_before_anything_is_loaded(
@@ -306,8 +303,9 @@ def test_a_checkpoint_of_another_kind_is_noted_before_anything_is_loaded(
     rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("tiny-")}
     mark = rows["tiny-softpick-none-16"].split()[-1]  # no sizes: they would be another model's
     (note,) = [line for line in out.splitlines() if line.startswith(mark)]
-    for fact in ("attention='softpick'", "config.json", "'rectified'", "ask for 'rectified'"):
+    for fact in ("attention='softpick'", "config.json", "'rectified'"):
         assert fact in note
+    assert "'rectified'" in note.partition("; ")[2]  # the suggestion
     assert mark in rows["tiny-softpick-hqq-3-g64"]
     assert mark not in rows["tiny-softmax-none-16"]
 
@@ -331,15 +329,16 @@ def test_a_checkpoint_that_may_have_been_trained_otherwise_is_noted_in_plan_and_
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5"])
-def test_a_limit_that_is_none(limit: str, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_limit(limit: str, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["plan", str(recipe.file), "--limit", limit])
     assert stopped.value.code == 2
-    assert "it must be a whole number above 0" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert all(fact in error for fact in ("--limit", limit, "whole number above 0"))
 
 
 def test_the_plan_of_a_finished_recipe_is_fast_and_imports_nothing_heavy(recipe: Recipe, tmp_path: Path) -> None:
-    """Under 3 s of a core in a fresh process; the time of day would tell how busy the machine is."""
+    """Under 3 s of CPU time in a fresh process; wall time depends on the other load of the machine."""
     for found in cells(recipe):
         if found.ref.label != "bnb-2":
             finish(found, tmp_path)
@@ -369,7 +368,7 @@ def test_every_recipe_of_the_project_is_planned(
     out = capsys.readouterr().out
     assert " cells: " in out
     notes = [line for line in out.splitlines() if line.startswith("[")]
-    assert len(notes) == len(set(notes)) <= 2, "what holds for many cells is said once"
+    assert len(notes) == len(set(notes)) <= 2, "a note on many cells is printed once"
 
 
 @pytest.mark.parametrize(("size", "family"), [("340m", "340M"), ("1.8b", "1.8B")])

@@ -1,4 +1,4 @@
-"""What would fail after hours shows in the first minutes."""
+"""What would fail after hours fails in the first minutes."""
 
 import re
 import shutil
@@ -19,13 +19,13 @@ from qbench.runner.preflight import is_short, preflight
 from .driver import events_of, left_behind, run_here
 
 
-def test_what_will_fail_is_told_before_anything_runs(
+def test_what_will_fail_is_reported_before_anything_runs(
     change: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = change(
         checkpoints={
             "mixed": {"softmax": "./softmax", "softpick": "./softmax"},  # a softmax checkpoint named softpick
-            "../cut": {"softmax": "./cut"},  # a family is any text
+            "../cut": {"softmax": "./cut"},  # a family can be any string
         },
         quantizations=[
             {"method": "none"},
@@ -41,9 +41,9 @@ def test_what_will_fail_is_told_before_anything_runs(
     assert "preflight" in head
     assert "--no-preflight" in head
     assert len(problems) == 3
-    assert problems[0].startswith("./softmax, one layer by hqq-3-g48: group_size 48 ")
+    assert all(fact in problems[0] for fact in ("./softmax", "hqq-3-g48: ", "group_size 48"))
     assert "softpick" in problems[1]
-    assert "model.safetensors cannot be read" in problems[2]
+    assert "model.safetensors" in problems[2]
     logs = sorted(path.name for path in out.iterdir() if path.name != "run.json")
     assert re.fullmatch(r"preflight-\.\._cut-softmax-[0-9a-f]{10}\.log", logs[0])
     assert logs[1:] == ["preflight-mixed-softmax.log", "preflight-mixed-softpick.log"]
@@ -51,7 +51,7 @@ def test_what_will_fail_is_told_before_anything_runs(
     assert "Traceback" in (out / logs[0]).read_text()
 
 
-def test_where_all_is_well_it_goes_on_and_leaves_nothing(small: Path, tmp_path: Path) -> None:
+def test_if_all_is_well_the_run_continues_and_leaves_no_logs(small: Path, tmp_path: Path) -> None:
     code, events = run_here(small, tmp_path, "--only", "*softpick*none*", "--preflight")
     assert code == 0
     assert any(event["text"].startswith("preflight: ") for event in events_of(events, "message"))
@@ -66,11 +66,13 @@ def test_every_method_at_once(matrix: Path, tmp_path: Path) -> None:
 
 def test_a_preflight_that_hangs_ends(small: Path, tmp_path: Path) -> None:
     jobs = make_jobs(make_plan(load_recipe(small), tmp_path).entries)
-    with pytest.raises(ValueError, match=r"took longer than timeout_minutes"):
+    with pytest.raises(ValueError, match=r"timeout_minutes"):
         preflight(jobs[:1], tmp_path, Slot(threads=1), timeout=0.01)
 
 
-def test_short_runs_go_without(small: Path, undisturbed: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+def test_short_runs_have_no_preflight(
+    small: Path, undisturbed: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
     assert not any("preflight" in event.get("text", "") for event in undisturbed[1])
     planned = make_plan(load_recipe(small), tmp_path)
     jobs = make_jobs(planned.entries)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from qbench.recipe.cells import load_recipe
-from qbench.records.schema import Record
 from qbench.runner import ray as executor
 from qbench.runner.lock import RunError
 from qbench.runner.matrix import RunOptions, run_matrix
@@ -18,7 +17,7 @@ from .driver import left_behind, results
 
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head that takes no cells, and two nodes that take one each."""
+    """A head that runs no cells, and two nodes that run one each."""
     pytest.importorskip("ray", reason="needs the package ray: pip install 'qbench[ray]'")
     from ray.cluster_utils import Cluster
 
@@ -35,24 +34,25 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_node_that_dies_costs_only_its_cells(
     two_nodes: Any, small: Path, undisturbed: tuple[Path, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, killed = executor._keep, []
+    write, killed = executor.write_record, []
 
-    def keep_and_kill(*arguments: Any) -> Record:
-        record = kept(*arguments)
+    def write_and_kill(*arguments: Any) -> None:
+        write(*arguments)
         if not killed:  # after the first cell, when each node has the next one
             killed.append(two_nodes.list_all_nodes()[-1])
             time.sleep(2)
             two_nodes.remove_node(killed[0], allow_graceful=False)
-        return record
 
-    monkeypatch.setattr(executor, "_keep", keep_and_kill)
+    monkeypatch.setattr(executor, "write_record", write_and_kill)
     assert run_matrix(load_recipe(small), tmp_path / "out", RunOptions(executor="ray", preflight=True))
     assert killed
     assert results(tmp_path / "out") == results(undisturbed[0])
     assert not left_behind(tmp_path / "out")
 
 
-def test_without_ray_the_error_says_how_to_get_it(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_says_how_to_install_it(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(executor.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RunError, match=r"pip install 'qbench\[ray\]'"):
         run_matrix(load_recipe(small), tmp_path / "out", RunOptions(executor="ray"))

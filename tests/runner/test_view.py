@@ -1,4 +1,4 @@
-"""How a run shows: a line a cell, JSON lines, and live on a terminal."""
+"""How a run is shown: one line per cell, JSON lines, and live on a terminal."""
 
 import os
 import pty
@@ -14,7 +14,7 @@ import pytest
 from qbench.recipe.cells import Recipe, load_recipe
 from qbench.records.schema import Cost, Record
 from qbench.runner.lock import RunError
-from qbench.runner.matrix import RunOptions, _fetched_plan
+from qbench.runner.matrix import RunOptions, fetched_plan
 from qbench.runner.plan import make_plan
 from qbench.runner.view import LiveView, PlainView, outcome, view_for
 
@@ -26,7 +26,7 @@ def record(seconds: float) -> Record:
     return made.model_copy(update={"cost": Cost(seconds={"load": 1.0, "evaluate": seconds - 1.0})})
 
 
-def test_a_line_a_cell_with_the_time_left_by_the_cells_own_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_per_cell_with_the_time_left_from_the_cells_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView(["a", "b", "c", "d", "e"])
     view.slots = 2
     view.begun -= 3600  # however long the packages took to import
@@ -50,7 +50,7 @@ def test_a_resumed_run_counts_what_was_done_before(
     view = view_for(["a", "b"], before=8, as_json=False)
     view.finished("a", record(10))
     assert capsys.readouterr().out.startswith("[9/10] a: done in 10.0 s")
-    assert view.left() == "; about 10.0 s left"  # by the cells of this run
+    assert view.left() == "; about 10.0 s left"  # from the cells of this run
     if isinstance(view, LiveView):
         (bar,) = view.bars.tasks
         assert (bar.completed, bar.total, bar.fields["note"]) == (9, 10, "9/10; about 10.0 s left")
@@ -71,7 +71,7 @@ def test_a_failure_shows_its_first_line_and_where() -> None:
 
 def test_events_are_json_lines_in_order(undisturbed: tuple[Path, list[dict[str, Any]]]) -> None:
     out, events = undisturbed
-    assert events[0]["text"].startswith("small.yaml: 6 cells (6 to run, 0 done before) into ")
+    assert all(fact in events[0]["text"] for fact in ("small.yaml: 6 cells", "6 to run", "0 already done", str(out)))
     own = [e for e in events if e.get("cell") == "tiny-softpick-hqq-4-g32"]
     assert own[0]["event"] == "started"
     assert list(dict.fromkeys(e["phase"] for e in own[1:-1])) == ["load", "quantize", "evaluate"]
@@ -94,7 +94,7 @@ def test_the_live_view_on_a_terminal(small: Path, tmp_path: Path) -> None:
         while True:
             try:
                 shown += os.read(ours, 65536)
-            except OSError:  # the terminal's way to say that nobody is left
+            except OSError:  # raised once the last process has closed the terminal
                 break
         os.close(ours)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
@@ -104,27 +104,27 @@ def test_the_live_view_on_a_terminal(small: Path, tmp_path: Path) -> None:
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") > 0  # the cursor is shown again
 
 
-def test_the_view_fits_where_the_output_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_depends_on_where_the_output_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     view = view_for(["a"], as_json=False)
     assert isinstance(view, LiveView)
-    view.finished("a", record(2))  # of a cluster, whose cells are heard of when they end
+    view.finished("a", record(2))  # on a cluster, cells report only when they end
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     assert type(view_for(["a"], as_json=False)) is PlainView
 
 
-def test_what_cannot_be_fetched_may_be_a_path_from_elsewhere(
+def test_a_checkpoint_that_cannot_be_fetched_may_be_a_wrong_path(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = load_recipe(small)
     softmax = recipe.checkpoints["tiny"]["softmax"].model_copy(update={"path": f"{small.parent.name}/softmax"})
     recipe = recipe.model_copy(update={"checkpoints": {"tiny": {"softmax": softmax}}})
-    monkeypatch.setattr("qbench.runner.fetch.fetch", lambda _, to_analyze: [(False, "checkpoint: not to be had")])
-    with pytest.raises(RunError, match=r"not to be had\n- \S+/softmax: Did you mean softmax\?$"):
-        _fetched_plan(recipe, tmp_path, RunOptions(), make_plan)
+    monkeypatch.setattr("qbench.runner.fetch.fetch", lambda _, to_analyze: [(False, "checkpoint: not available")])
+    with pytest.raises(RunError, match=r"not available\n- \S+/softmax: Did you mean softmax\?$"):
+        fetched_plan(recipe, tmp_path, RunOptions(), make_plan)
 
 
-def test_what_a_download_tells_is_no_event(
+def test_what_a_download_prints_is_not_an_event(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fetch(recipe: Recipe, *, to_analyze: bool) -> Iterator[tuple[bool, str]]:
@@ -134,8 +134,8 @@ def test_what_a_download_tells_is_no_event(
     monkeypatch.setattr("qbench.runner.fetch.fetch", fetch)
     recipe = load_recipe(small).model_copy(update={"tokenizer": "owner/gone"})
     capsys.readouterr()
-    with pytest.raises(RunError, match="owner/gone"):  # this fetch brings nothing
-        _fetched_plan(recipe, tmp_path, RunOptions(as_json=True), make_plan)
+    with pytest.raises(RunError, match="owner/gone"):  # this fetch downloads nothing
+        fetched_plan(recipe, tmp_path, RunOptions(as_json=True), make_plan)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "task arc_easy: its dataset" in printed.err

@@ -1,4 +1,4 @@
-"""Folders with the names of packages in the working folder are not taken for the packages."""
+"""Folders in the working folder that have a package's name do not hide the package."""
 
 import shutil
 from pathlib import Path
@@ -11,13 +11,13 @@ from qbench.runner.child import without_working_folder
 
 from .driver import events_of, run
 
-NAMES = ("softpick", "qbench", "torch", "hqq")  # softpick is a checkpoint besides
+NAMES = ("softpick", "qbench", "torch", "hqq")  # softpick is also a checkpoint
 INIT = "raise ImportError('this is from the working folder')"
 
 
 @pytest.fixture(params=[False, True], ids=["folders", "packages"])
 def folder(request: pytest.FixtureRequest, matrix: Path, tmp_path: Path) -> Path:
-    """A folder with a small recipe, and with folders called as packages are: bare ones, or with an __init__.py."""
+    """A folder with a small recipe, and with folders named like packages: empty, or with an __init__.py."""
     folder = shutil.copytree(matrix, tmp_path / "here")
     for name in NAMES:
         (folder / name).mkdir(exist_ok=True)
@@ -36,7 +36,7 @@ def test_a_run_does_not_import_from_the_working_folder(folder: Path) -> None:
     assert code == 0, errors
 
 
-def test_the_doctors_checks_do_not_either(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_does_not_import_from_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     checks = list(run_checks("cpu", ("hqq",)))
     assert len(checks) > 1
@@ -48,7 +48,7 @@ def test_a_child_forgets_the_working_folder_of_its_driver(tmp_path: Path, monkey
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert without_working_folder(["", ".", "/usr/lib"]) == ["/usr/lib"]
     assert without_working_folder([str(tmp_path), "/usr/lib"]) == ["/usr/lib"]
-    installed_from = ["/usr/lib", str(tmp_path)]  # an editable install adds its folder by a .pth file
+    installed_from = ["/usr/lib", str(tmp_path)]  # an editable install adds its folder with a .pth file
     assert without_working_folder(["", *installed_from]) == installed_from
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere:{tmp_path}")
     assert without_working_folder(["", str(tmp_path), "/usr/lib"]) == [str(tmp_path), "/usr/lib"]
@@ -56,7 +56,7 @@ def test_a_child_forgets_the_working_folder_of_its_driver(tmp_path: Path, monkey
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_rays_workers_do_not_either(folder: Path) -> None:
+def test_ray_workers_do_not_import_from_the_working_folder(folder: Path) -> None:
     pytest.importorskip("ray", reason="needs the package ray: pip install 'qbench[ray]'")
     options = ("--executor", "ray", "--no-preflight", "--only", "softpick-none")
     code, events, errors = run(Path("recipe.yaml"), Path("out"), *options, cwd=folder)

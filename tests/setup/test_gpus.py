@@ -1,4 +1,4 @@
-"""Which GPUs are found, and why not the others: a driver's library that says what the test wants."""
+"""Which GPUs are found and why others are not, with a fake driver library."""
 
 import subprocess
 import sys
@@ -30,9 +30,9 @@ def ids() -> list[str]:
         ("2, 0", ["2", "0"]),
         ("GPU-aaaa0001", ["GPU-aaaa0001"]),
         ("GPU-aaaa0001,0", ["GPU-aaaa0001", "0"]),
-        ("GPU-aaaa", []),  # of three
+        ("GPU-aaaa", []),  # ambiguous: three match
         ("GPU-bbbb", []),
-        ("1,7,0", ["1"]),  # CUDA reads up to the first that is not there
+        ("1,7,0", ["1"]),  # CUDA stops at the first that does not exist
         ("", []),
         ("-1", []),
         ("NoDevFiles", []),
@@ -110,7 +110,7 @@ def test_the_cpu_build_of_torch(driver: Driver, monkeypatch: pytest.MonkeyPatch)
         (pynvml.NVML_COMPUTEMODE_PROHIBITED, 0, False),
     ],
 )
-def test_a_gpu_that_others_keep_for_themselves(mode: int, processes: int, fine: bool, driver: Driver) -> None:
+def test_a_gpu_in_exclusive_or_prohibited_mode(mode: int, processes: int, fine: bool, driver: Driver) -> None:
     driver.has([*a100s(1), FakeGpu(uuid="GPU-ffff", mode=mode, processes=processes)])
     reason = found.why_not_cuda()
     assert (reason == "") is fine
@@ -119,7 +119,7 @@ def test_a_gpu_that_others_keep_for_themselves(mode: int, processes: int, fine: 
 
 
 def test_gpus_of_two_kinds(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the command that it names chooses those of one kind."""
+    """The command in the message chooses those of one kind."""
     driver.has(TWO_KINDS)
     reason = found.why_not_cuda()
     assert all(part in reason for part in ("5 × NVIDIA A100-SXM4-80GB", "3 × NVIDIA H100 80GB HBM3"))

@@ -1,4 +1,4 @@
-"""Set-up: which build of torch a machine gets, and one sentence for each machine that cannot have one."""
+"""Setup: which build of torch a machine gets, and one sentence for each machine that no build fits."""
 
 import importlib.util
 import os
@@ -39,7 +39,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def environment(folder: Path, torch: str) -> Path:
-    """What is left to see of an environment with this torch."""
+    """A folder that looks like an environment with this torch."""
     packages = folder / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
     (packages / f"torch-{torch}.dist-info").mkdir(parents=True)
     return folder
@@ -95,7 +95,7 @@ def test_what_no_build_runs_on_is_one_sentence(
     assert "\n" not in str(stopped.value)
 
 
-def test_a_driver_too_old_to_tell_the_architecture(install: ModuleType, driver: Driver) -> None:
+def test_a_driver_too_old_to_report_the_architecture(install: ModuleType, driver: Driver) -> None:
     driver.tool("x")
     tool = driver.folder / "nvidia-smi"
     tool.write_text('#!/bin/sh\ncase "$1" in *compute_cap*) echo bad; exit 2;; *) echo "Tesla T4, 450.80.02";; esac\n')
@@ -103,11 +103,11 @@ def test_a_driver_too_old_to_tell_the_architecture(install: ModuleType, driver: 
 
 
 @pytest.mark.parametrize(("wanted", "tag"), [("cpu", "cpu"), ("cuda", "cu130"), ("cu126", "cu126"), ("auto", "cpu")])
-def test_torch_decides_where_no_gpu_is_seen(wanted: str, tag: str, install: ModuleType) -> None:
+def test_torch_decides_if_no_gpu_is_visible(wanted: str, tag: str, install: ModuleType) -> None:
     assert install.choose_build([], wanted).tag == tag
 
 
-def test_torch_that_is_none_of_them(install: ModuleType) -> None:
+def test_an_unknown_value_of_torch(install: ModuleType) -> None:
     with pytest.raises(SystemExit, match=r"'rocm'.*cu130"):
         install.choose_build([], "rocm")
 
@@ -120,14 +120,14 @@ def test_torch_that_is_none_of_them(install: ModuleType) -> None:
         ("2.13.0+cu130", a100s(1), "580.1", "", True),
         ("2.13.0", a100s(1), "550.1", "", False),
         ("2.13.0+cu126", a100s(1), "550.1", "", True),
-        ("2.13.0", [], "", "", True),  # made on a GPU node, seen from the login node
+        ("2.13.0", [], "", "", True),  # made on a GPU node, used on the login node
         ("2.13.0", [], "", "cuda", True),
         ("2.13.0+cu126", [], "", "cuda", True),
         ("2.13.0", [], "", "cpu", False),
         ("2.13.0+cpu", [], "", "cuda", False),
         ("2.13.0+cpu", [], "", "", True),
         ("2.12.0+cpu", [], "", "", False),
-        ("", a100s(1), "580.1", "", True),  # nothing there: the stamp decides
+        ("", a100s(1), "580.1", "", True),  # nothing installed: the stamp decides
     ],
 )
 def test_a_torch_of_the_wrong_build_is_noticed(
@@ -140,7 +140,7 @@ def test_a_torch_of_the_wrong_build_is_noticed(
 
 
 def test_make_sets_up_again_if_the_build_is_wrong(driver: Driver, tmp_path: Path) -> None:
-    """By what make would run, the stamp being newer than all that it depends on."""
+    """What make would run if the stamp is newer than all its dependencies."""
     (environment(tmp_path, "2.13.0+cpu") / "installed").touch()
     os.utime(tmp_path / "installed", (2**32, 2**32))
     command = ["make", "--dry-run", "setup", f"VENV={tmp_path}", f"PYTHON={sys.executable}"]
@@ -156,7 +156,7 @@ def test_make_sets_up_again_if_the_build_is_wrong(driver: Driver, tmp_path: Path
 
 
 def calls(install: ModuleType, monkeypatch: pytest.MonkeyPatch, has: tuple[str, ...] = ("",)) -> list[tuple[str, ...]]:
-    """What pip is asked for; it finds what begins with one of `has`."""
+    """Record pip's arguments; it finds packages that start with one of `has`."""
     asked: list[tuple[str, ...]] = []
 
     def pip(folder: Path, *packages: str, must: bool = True) -> bool:
@@ -182,7 +182,7 @@ def test_a_wrong_build_is_replaced_and_the_steps_are_shown(
     assert asked == [("torch===2.13.0",), ("-e", f"{ROOT}[dev]")]  # === is not satisfied by 2.13.0+cpu
     first, second, third = capsys.readouterr().out.splitlines()
     assert all(part in first for part in ("[1/3]", "A100", "580.65.06"))
-    assert all(part in second for part in ("[2/3]", "CUDA 13.0", "in place of 2.13.0+cpu", "5.9 GB"))
+    assert all(part in second for part in ("[2/3]", "CUDA 13.0", "2.13.0+cpu", "5.9 GB"))
     assert "[3/3]" in third
 
 
@@ -194,7 +194,7 @@ def test_the_right_build_stays(install: ModuleType, driver: Driver, tmp_path: Pa
 
 
 @pytest.mark.parametrize("tag", ["cu126", "cpu"])
-def test_an_index_without_the_build_leaves_it_to_torchs_own(
+def test_if_the_index_lacks_the_build_pytorchs_index_is_used(
     tag: str, install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = calls(install, monkeypatch, has=("nothing",))
@@ -224,7 +224,7 @@ def test_the_real_pip_shows_what_it_does_and_fails_with_a_sentence(
         ("both", ["C compiler", "Python.h", f"apt install gcc python3.{sys.version_info[1]}-dev."]),
     ],
 )
-def test_what_is_needed_to_compile_is_named_before_anything_is_made(
+def test_a_missing_compiler_is_reported_before_anything_is_made(
     lacks: str, names: list[str], install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if lacks != "headers":
@@ -245,7 +245,7 @@ def test_what_is_needed_to_compile_is_named_before_anything_is_made(
         (6e9, "cuda", "", False),
         (2.9e9, "cpu", "", True),
         (3.1e9, "cpu", "", False),
-        (3e9, "cuda", "2.13.0+cpu", False),  # what is there is replaced
+        (3e9, "cuda", "2.13.0+cpu", False),  # the installed build is replaced
         (1e9, "cuda", "2.13.0", False),
     ],
 )
@@ -284,7 +284,7 @@ def test_the_bounds_are_those_of_pyproject(install: ModuleType) -> None:
 
 @pytest.mark.parametrize("minor", [8, 9, 10])
 def test_an_old_python_can_read_the_script(minor: int) -> None:
-    """Real ones, where there are such; else the syntax alone."""
+    """A real one if it is installed; otherwise only the syntax is checked."""
     places = [*Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"), shutil.which(f"/usr/bin/python3.{minor}")]
     python = next(filter(None, places), None)
     if python is None:
@@ -301,7 +301,7 @@ def test_an_old_python_can_read_the_script(minor: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tag", ["cu130", "cu126", "cpu"])
 def test_pip_has_these_wheels(tag: str, install: ModuleType) -> None:
-    """Asked for what the script asks for, one index after the other."""
+    """With the script's arguments, one index after the other."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps"]
     command += ["--retries", "0", "--timeout", "10"]
     said = ""
@@ -316,5 +316,5 @@ def test_pip_has_these_wheels(tag: str, install: ModuleType) -> None:
     try:
         urllib.request.urlopen(index, timeout=10).close()
     except OSError as error:
-        pytest.skip(f"{index} is out of reach ({error}), and the index in use does not have the build")
+        pytest.skip(f"{index} cannot be reached ({error}), and the index in use does not have the build")
     pytest.fail(said)

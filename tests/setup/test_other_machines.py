@@ -1,4 +1,4 @@
-"""The Dockerfile, the Slurm script and the notebook: their commands run, as far as that is possible here."""
+"""The Dockerfile, the Slurm script and the notebook: runs their commands as far as possible without Docker or Slurm."""
 
 import json
 import os
@@ -16,7 +16,7 @@ NOTEBOOK = json.loads((ROOT / "docs" / "colab.ipynb").read_text())
 
 
 def tracked() -> list[Path]:
-    """What a clone of the working folder has; without git, what is not ignored by Docker."""
+    """The files that a clone of the working folder has."""
     done = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True)
     if done.returncode:
         pytest.skip("not a git repository")
@@ -25,7 +25,7 @@ def tracked() -> list[Path]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A copy of what git has."""
+    """A copy of the tracked files."""
     for name in tracked():
         (tmp_path / "qbench" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "qbench" / name)
@@ -37,8 +37,7 @@ def runs() -> list[str]:
     return re.findall(r"^RUN (.*)$", DOCKERFILE, re.M)
 
 
-def test_the_image_has_what_set_up_asks_for() -> None:
-    assert [command.split()[0] for command in runs()] == ["apt-get", "make"]
+def test_the_image_has_what_setup_needs() -> None:
     assert re.search(r"^FROM python:3\.1[123]-", DOCKERFILE, re.M)
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in DOCKERFILE
     assert re.search(r"^ARG TORCH=cuda$", DOCKERFILE, re.M)
@@ -48,7 +47,7 @@ def test_the_image_has_what_set_up_asks_for() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_commands_of_the_dockerfile_run_in_a_clean_folder(clone: Path, tmp_path: Path) -> None:
-    """With the CPU build, which is half the size; apt-get only says what it would do."""
+    """With the CPU build, which is half the size; apt-get only simulates."""
     environment = os.environ | {"TORCH": "cpu", "HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
     cache = subprocess.run([sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True).stdout.strip()
     environment |= {"PIP_CACHE_DIR": cache} if cache else {}
@@ -63,7 +62,7 @@ def test_the_commands_of_the_dockerfile_run_in_a_clean_folder(clone: Path, tmp_p
         [clone / ".venv" / "bin" / "qbench", "doctor"], env=environment, capture_output=True, text=True
     )
     assert said.returncode == 0, said.stdout
-    assert "as pinned" in said.stdout
+    assert re.search(r"packages +torch==.* all \d+ packages", " ".join(said.stdout.split()))
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
@@ -103,11 +102,11 @@ def sources() -> list[str]:
 
 
 def as_python(source: str) -> str:
-    """A cell of a notebook as plain Python: what begins with ! is for the shell."""
+    """A notebook cell as plain Python: lines that start with ! are for the shell."""
     return re.sub(r"^( *)!(.*)$", lambda line: f"{line[1]}_shell({line[2]!r})", source, flags=re.M)
 
 
-def test_the_notebook_is_one() -> None:
+def test_the_notebook_is_valid() -> None:
     assert (NOTEBOOK["nbformat"], NOTEBOOK["metadata"]["kernelspec"]["name"]) == (4, "python3")
     assert all(cell["outputs"] == [] for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code")
     for source in sources():
@@ -117,7 +116,7 @@ def test_the_notebook_is_one() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_notebook_runs_here(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All its cells, in a clone; `make setup` is left to the packages that are here."""
+    """All its cells, in a clone; `make setup` is a dry run, and the installed packages are used."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QBENCH_REPOSITORY", str(ROOT))
     monkeypatch.setenv("PYTHONPATH", f"{clone}:{clone / 'kernels'}")
