@@ -42,10 +42,10 @@ check: setup ## the gate: run recipes/ci.yaml and compare it with the committed 
 	$(BIN)/qbench check results/runs/ci --baseline results/mini --junit results/runs/ci/gate.xml --json results/runs/ci/gate.json
 
 test: setup lint ## lint, then all tests except the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --durations=10
 
 test-all: setup lint ## lint, then all tests, including the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m ''
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --durations=10 -m ''
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

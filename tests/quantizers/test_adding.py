@@ -40,9 +40,9 @@ assert not {"torch", "transformers", "bitsandbytes", "hqq", "gptqmodel"} & set(s
 """
 
 
-def readme_files(package: str) -> dict[str, str]:
-    """The round-to-nearest quantizer of the README, as files of a package."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+def documented_files(package: str) -> dict[str, str]:
+    """The round-to-nearest quantizer of docs/quantizers.md, as files of a package."""
+    page = (ROOT / "docs" / "quantizers.md").read_text(encoding="utf-8")
     blocks = re.findall(r"`qbench/quantizers/rtn/([\w.]+)`:\n\n```python\n(.*?)^```", page, re.M | re.S)
     assert [name for name, _ in blocks] == ["__init__.py", "layer.py"]
     return {name: text.replace("qbench.quantizers.rtn", package) for name, text in blocks}
@@ -57,13 +57,13 @@ def write(folder: Path, files: dict[str, str]) -> None:
 def inside(folder: Path) -> list[Path]:
     """A copy of qbench with one folder more."""
     shutil.copytree(ROOT / "qbench", folder / "qbench", ignore=shutil.ignore_patterns("__pycache__"))
-    write(folder / "qbench" / "quantizers" / "rtn", readme_files("qbench.quantizers.rtn"))
+    write(folder / "qbench" / "quantizers" / "rtn", documented_files("qbench.quantizers.rtn"))
     return [folder]
 
 
 def outside(folder: Path, value: str = "nearest:QUANTIZER") -> list[Path]:
     """An installed package of someone else's."""
-    write(folder / "nearest", readme_files("nearest"))
+    write(folder / "nearest", documented_files("nearest"))
     metadata = "Metadata-Version: 2.1\nName: nearest\nVersion: 0.3\n"
     entry_points = f"[qbench.quantizers]\nrtn = {value}\n"
     write(folder / "nearest-0.3.dist-info", {"METADATA": metadata, "entry_points.txt": entry_points})

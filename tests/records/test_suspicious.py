@@ -183,7 +183,7 @@ def test_a_task_that_is_too_hard_for_the_model_accuses_nobody(kept: float, tmp_p
     cells = [
         forged(tmp_path / s.folder.name, s, rescored(s.samples().assign(gold=golds)))
         for s in HONEST
-        if s.record.cell.attention == "softmax"
+        if s.record.cell.attention == "softmax" and s.record.cell.draw in (None, 1)
     ]
     assert suspicious_records(cells) == []
 
