@@ -115,7 +115,7 @@ def _add(
 
 
 def _add_plan(commands: Commands) -> None:
-    purpose = "show the state and the estimated time of each cell: done, failed, to do, not offered; loads no model"
+    purpose = "list the cells with their state (done, failed, to do, …) and estimated time, without loading a model"
     _add_recipe(_add(commands, "plan", _plan, purpose, "qbench plan recipes/mini.yaml"))
 
 
@@ -133,8 +133,8 @@ def _add_run(commands: Commands) -> None:
 
 def _add_analyze(commands: Commands) -> None:
     purpose = (
-        "measure why quantization hurts: sinks, massive activations, sparsity and dead heads of each checkpoint of a "
-        "recipe, attention maps, and the sensitivity of each layer"
+        "measure what may explain the damage: attention sinks, massive activations, sparsity and dead heads of each "
+        "checkpoint of a recipe, attention maps, and the sensitivity of each layer"
     )
     example = "qbench analyze recipes/mini.yaml && qbench table results/runs/mini --kind analysis --plots figures"
     parser = _add(commands, "analyze", _analyze, purpose, example)
@@ -151,14 +151,16 @@ def _add_running(parser: argparse.ArgumentParser, pattern: str) -> None:
         help="local: processes on this machine; ray: a Ray cluster whose nodes have the same installation and paths",
     )
     parser.add_argument(
-        "--reuse-stale", action="store_true", help="do not rerun cells whose records come from older code or packages"
+        "--reuse-stale",
+        action="store_true",
+        help="keep records made by older code or packages instead of rerunning their cells",
     )
     parser.add_argument("--json", action="store_true", help="print progress as JSON lines")
 
 
 def _add_fetch(commands: Commands) -> None:
     purpose = (
-        "download a recipe's checkpoints and datasets into the Hugging Face cache, for machines without network access"
+        "download a recipe's checkpoints and datasets into the Hugging Face cache, so that the run needs no network"
     )
     example = "qbench fetch recipes/paper-340m.yaml && HF_HUB_OFFLINE=1 qbench run recipes/paper-340m.yaml"
     parser = _add(commands, "fetch", _fetch, purpose, example)
@@ -278,7 +280,7 @@ def _add_compare(commands: Commands) -> None:
 
 def _add_audit(commands: Commands) -> None:
     purpose = (
-        "show the audits of a set of results, and list those that look unquantized or impossible; exit code 1 if any"
+        "show the audits of a set of results, and list scores that look unquantized or impossible; exit code 1 if any"
     )
     parser = _add(commands, "audit", _audit, purpose, "qbench audit results/paper")
     parser.add_argument("source", type=Path, metavar="DIR|CSV", help=RESULTS)
@@ -329,24 +331,27 @@ def _write(text: str, file: Path | None) -> None:
 
 
 def _add_check(commands: Commands) -> None:
-    purpose = "compare a run with its baseline: exit code 1 if a score got worse or an audit changed"
+    purpose = (
+        "compare a run with its baseline: exit code 1 if a score got worse, an audit changed, or a cell failed or is "
+        "missing; tolerances are in the recipe's `gate`"
+    )
     example = "qbench check results/runs/mini --baseline results/mini --junit gate.xml"
     parser = _add(commands, "check", _check, purpose, example)
     _add_folders(parser)
     parser.add_argument("--scores-only", action="store_true", help="do not compare the audits")
-    for name in ("junit", "markdown", "json"):
+    for name, title in {"junit": "JUnit XML", "markdown": "Markdown", "json": "JSON"}.items():
         parser.add_argument(
-            f"--{name}", type=Path, metavar="FILE", help=f"also write the report to this file, as {name}"
+            f"--{name}", type=Path, metavar="FILE", help=f"also write the report to this file, as {title}"
         )
 
 
 def _add_accept(commands: Commands) -> None:
-    purpose = "make a run the new baseline, after showing what changes; the reason is kept in its CHANGES.jsonl"
+    purpose = "print what changes and make a run the new baseline, without asking; its CHANGES.jsonl keeps the reason"
     example = (
         'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23 uses a different kernel"'
     )
     parser = _add(commands, "accept", _accept, purpose, example)
-    _add_folders(parser)
+    _add_folders(parser, baseline="the baseline to replace, or the folder of a new one")
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why the baseline changes")
 
 
@@ -359,9 +364,9 @@ def _add_power(commands: Commands) -> None:
     parser.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
 
 
-def _add_folders(parser: argparse.ArgumentParser) -> None:
+def _add_folders(parser: argparse.ArgumentParser, baseline: str = "the folder to compare it with") -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help=RECORDS)
-    parser.add_argument("--baseline", type=Path, metavar="DIR", required=True, help="the folder to compare it with")
+    parser.add_argument("--baseline", type=Path, metavar="DIR", required=True, help=baseline)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -94,7 +94,7 @@ KINDS = {
     for kind in (
         TableKind(
             name="summary",
-            help="the damages of one metric per task on one screen",
+            help="the damage to one metric per task, in one table",
             title="Summary",
             tables=summary_tables,
             rows=NoRows("All of its numbers are in --kind headline, --kind damage and --kind delta."),
@@ -110,7 +110,7 @@ KINDS = {
         ),
         TableKind(
             name="damage",
-            help="quantized − unquantized for each model, and flips",
+            help="quantized − unquantized for each model, and flipped answers",
             title="Damage: what quantization costs",
             tables=damage_tables,
             rows=damage_rows,
