@@ -16,7 +16,6 @@ from qbench.records.samples import (
     Floats,
     Ints,
     as_floats,
-    gold_logprobs,
     metric_columns,
     one_array,
     padded_lists,
@@ -223,7 +222,7 @@ def _some(keys: list[Key]) -> str:
 def pair_documents(*pairs: Pair) -> Iterator[PairedDocuments | OtherDocuments]:
     """The documents of each task, paired by content; pairs: one per calibration draw of a cell."""
     stored = [record for pair in pairs for record in pair]
-    seen = [_Columns.of(own.table, codes) for own, codes in zip(stored, _codes([s.table for s in stored]), strict=True)]
+    seen = [_Columns.of(own, codes) for own, codes in zip(stored, _codes([s.table for s in stored]), strict=True)]
     names = [set.intersection(*(set(own.values) for own in side)) for side in (seen[::2], seen[1::2])]
     lost, gained = (tuple(sorted(names[i] - names[1 - i])) for i in (0, 1))
     for task in dict.fromkeys(task for own in seen for task in own.rows):
@@ -260,10 +259,11 @@ class _Columns:
     rows: dict[str, Ints]  # of each task; none of one task
 
     @classmethod
-    def of(cls, table: pa.Table, contents: Ints) -> "_Columns":
-        """The columns of a table."""
+    def of(cls, stored: StoredRecord, contents: Ints) -> "_Columns":
+        """The columns of a record's samples."""
+        table = stored.table
         ids = as_floats(table["doc_id"]).astype(np.int64)
-        values = metric_columns(table) | {GOLD_LOGPROB: gold_logprobs(table)}
+        values = metric_columns(table) | {GOLD_LOGPROB: stored.gold_logprobs}
         answers = tuple(padded_lists(table[name]) for name in ("gold", "characters"))
         return cls(contents, ids, values, answers, rows_of_tasks(table))
 

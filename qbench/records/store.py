@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from qbench.records.analysis import Analysis, AttentionMap
+    from qbench.records.samples import Floats
 
 RECORD, SAMPLES, LOG, RUN = "record.json", "samples.parquet", "log.txt", "run.json"
 ANALYSES = "analysis.json"
@@ -88,6 +89,13 @@ class StoredRecord:
         from qbench.records.samples import read_table
 
         return read_table(self.samples_content(), self.parquet)
+
+    @cached_property
+    def gold_logprobs(self) -> "Floats":
+        """What `samples.gold_logprobs` gives for the table, computed once: suspicions and verdicts both need it."""
+        from qbench.records.samples import gold_logprobs
+
+        return gold_logprobs(self.table)
 
     def samples_content(self) -> bytes:
         """The bytes of the Parquet file; the same error."""

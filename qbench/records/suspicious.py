@@ -13,13 +13,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from qbench.numbers import significant
 from qbench.records.audit import UNQUANTIZED, Audit, failures
 from qbench.records.impossible import ClaimedScore, impossible_scores
 from qbench.records.metrics import METRICS
-from qbench.records.samples import WEIGHT, Floats, gold_logprobs, lists, metric_columns, padded_lists, rows_of_tasks
+from qbench.records.samples import WEIGHT, Floats, lists, metric_columns, padded_lists, rows_of_tasks
 from qbench.records.schema import CellRef, Record
 from qbench.records.store import StoredRecord
 
@@ -446,7 +445,7 @@ def _measured(records: Sequence[StoredRecord]) -> list[MeasuredCell]:
             stored.record.cell,
             stored.record.identity.what.checkpoint,
             stored.record.audit.relative_error if stored.record.audit else None,
-            task_scores(stored.table),
+            task_scores(stored),
             _same_as(stored.record.audit),
         )
         for stored in records
@@ -461,12 +460,13 @@ def _same_as(audit: Audit | None) -> str:
     return "-".join([audit.weight_label, *(part.label for part in audit.parts if not part.may_change_nothing)])
 
 
-def task_scores(table: pa.Table) -> dict[str, TaskScores]:
-    """The documents of each task in a table of samples."""
+def task_scores(stored: StoredRecord) -> dict[str, TaskScores]:
+    """The documents of each task in a record's samples."""
+    table = stored.table
     hashes = np.array(table["doc_hash"].to_pylist(), dtype=np.str_)
     columns = metric_columns(table)
     values, lengths = padded_lists(table["loglikelihoods"]), padded_lists(table["characters"])
-    decisions, gold = _decisions(table, columns), padded_lists(table["gold"])
+    decisions, gold = _decisions(stored, columns), padded_lists(table["gold"])
     return {
         task: TaskScores(
             hashes[rows],
@@ -480,13 +480,13 @@ def task_scores(table: pa.Table) -> dict[str, TaskScores]:
     }
 
 
-def _decisions(table: pa.Table, columns: Mapping[str, Floats]) -> Floats:
+def _decisions(stored: StoredRecord, columns: Mapping[str, Floats]) -> Floats:
     """Nats of each document's decision; for pages per word, the smallest of their weights."""
-    flat, lengths = lists(table["loglikelihoods"])
+    flat, lengths = lists(stored.table["loglikelihoods"])
     alone = lengths == 1
     weights = [column for name, column in columns.items() if name.endswith(WEIGHT)]
     words = np.nan_to_num(np.fmin.reduce(weights), nan=1.0) if weights else np.ones(len(lengths))
-    decisions = gold_logprobs(table)
+    decisions = stored.gold_logprobs.copy()
     single = flat[(np.cumsum(lengths) - lengths)[alone]] / words[alone]
     decisions[alone] = np.where(np.isnan(decisions[alone]), single, decisions[alone])
     return decisions
