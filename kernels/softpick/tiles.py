@@ -134,7 +134,7 @@ TILES: dict[tuple[str, int, int], dict[str, list[TileConfig]]] = {
         "any": [TileConfig(32, 32, 8, 1)],
         "cdna": [TileConfig(64, 16, 4, 1)],
     },
-    ("forward", 4, 64): {"any": [TileConfig(32, 32, 4, 2)]},
+    ("forward", 4, 64): {"any": [TileConfig(32, 32, 4, 2)], "cdna": [TileConfig(32, 32, 4, 1)]},
     ("forward", 4, 128): {"any": [TileConfig(32, 32, 8, 1)]},
     ("forward", 4, 256): {"any": [TileConfig(16, 32, 8, 1)]},
     ("decode", 4, 64): {"any": [TileConfig(16, 32, 4, 2)]},
