@@ -158,7 +158,7 @@ def new_nans(paired: PairedDocuments) -> Iterator[str]:
         new = np.flatnonzero(np.isfinite(before) & ~np.isfinite(after))
         if len(new):
             yield (
-                f"{paired.task} {column} is no longer a number for {counted(len(new), 'document')} "
+                f"{paired.task} {column} became NaN or infinite for {counted(len(new), 'document')} "
                 f"(first: document {paired.ids[new[0]]})."
             )
         if column.endswith(WEIGHT) and not np.array_equal(before, after, equal_nan=True):
