@@ -11,7 +11,8 @@ from qbench.records.analysis import DEAD_EPSILONS, SINK_EPSILONS
 from qbench.report.analyses import AnalyzedModel
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.plots import COLUMN, PAGE, STYLE, Looks, load_matplotlib, looks
+from qbench.report.looks import COLUMN, PAGE, STYLE, Looks, looks
+from qbench.report.plots import load_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

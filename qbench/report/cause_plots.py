@@ -7,7 +7,8 @@ from qbench.report.analysis_plots import SMALL, add_legend, new_figure, plain_lo
 from qbench.report.attentions import kind_name
 from qbench.report.causes import CAUSES, WIDTHS, model_causes
 from qbench.report.delta import ReportData
-from qbench.report.plots import COLUMN, FAINT, load_matplotlib, looks
+from qbench.report.looks import COLUMN, FAINT, looks
+from qbench.report.plots import load_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,8 @@ from qbench.report.analyses import AnalyzedModel, DrawnMaps
 from qbench.report.analysis_plots import SMALL, new_figure
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.plots import COLUMN, PAGE, load_matplotlib
+from qbench.report.looks import COLUMN, PAGE
+from qbench.report.plots import load_matplotlib
 from qbench.report.sensitivity import MILLI, by_quantization
 
 if TYPE_CHECKING:

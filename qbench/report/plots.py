@@ -13,12 +13,12 @@ from itertools import cycle, product, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qbench.attention.kinds import ATTENTIONS
 from qbench.errors import InputError
 from qbench.files import file_name, write_atomically
 from qbench.records.metrics import is_perplexity, is_share, passkey_length
 from qbench.report.attentions import TWINS, kind_name
 from qbench.report.delta import DamageRow, DeltaRow, ReportData
+from qbench.report.looks import COLUMN, FAINT, INK, STYLE, Look, Looks, looks
 from qbench.report.metrics import Measure, in_tables, metric_name, task_name
 from qbench.report.passkey import LengthCurve, passkey_curves
 from qbench.report.results import NOT_OFFERED, UNQUANTIZED_METHOD, FamilyQuantization, Gap, Score
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT_FORMATS = ("png", "svg", "pdf")
-COLUMN, PAGE = 3.3, 6.8  # inches: the width of a column of a paper, and of its text
-INK, FAINT = "#1b1f24", "#8a929c"
-OFFSET, MAX_SPREAD = 0.1, 0.5  # in bits, between neighbours and in total: no kind hides another
 LEGEND_COLUMN, METHOD_NAME, LEGEND_LINE = 1.7, 0.5, 0.18  # inches
 METHOD_MARKERS = "ovD^PX*"
 Z95 = 1.96
@@ -39,75 +36,6 @@ MIN_BAR_END = 1e-3
 MAX_CHANCE_DISTANCE = 1 / 3  # of an axis, how far beyond it chance is still shown
 MIN_LOG_RATIO = 20  # perplexities that differ by such a factor are drawn on a log axis
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8,
-    "legend.fontsize": 8,
-    "figure.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "axes.edgecolor": FAINT,
-    "grid.color": FAINT,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "qbench",
-    "pdf.fonttype": 42,
-    "text.parse_math": False,  # a family may be called $x
-}
-
-
-@dataclass(frozen=True)
-class Look:
-    """The style of a kind of attention."""
-
-    colour: str
-    marker: str
-    hollow: bool  # filled markers look alike in print
-    dashes: tuple[int, ...]  # of its unquantized level
-    offset: float = 0.0  # in bits
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """As matplotlib's plot takes it."""
-        face = "none" if self.hollow else self.colour
-        return {"color": self.colour, "marker": self.marker, "markerfacecolor": face, "markersize": 4}
-
-
-# Any two colours, and any colour and FAINT, differ by at least 23 (CIE 1976) with protanopia, deuteranopia and
-# tritanopia (Machado 2009), and by 36 without; their contrast with white and with the dark page is at least 2.2.
-LOOKS = (
-    Look("#1f4e9c", "o", False, (6, 3)),  # softmax; page.css has these two as well
-    Look("#e08214", "s", True, (2, 2)),  # softpick
-    Look("#39c571", "^", False, (6, 2, 1, 2)),
-    Look("#7f00ff", "D", True, (1, 2)),
-    Look("#b70000", "v", False, (4, 1)),
-    Look("#cb88dc", "P", True, (8, 2, 2, 2)),
-    Look("#db19e5", "X", False, (3, 4)),
-    Look("#774069", "<", True, (1, 4)),
-    Look("#a93143", ">", False, (6, 2, 1, 2, 1, 2)),
-)
-Looks = Mapping[str, Look]  # by kind of attention
-
-
-def looks(kinds: Sequence[str]) -> dict[str, Look]:
-    """The look of each kind: a known kind has the same look in all plots, others get what is left in this one."""
-    fixed = dict(zip(dict.fromkeys((*TWINS, *ATTENTIONS)), LOOKS, strict=False))
-    used = [fixed[attention] for attention in kinds if attention in fixed]
-    left = cycle([look for look in LOOKS if look not in used] or LOOKS)
-    step = min(OFFSET, MAX_SPREAD / max(len(kinds) - 1, 1))
-    middle = (len(kinds) - 1) / 2
-    return {
-        attention: replace(fixed.get(attention) or next(left), offset=step * (place - middle))
-        for place, attention in enumerate(kinds)
-    }
 
 
 class PlotError(InputError):

@@ -19,7 +19,8 @@ from qbench.report.compare import compare, comparison_rows, comparison_tables
 from qbench.report.delta import Difference, ReportData, read_report
 from qbench.report.doubts import doubts
 from qbench.report.html import page
-from qbench.report.plots import LOOKS, figures, looks
+from qbench.report.looks import LOOKS, looks
+from qbench.report.plots import figures
 from qbench.report.remarks import remarks_on_delta
 from qbench.report.render import FORMATS, audit, render
 from qbench.report.results import Score

@@ -13,7 +13,8 @@ from qbench.errors import InputError
 from qbench.report.attentions import TWINS
 from qbench.report.delta import ReportData, read_report
 from qbench.report.html import page
-from qbench.report.plots import FAINT, damage_panels, figures, inline_svg, score_panels, storage_panels, write_plots
+from qbench.report.looks import FAINT
+from qbench.report.plots import damage_panels, figures, inline_svg, score_panels, storage_panels, write_plots
 
 from ..example_records import make_samples, metrics_of
 from .examples import cell, write_cell, write_mini
