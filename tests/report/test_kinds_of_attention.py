@@ -101,7 +101,7 @@ def test_another_reference_in_markdown(kind: str, turned: ReportData) -> None:
     assert "softpick − softmax" not in text
     assert "Softpick against softmax" not in text
     said = {
-        "summary": "Softpick / softmax: ",
+        "summary": "softpick / softmax",
         "damage": "The difference is softmax's damage − softpick's",
         "delta": "Δ is softmax − softpick;",
         "baseline": "Softmax against softpick, unquantized: mini.",
