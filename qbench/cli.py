@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qbench.arguments import Parser
 from qbench.errors import InputError
 from qbench.files import write_atomically
 from qbench.numbers import byte_size
@@ -75,7 +76,7 @@ def _crash_log() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="qbench", description="Measure what quantization costs a model, and prove that it was quantized."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -383,10 +384,11 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _accept(options: argparse.Namespace) -> int:
-    from qbench.gate.accept import accept, is_new
+    from qbench.gate.accept import accept, check_reason, is_new
     from qbench.gate.render import to_text
     from qbench.gate.verdict import check
 
+    check_reason(options.reason)
     report, not_compared, new = None, "", is_new(options.baseline)
     try:
         report = check(options.folder, options.baseline)

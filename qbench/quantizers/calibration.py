@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from qbench.errors import one_line
 from qbench.quantizers.declaration import QuantizeError
+from qbench.validation import problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,9 +179,9 @@ def _source(fields: Mapping[str, Any]) -> Calibration:
         return Calibration(**fields)
     except ValidationError as error:
         first = error.errors()[0]
-        where = "".join(f" {name} is {first['input']!r}:" for name in first["loc"] if name in fields)
-        where = where or "".join(f" {name}:" for name in first["loc"])
-        raise QuantizeError(f"The calibration source is wrong:{where} {first['msg']}.") from None
+        name = "".join(f"'s {name}" for name in first["loc"])
+        told = problem(first) if name else f"is wrong: {first['ctx']['error']}."  # a check of several fields
+        raise QuantizeError(f"The calibration source{name} {told}") from None
     except TypeError:
         raise QuantizeError(f"The calibration source's fields are {list(fields)}; they must be names.") from None
 
