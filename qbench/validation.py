@@ -19,9 +19,9 @@ MUST = {
     "dict_type": "be a mapping",
     "model_type": "be a mapping",
     "greater_than": "be more than {gt:g}",
-    "greater_than_equal": "be {ge} or more",
+    "greater_than_equal": "be {ge:g} or more",
     "less_than": "be less than {lt:g}",
-    "less_than_equal": "be {le} or less",
+    "less_than_equal": "be {le:g} or less",
     "multiple_of": "be a multiple of {multiple_of}",
     "too_short": "have at least one",
     "string_too_short": "be a string that is not empty",
@@ -41,7 +41,8 @@ def wanted(error: Mapping[str, Any]) -> str:
 
 def wanted_by(errors: Iterable[Mapping[str, Any]]) -> str:
     """The same for the errors of one value, which a union gives for each type that the value could have had."""
-    return " or ".join(dict.fromkeys(map(wanted, errors)))
+    first, *others = dict.fromkeys(map(wanted, errors))
+    return " or ".join([first, *(own.removeprefix("be ") for own in others)])
 
 
 def problem(error: Mapping[str, Any]) -> str:

@@ -183,7 +183,7 @@ def parse_settings(values: Any, where: str) -> GateSettings:
         return GateSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise CheckError(f"{'.'.join([where, *map(str, first['loc'])])}: {problem(first)}") from None
+        raise CheckError(f"{'.'.join([where, *map(str, first['loc'])])} {problem(first)}") from None
 
 
 def _verdict(hypothesis: Hypothesis, loss: float, adjusted: float, adjusted_gain: float) -> Verdict:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qbench.errors import one_line
+from qbench.errors import did_you_mean, one_line
 from qbench.quantizers.declaration import QuantizeError
 from qbench.validation import problem
 
@@ -181,7 +181,8 @@ def _source(fields: Mapping[str, Any]) -> Calibration:
         first = error.errors()[0]
         name = "".join(f"'s {name}" for name in first["loc"])
         told = problem(first) if name else f"is wrong: {first['ctx']['error']}."  # a check of several fields
-        raise QuantizeError(f"The calibration source{name} {told}") from None
+        near = did_you_mean(first["loc"][0], Calibration.model_fields) if first["type"] == "extra_forbidden" else ""
+        raise QuantizeError(f"The calibration source{name} {told}{near}") from None
     except TypeError:
         raise QuantizeError(f"The calibration source's fields are {list(fields)}; they must be names.") from None
 

@@ -131,12 +131,12 @@ def _check_source(where: Where, text: str, recipe: Recipe) -> None:
     path = recipe.file.parent / text
     if path.is_dir():
         return
-    near = did_you_mean_folder(text, recipe)
+    near, place = did_you_mean_folder(text, recipe), shown_path(path)
     if Path(text).is_dir():  # it would load from this working folder, but not from another one
-        raise recipe._file.error(where, f"{shown_path(path)} is not a folder; paths are relative to the recipe's folder.{near}")
+        raise recipe._file.error(where, f"{place} is not a folder; paths are relative to the recipe's folder.{near}")
     if HUB_ID.fullmatch(text) and not path.exists():
         return
-    raise recipe._file.error(where, f"{shown_path(path)} is not a folder, and {text!r} is not a Hub id (owner/name).{near}")
+    raise recipe._file.error(where, f"{place} is not a folder, and {text!r} is not a Hub id (owner/name).{near}")
 
 
 def did_you_mean_folder(text: str, recipe: Recipe) -> str:
@@ -221,8 +221,8 @@ def _check_file(where: Where, source: Calibration, recipe: Recipe) -> None:
     if source.is_file and not Path(recipe.locate(source.source)).is_file():
         raise recipe._file.error(
             where,
-            f"{shown_path(recipe.file.parent / source.source)} is not a file; source must be a file, {' or '.join(NAMED)}, or a "
-            "dataset on the Hub with its revision.",
+            f"{shown_path(recipe.file.parent / source.source)} is not a file; source must be a file, "
+            f"{' or '.join(NAMED)}, or a dataset on the Hub with its revision.",
         )
 
 
@@ -276,7 +276,9 @@ def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
             raise file.error(("task_folders", index), f"{shown_path(here / folder)} is not a folder.")
     for name in filter(is_task_path, recipe.tasks):
         if not (here / name).exists():
-            raise file.error(("tasks", name), f"{shown_path(here / name)} does not exist; it must be a task file or folder.")
+            raise file.error(
+                ("tasks", name), f"{shown_path(here / name)} does not exist; it must be a task file or folder."
+            )
         if recipe.tasks[name].model_fields_set:
             raise file.error(
                 ("tasks", name),

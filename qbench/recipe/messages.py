@@ -11,6 +11,7 @@ from qbench.errors import did_you_mean
 from qbench.recipe.yaml import Field, RecipeError, RecipeFile
 from qbench.validation import choices, wanted, wanted_by
 
+
 def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[Field], Sequence[str]]) -> RecipeError:
     """The first error to show; fields_at: the names that are allowed at a field."""
     # A misspelled field is also missing under its right name; the misspelled one has a line to show.

@@ -58,7 +58,8 @@ class RecipeFile:
         """An error at a field, or at the nearest one around it that has a line."""
         around = next((field[:n] for n in range(len(field), 0, -1) if field[:n] in self.lines), None)
         where = f"{self.file}" if around is None else _place(*self.lines[around])
-        return RecipeError(f"{where}: {field_name(field)}{': ' if field else ''}{message}")
+        joint = " " if message.startswith(("is ", "has ", "must ")) else ": "
+        return RecipeError(f"{where}: {field_name(field)}{joint if field else ''}{message}")
 
 
 def field_name(field: Field) -> str:

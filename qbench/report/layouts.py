@@ -32,8 +32,8 @@ R = TypeVar("R", DeltaRow, DamageRow)
 READ_ARROWS = "↑ higher is better, ↓ lower is better."
 READ_STAR = "*: the 95% interval (paired bootstrap over documents) excludes zero."
 READ_ADDED_DOCUMENTS = (
-    "The interval of an accuracy is at least about ±3 documents wide, even if no answer changed: the bootstrap adds one "
-    "document that got better and one that got worse."
+    "The interval of an accuracy is at least about ±3 documents wide, even if no answer changed, because the bootstrap "
+    "adds one document that got better and one that got worse."
 )
 READ_DELTA = "Δ is {other} − {reference}; accuracies are in percent."
 READ_DIFFERENCE = "The difference is {other}'s damage − {reference}'s; accuracies are in percent."

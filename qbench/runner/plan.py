@@ -118,7 +118,8 @@ def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
     chosen = [entry for entry in entries if fnmatch.fnmatch(entry.cell.ref.name, pattern)]
     if not chosen:
         names = [entry.cell.ref.name for entry in entries]
-        more = " `qbench plan` lists all cells." if len(names) > MAX_NAMES else ""
+        listed = len(names) > MAX_NAMES and not entries[0].cell.ref.measured  # a plan has no analyses
+        more = " `qbench plan` lists all cells." if listed else ""
         raise RecipeError(f"--only {only} matches no cell; the cells are {some(names, MAX_NAMES)}.{more}")
     return chosen
 

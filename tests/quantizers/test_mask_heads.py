@@ -230,7 +230,7 @@ def test_a_mask_cannot_be_lost_afterwards(
     ("given", "facts"),
     [
         ({"epsilon": "1e-6"}, ["epsilon", "'1e-6'", "1.0e-6"]),
-        ({"epsilon": 0.0}, ["epsilon", "0.0", "greater than 0"]),
+        ({"epsilon": 0.0}, ["epsilon", "0.0", "more than 0"]),
         ({"epsilom": 0.1}, ["epsilom", "epsilon?"]),
         (0.1, ["mask_heads", "0.1", "epsilon"]),
     ],
