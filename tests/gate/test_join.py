@@ -1,4 +1,4 @@
-"""Wrong input: a sentence and no verdict, never a pass."""
+"""Wrong input gives an error message and no verdict, never a pass."""
 
 import json
 from collections.abc import Callable
@@ -173,7 +173,7 @@ def test_wrong_settings_are_refused(
 
 
 def test_metrics_that_are_no_means_of_documents_are_not_passed_over(tmp_path: Path) -> None:
-    """Where nothing can be tested, there is no pass."""
+    """If nothing can be tested, the gate does not pass."""
     samples = make_samples(DOCUMENTS, tasks=["lambada_openai"])
     for side in ("baseline", "run"):
         record = make_record(SOFTMAX, samples)

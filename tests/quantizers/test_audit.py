@@ -19,7 +19,7 @@ from .conftest import logits
 
 @pytest.fixture
 def sabotage(monkeypatch, untrained, calibration):
-    """Quantize with a method whose quantize_linears is replaced; gives the reasons of the audit's refusal."""
+    """Quantize with a method whose quantize_linears is replaced; returns why the audit rejects it."""
 
     def run(method, bits, replacement, **options):
         real = quantizer(method).quantize_linears

@@ -1,4 +1,4 @@
-"""Draws of calibration in reports: one row per quantization, means over draws, and what is said of missing ones."""
+"""Draws of calibration in reports: one row per quantization, means over draws, and notes on missing ones."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The headline: recomputed from the documents, adjusted over the page, and what is said of it."""
+"""The headline: recomputed from the documents, adjusted over the page, and its sentences."""
 
 import math
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_h_is_the_mean_over_tasks_of_how_much_less_was_lost(five_draws: ReportDa
 
 
 def test_the_documents_of_a_task_are_resampled_apart_from_those_of_another(five_draws: ReportData) -> None:
-    """The variance is that of a sum of independent means: from the documents' own variances."""
+    """The variance of a sum of independent means, computed from the documents' variances."""
     (line,) = five_draws.headlines
     tasks = list(dict.fromkeys(measure.task for measure in five_draws.results.measures))
     total = 0.0
@@ -156,13 +156,13 @@ def test_published_accuracies_have_bounds() -> None:
 
 
 def write_pairs(folder: Path, families: list[str], replicates: list[str]) -> ReportData:
-    """Families trained with several seeds, each with another difference."""
+    """Families trained with several seeds, each with a different difference."""
     planned = []
     for number, family in enumerate(families):
         for attention in ("softmax", "softpick"):
             for label in ("none-16", "hqq-3-g64"):
                 samples = samples_of(attention, label, 40)
-                if label != "none-16" and attention == "softpick":  # a pair of its own
+                if label != "none-16" and attention == "softpick":  # each pair differs
                     shift = 0.02 * number
                     samples = samples.assign(loglikelihoods=[row - shift for row in samples["loglikelihoods"]])
                 planned.append(write_cell(folder, cell(attention, label, family), samples))
@@ -186,7 +186,7 @@ def test_replicates_are_one_line_whose_interval_has_their_spread(tmp_path: Path)
 
 
 def test_replicates_with_other_documents_of_a_task_are_said_and_that_task_is_left_out(tmp_path: Path) -> None:
-    """The families have equally many documents, so that nothing but their contents tells them apart."""
+    """The families have equally many documents: only the contents differ."""
     planned = []
     for family in ("mini-1", "mini-2"):
         for attention in ("softmax", "softpick"):

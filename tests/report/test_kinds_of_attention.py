@@ -1,4 +1,4 @@
-"""More than two kinds of attention, other kinds than softmax and softpick, and another reference than softmax."""
+"""More than two kinds of attention, kinds besides softmax and softpick, and a reference that is not softmax."""
 
 import json
 import random
@@ -143,7 +143,7 @@ def test_a_long_csv_is_read_as_it_was_written(which: str, request: pytest.Fixtur
     rows = comparison_rows(compare(report, published))
     assert rows
     assert all(row["difference"] == 0 for row in rows)
-    assert all(row["agrees"] for row in rows if row["metric"] != "bits_per_byte")  # whose repeat noise is not known
+    assert all(row["agrees"] for row in rows if row["metric"] != "bits_per_byte")  # its repeat noise is not known
 
 
 def test_another_reference_is_not_written_as_softpick_minus_softmax(turned: ReportData) -> None:
