@@ -180,9 +180,9 @@ def _source(fields: Mapping[str, Any]) -> Calibration:
     except ValidationError as error:
         first = error.errors()[0]
         name = "".join(f"'s {name}" for name in first["loc"])
-        told = problem(first) if name else f"is wrong: {first['ctx']['error']}."  # a check of several fields
+        what = problem(first) if name else f"is wrong: {first['ctx']['error']}."  # a check of several fields
         near = did_you_mean(first["loc"][0], Calibration.model_fields) if first["type"] == "extra_forbidden" else ""
-        raise QuantizeError(f"The calibration source{name} {told}{near}") from None
+        raise QuantizeError(f"The calibration source{name} {what}{near}") from None
     except TypeError:
         raise QuantizeError(f"The calibration source's fields are {list(fields)}; they must be names.") from None
 

@@ -175,7 +175,7 @@ def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
 
 
 def parquet_name(record: Record) -> str:
-    """The name of the Parquet file beside a record."""
+    """The name of the Parquet file next to a record."""
     return f"{record.cell.measured}.parquet" if record.cell.measured else SAMPLES
 
 

@@ -194,19 +194,22 @@ def _on_other_scales(line: Headline, *, less: bool) -> str:
     return f"{' and '.join(found)} of accuracy {'less' if less else 'more'}" if found else ""
 
 
-def _start_levels(line: Headline) -> list[str]:
-    """Why scales disagree, if they do."""
-    if not (line.claims and line.depends_on_scale and line.level):
-        return []
-    before, own = map(score, line.level)
+def _start_levels(lines: Sequence[Headline]) -> list[str]:
+    """Why scales disagree, if they do: one sentence per family."""
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for line in lines:
+        if line.claims and line.depends_on_scale and line.level:
+            names = kind_name(line.reference), kind_name(line.attention)
+            found.setdefault(line.families, {}).update(zip(names, map(score, line.level), strict=True))
     return [
-        "Scales can disagree because the unquantized models have different mean accuracies: "
-        f"{before}% for {kind_name(line.reference)}, {own}% for {kind_name(line.attention)}."
+        f"The unquantized {' and '.join(families)} models start at different mean accuracies, so scales can disagree: "
+        f"{', '.join(f'{level}% for {name}' for name, level in levels.items())}."
+        for families, levels in found.items()
     ]
 
 
 def _remarks(lines: Sequence[Headline]) -> list[str]:
-    found = list(dict.fromkeys(note for line in lines for note in (*_start_levels(line), *line.notes)))
+    found = [*_start_levels(lines), *dict.fromkeys(note for line in lines for note in line.notes)]
     if judged := [line for line in lines if line.judged]:
         found.append(READ_CLAIMS.format(comparisons=counted(len(judged), "comparison")))
     if lines[0].unit == "points":
