@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from qbench.errors import did_you_mean
 
 INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)$")
+FEW = 4  # choices; below that a guess misleads: `--device gpu` does not mean cpu
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,5 +36,5 @@ class Parser(argparse.ArgumentParser):
         """Print the usage and the message, and exit with 2."""
         if choice := INVALID_CHOICE.search(message):
             known = re.findall(r"[\w-]+", choice["known"])
-            message += f".{did_you_mean(choice['given'], known)}"
+            message += "." if len(known) < FEW else f".{did_you_mean(choice['given'], known)}"
         super().error(message)

@@ -408,8 +408,9 @@ def _accept(options: argparse.Namespace) -> int:
         print(to_text(report))
     except InputError as error:  # no baseline yet, or one with different documents: accept is there to replace it
         not_compared = str(error)
-        print(f"Not compared: {not_compared}\n")
     size = accept(options.folder, options.baseline, options.reason, report, not_compared)
+    if not_compared:  # only now: if accept fails, its error is enough
+        print(f"Not compared: {not_compared}\n")
     became = "is a new baseline:" if new else "is now"
     print(f"{options.baseline} {became} what {options.folder} was ({byte_size(size)}).")
     return DONE

@@ -43,21 +43,21 @@ def test_a_wrong_call_is_2(arguments: list[str]) -> None:
 QUANTIZED = "quantizations: [{method: none}]\n"
 ONE = QUANTIZED + "checkpoints: {tiny: {softmax: a/b}}\n"
 BAD_RECIPES = [
-    ("", "recipe.yaml…mapping"),
+    ("", "recipe.yaml: …mapping"),
     ("checkpoints: [a\ntasks", "recipe.yaml, line 2: not YAML"),
-    (ONE + "task: [piqa]", "recipe.yaml, line 3: task…Did you mean tasks?…description,"),
+    (ONE + "task: [piqa]", "recipe.yaml, line 3: task: …Did you mean tasks?…description,"),
     (ONE + "task: [piqa]", "extends."),
     (ONE, "recipe.yaml: …`tasks`"),
     (
         QUANTIZED + "checkpoints: {340M: {softmax: 3}}\ntasks: [piqa]",
-        "line 2: checkpoints.340M.softmax…3",
+        "line 2: checkpoints.340M.softmax …3",
     ),
     (
         QUANTIZED + "checkpoints: [a/b]\ntasks: [piqa]",
-        'line 2: checkpoints…["a/b"]…mapping…family',
+        'line 2: checkpoints …["a/b"]…mapping…family',
     ),
-    (ONE + "tasks: [piqa]\ndata: {piqa: 1}", "line 4: data.piqa…1…string…mapping"),
-    (ONE + "tasks: [piqa]\ndata: nothing", 'line 4: data…"nothing"…mapping'),
+    (ONE + "tasks: [piqa]\ndata: {piqa: 1}", "line 4: data.piqa …1…string…mapping"),
+    (ONE + "tasks: [piqa]\ndata: nothing", 'line 4: data …"nothing"…mapping'),
     (ONE + "tasks: [piqa]\ndata: {piqa: none.jsonl}", "line 4: data.piqa: {folder}/none.jsonl…file"),
 ]
 
@@ -74,7 +74,7 @@ def test_a_wrong_recipe_is_2(recipe: str, facts: str, tmp_path: Path, capsys: py
 
 def test_a_recipe_that_is_not_there_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch", str(tmp_path / "none.yaml")]) == 2
-    assert states(capsys.readouterr().err, "none.yaml…No such file or directory")
+    assert states(capsys.readouterr().err, "none.yaml: …No such file or directory")
 
 
 def local_recipe(folder: Path, calibration: str = "") -> Path:
@@ -94,17 +94,17 @@ def test_what_is_all_here_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str
     recipe = local_recipe(tmp_path, "calibration: {source: corpus.txt}")
     assert main(["fetch", str(recipe)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert states(lines[0], f"checkpoint {tmp_path / 'model'}…0.00 MB…local")
-    assert states(lines[1], f"tokenizer {tmp_path / 'model'}…local")
+    assert states(lines[0], f"checkpoint {tmp_path / 'model'}: …0.00 MB…local")
+    assert states(lines[1], f"tokenizer {tmp_path / 'model'}: …local")
     assert any(states(line, "task piqa: 1 document") for line in lines)
-    assert states(lines[-1], f"calibration {tmp_path / 'corpus.txt'}…local")
+    assert states(lines[-1], f"calibration {tmp_path / 'corpus.txt'}: …local")
 
 
 @pytest.mark.parametrize(
     ("absent", "line"),
     [
-        ("model.safetensors", "MISSING checkpoint {folder}…no safetensors…model.safetensors"),
-        ("tokenizer.json", "MISSING tokenizer {folder}…no tokenizer…tokenizer.json, "),
+        ("model.safetensors", "MISSING checkpoint {folder}: …no safetensors…model.safetensors"),
+        ("tokenizer.json", "MISSING tokenizer {folder}: …no tokenizer…tokenizer.json, "),
     ],
 )
 def test_a_local_folder_that_is_not_whole_is_1(
@@ -164,13 +164,13 @@ def test_without_network_it_says_what_is_missing_and_finds_what_is_cached(tmp_pa
     assert done.returncode == 1, done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.endswith("its dataset")]
     expected = [
-        "checkpoint whole/tiny…0.00 MB…cache",
-        "MISSING checkpoint half/tiny…model-2.safetensors",
-        "MISSING checkpoint none/tiny…folder…Hub",
-        "MISSING tokenizer none/words…folder…Hub",
+        "checkpoint whole/tiny: …0.00 MB…cache",
+        "MISSING checkpoint half/tiny: …model-2.safetensors",
+        "MISSING checkpoint none/tiny: …folder…Hub",
+        "MISSING tokenizer none/words: …folder…Hub",
         "task sciq: 1 document",
-        "MISSING task arc_easy…Hugging Face cache…`qbench fetch`",
-        "MISSING calibration wikitext2…cache",
+        "MISSING task arc_easy: …Hugging Face cache…`qbench fetch`",
+        "MISSING calibration wikitext2: …cache",
     ]
     for line, facts in zip(lines, expected, strict=True):
         assert line.startswith(facts.partition(":")[0])
@@ -197,3 +197,12 @@ def test_a_misspelled_word_is_answered_with_the_nearest(
     said = capsys.readouterr().err
     assert given in said
     assert said.rstrip().endswith(f"Did you mean {meant}?")
+
+
+def test_few_choices_are_listed_without_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    """gpu is nearest to cpu, which is not what it means."""
+    with pytest.raises(SystemExit):
+        main(["run", "recipe.yaml", "--device", "gpu"])
+    said = capsys.readouterr().err
+    assert all(name in said for name in ("--device", "'gpu'", "auto", "cpu", "cuda"))
+    assert "Did you mean" not in said

@@ -72,7 +72,7 @@ def _sections(report: ReportData, kinds: Sequence[TableKind]) -> list[PageSectio
 def _summary(report: ReportData) -> str:
     cells = report.results.parts
     done = [result for result in cells if result.scores]
-    state = f"{len(done)} of {counted(len(cells), 'cell')} with scores"
+    state = f"{len(done)} of {len(cells)} cells have scores"
     return " ".join([f"{', '.join([state, *_setting(done)])}.", *remarks(report)])
 
 

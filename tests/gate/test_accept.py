@@ -131,9 +131,13 @@ def test_what_is_not_done_is_no_baseline(baseline: Path, tmp_path: Path, capsys:
     before = losses(baseline)
     folder = run(tmp_path / "run", loss=0.1)
     assert accept(folder, baseline, "  ") == 2
-    assert "--reason is empty" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "--reason is empty" in said.err
+    assert not said.out  # one error, and no comparison before it
     assert accept(folder, folder) == 2
-    assert "is the baseline itself" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "is the baseline itself" in said.err
+    assert not said.out
     plan = read_results(folder).plan
     assert plan is not None
     part = {"gate": {"baseline_may_hold_more": True}}

@@ -18,21 +18,21 @@ def write(file: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("content", "facts"),
     [
-        (b"tasks: [piqa\nseed: 1\n", ", line 2: not YAML…expected ',' or ']'"),
-        (b"tasks:\n\t- piqa\n", ", line 2: not YAML…found character '\\t'"),
-        (b"seed: 1\n---\nseed: 2\n", ", line 2: not YAML…but found another document"),
-        (b"seed: !!python/object:os.system 1\n", ", line 1: not YAML…could not determine a constructor"),
-        (b"[a]: 1\n", ", line 1: not YAML…found unhashable key"),
-        (b"seed: 1\nname: \xff\xfe\n", "…UTF-8…byte 14"),
-        (b"description: 2024-13-45\n", ": not YAML…month must be in 1..12"),
-        (b"description: \x00\n", ": not YAML…unacceptable character"),
-        (b"tasks: &t [*t]\n", ", line 1…contains itself"),
-        (b"", "…mapping…'checkpoints:'"),
-        (b"- piqa\n", "…mapping…'checkpoints:'"),
-        (b"just words\n", "…mapping…'checkpoints:'"),
-        (b"seed: 1\ntasks: []\nseed: 2\n", ", line 3: seed…already…line 1"),
-        (b"tasks:\n  piqa: {}\n  piqa: {}\n", ", line 3: tasks.piqa…already…line 2"),
-        (b"tasks:\n- {a: 1, a: 2}\n", ", line 2: tasks[0].a…already…line 2"),
+        (b"tasks: [piqa\nseed: 1\n", ", line 2: not YAML: …expected ',' or ']'"),
+        (b"tasks:\n\t- piqa\n", ", line 2: not YAML: …found character '\\t'"),
+        (b"seed: 1\n---\nseed: 2\n", ", line 2: not YAML: …but found another document"),
+        (b"seed: !!python/object:os.system 1\n", ", line 1: not YAML: …could not determine a constructor"),
+        (b"[a]: 1\n", ", line 1: not YAML: …found unhashable key"),
+        (b"seed: 1\nname: \xff\xfe\n", ": …UTF-8…byte 14"),
+        (b"description: 2024-13-45\n", ": not YAML: …month must be in 1..12"),
+        (b"description: \x00\n", ": not YAML: …unacceptable character"),
+        (b"tasks: &t [*t]\n", ", line 1: …contains itself"),
+        (b"", ": …mapping…'checkpoints:'"),
+        (b"- piqa\n", ": …mapping…'checkpoints:'"),
+        (b"just words\n", ": …mapping…'checkpoints:'"),
+        (b"seed: 1\ntasks: []\nseed: 2\n", ", line 3: seed: …already…line 1"),
+        (b"tasks:\n  piqa: {}\n  piqa: {}\n", ", line 3: tasks.piqa: …already…line 2"),
+        (b"tasks:\n- {a: 1, a: 2}\n", ", line 2: tasks[0].a: …already…line 2"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_why(content: bytes, facts: str, tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ class TestExtends:
         [
             ("none.yaml", "line 2: extends: {folder}/none.yaml…file"),
             ("own.yaml", "line 2: extends: own.yaml…extends…itself"),
-            ("[a.yaml]", "line 2: extends…path of another recipe"),
-            ("", "line 2: extends…path of another recipe"),
+            ("[a.yaml]", "line 2: extends …path of another recipe"),
+            ("", "line 2: extends …path of another recipe"),
             (".", "line 2: extends: {folder}…file"),
         ],
     )
@@ -204,3 +204,16 @@ def test_hostile_recipes_are_refused_with_a_sentence(tmp_path: Path, text: str, 
     for fact in facts:
         assert fact in str(refused.value)
     assert str(refused.value).count("hostile.yaml") == 1
+
+
+def test_paths_in_errors_have_no_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "recipes").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for extended, shown in (("../gone.yaml", "gone.yaml"), ("../../gone.yaml", f"{tmp_path / 'gone.yaml'}")):
+        file = Path("recipes", "recipe.yaml")
+        file.write_text(f"extends: {extended}\n")
+        with pytest.raises(RecipeError) as error:
+            read_recipe_file(file)
+        assert str(error.value).startswith(f"{file}, line 1: ")
+        assert f" {shown} " in str(error.value)
+        assert ".." not in str(error.value)
