@@ -49,16 +49,17 @@ def replaced(cell: StoredRecord) -> list[StoredRecord]:
 
 def rescored(samples: pd.DataFrame) -> pd.DataFrame:
     """The samples with the metrics that lm-eval computes from their log-likelihoods."""
-    samples = samples.copy()
-    for i, row in samples.iterrows():
-        values = np.asarray(row["loglikelihoods"])
-        if row["gold"] is not None:
-            samples.loc[i, "acc"] = float(values.argmax() in row["gold"])
-            samples.loc[i, "acc_norm"] = float((values / row["characters"]).argmax() in row["gold"])
+    columns = {name: samples[name].to_numpy(copy=True) for name in ("acc", "acc_norm", *PERPLEXITIES)}
+    rows = zip(samples["loglikelihoods"], samples["gold"], samples["characters"], strict=True)
+    for i, (values, gold, characters) in enumerate(rows):
+        if gold is not None:
+            columns["acc"][i] = values.argmax() in gold
+            columns["acc_norm"][i] = (values / characters).argmax() in gold
             continue
-        own = [name for name in PERPLEXITIES if not np.isnan(row[name])]
-        samples.loc[i, own] = values[0]
-    return samples
+        for name in PERPLEXITIES:
+            if not np.isnan(columns[name][i]):
+                columns[name][i] = values[0]
+    return samples.assign(**columns)
 
 
 def jittered(samples: pd.DataFrame, size: float) -> pd.DataFrame:

@@ -248,9 +248,7 @@ def test_families_of_other_kinds_stand_in_one_set(tmp_path: Path) -> None:
     baseline = render(report, "md", "baseline")
     assert "There is no softpick model of B here." in baseline
     for kind in ALWAYS:
-        for form in FORMATS:
-            if (kind, form) not in {("summary", "csv"), ("summary", "json")}:
-                assert render(report, form, kind)
+        assert render(report, "latex", kind)
 
 
 def test_a_lone_kind_that_is_not_softmax_has_its_damage(tmp_path: Path) -> None:
