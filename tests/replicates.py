@@ -21,7 +21,7 @@ def gptq(attention: str, draw: int | None) -> CellRef:
 
 
 def unquantized(attention: str) -> CellRef:
-    """Its unquantized one."""
+    """The unquantized cell of an attention."""
     return cell_ref(attention, "none", 16, "none-16")
 
 

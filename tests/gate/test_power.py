@@ -91,7 +91,7 @@ def test_the_tails_are_scipys() -> None:
 
 
 def test_what_no_document_shows_is_none_and_not_a_percentage(tmp_path: Path) -> None:
-    """It was printed as 1.01e+306%."""
+    """It used to be printed as 1.01e+306%."""
     population, cells = Population(8), make_cells(2)
     write_cells(tmp_path / "base", {cell: population.samples() for cell in cells})
     write_cells(tmp_path / "run", {cell: population.samples(0.1) for cell in cells})

@@ -195,7 +195,7 @@ def shift_hqq(layer):
 
 
 def shift_gptq_as_v2(layer):
-    """What a reader gets that takes v1's zeros for v2's: each zero point one lower."""
+    """What a reader gets if it reads v1's zeros as v2's: each zero point is one lower."""
     dequantize, scales = layer.dequantize(), layer.scales.float()[layer.g_idx].T
     layer.dequantize = lambda: dequantize + scales
 

@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> ReportData:
-    """The same, read."""
+    """The same, as a report."""
     return read_report(folder)
 
 
@@ -318,7 +318,7 @@ def test_bad_files_of_figures_are_sentences(content: str, said: str, tmp_path: P
 
 
 def test_a_baseline_may_have_analyses_beside_its_scores(folder: Path, tmp_path: Path) -> None:
-    """Old folders have none, and read as ever."""
+    """Old folders have none, and can still be read."""
     shutil.copytree(
         folder, tmp_path / "old", ignore=shutil.ignore_patterns("*-analysis-*", "*-maps-*", "*sensitivity-*", ANALYSES)
     )

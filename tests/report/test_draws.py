@@ -36,7 +36,7 @@ def damage(report: ReportData, task: str = "wikitext", metric: str = "word_perpl
 
 
 def own(row: DamageRow, attention: str) -> Difference:
-    """A damage that is there."""
+    """A damage that is not a gap."""
     found = row.damages[attention].score
     assert isinstance(found, Difference)
     return found

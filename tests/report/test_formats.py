@@ -235,7 +235,7 @@ def test_csv_and_json(published: ReportData) -> None:
 
 
 def test_html(small_troubled: ReportData) -> None:
-    """All but the plots, and without what every page has."""
+    """The page without plots and without the parts that every page has."""
     text = page(small_troubled)
     main = text[text.index("<main>") : text.index("</main>")]
     main = re.sub(r'<section id="plots">.*?</section>\n', "", main, flags=re.S)
@@ -287,7 +287,7 @@ needs_pdflatex = pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs 
 
 
 def compiled(text: str, folder: Path) -> str:
-    """The log of pdflatex; an error where it fails."""
+    """The log of pdflatex; an error if it fails."""
     (folder / "t.tex").write_text(text, encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")

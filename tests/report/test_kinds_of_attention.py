@@ -36,7 +36,7 @@ LONG = ["family", "method", "bits", "label", "task", "metric", "better", "attent
 
 @pytest.fixture(autouse=True)
 def gated_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else the table of kinds has."""
+    """Add a kind called gated, whether or not ATTENTIONS has one."""
     monkeypatch.setitem(ATTENTIONS, "gated", SimpleNamespace(title="Gated"))  # type: ignore[misc]
 
 
@@ -49,7 +49,7 @@ def three_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def three(three_folder: Path) -> ReportData:
-    """The same, read."""
+    """The same, as a report."""
     return read_report(three_folder)
 
 
