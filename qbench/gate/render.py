@@ -35,12 +35,12 @@ def headline(report: GateReport) -> str:
         found.append(f"{len(report.worse)} of {counted(len(report.tested), 'score')} got worse")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
     if audits:
-        found.append(counted(audits, "audit finding"))
+        found.append(f"{counted(audits, 'failure')} in the audit")
     if others := len(report.failures) - audits:
-        found.append(f"{counted(others, 'finding')} in the records")
+        found.append(f"{counted(others, 'failure')} in the records")
     what = ", ".join(found) or f"none of {counted(len(report.tested), 'score')} got worse"
     alone = " by scores alone (the checkpoint differs from the baseline's)" if report.by_scores_alone else ""
-    return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what}. {report.run} against {report.baseline}"
+    return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what} ({report.run} compared with {report.baseline})"
 
 
 def explanation(report: GateReport) -> str:
@@ -49,7 +49,7 @@ def explanation(report: GateReport) -> str:
     scores = counted(len(report.tested), "score")
     return (
         "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "
-        f"{100 * max(alphas):g}% of whole tables fail (paired sign flips, Holm over {scores})."
+        f"{100 * max(alphas):g}% of checks fail (paired sign flips, Holm over {scores})."
     )
 
 
@@ -59,9 +59,9 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
         yield ReportSection("Before you read the scores", lines=report.changed)
     for by in ("audit", "records"):
         if lines := tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by):
-            yield ReportSection(f"Failures found by the {by}", lines=lines)
+            yield ReportSection(f"Failures in the {by}", lines=lines)
     if report.worse:
-        yield ReportSection("Failures found by the scores", rows=tuple(map(row, report.worse)))
+        yield ReportSection("Failures in the scores", rows=tuple(map(row, report.worse)))
         lines = tuple(f"{outcome.hypothesis.name}: {changed_documents(outcome)}" for outcome in report.worse)
         yield ReportSection("Documents that lost most (id: before → after)", lines=lines)
     for cells, differing in _by_differences(report):

@@ -42,15 +42,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
 def test_the_terminal_leads_with_the_verdict(folders: tuple[Path, Path, Path]) -> None:
     baseline, same, bad = folders
     text = to_text(check(same, baseline))
-    assert text.startswith("PASS: none of 36 scores got worse.")
+    assert text.startswith("PASS: none of 36 scores got worse")
     text = to_text(check(bad, baseline))
     report = check(bad, baseline)
-    expected = f"FAIL: {len(report.worse)} of 24 scores got worse, 2 audit findings, 1 finding in the records."
+    expected = f"FAIL: {len(report.worse)} of 24 scores got worse, 2 failures in the audit, 1 failure in the records"
     assert text.startswith(expected)
     for part in (
-        "Failures found by the audit",
-        "Failures found by the records",
-        "Failures found by the scores",
+        "Failures in the audit",
+        "Failures in the records",
+        "Failures in the scores",
         "Documents that lost most",
         "packages.torch: 2.13.0 → 2.14.0",
         "Its weights take 2,000 bytes",
