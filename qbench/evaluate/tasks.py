@@ -163,7 +163,7 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
     index = all_tasks(*(str(Path(folder).resolve()) for folder in folders))
     if name not in index.task_index:
         raise TaskError(
-            f"There is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}."
+            f"there is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}."
             + did_you_mean(name, index.all_tasks)
         )
     return index, [name]

@@ -222,7 +222,7 @@ def _check_file(where: Where, source: Calibration, recipe: Recipe) -> None:
         raise recipe._file.error(
             where,
             f"{shown_path(recipe.file.parent / source.source)} is not a file; source must be a file, "
-            f"{' or '.join(NAMED)}, or a dataset on the Hub with its revision.",
+            f"{', '.join(NAMED)}, or a dataset on the Hub with its revision.",
         )
 
 
