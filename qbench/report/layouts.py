@@ -39,7 +39,7 @@ READ_DELTA = "Δ is {other} − {reference}; accuracies are in percent."
 READ_DIFFERENCE = "The difference is {other}'s damage − {reference}'s; accuracies are in percent."
 READ_FLIPS = "Flips: documents (%) that became wrong / that became right."
 READ_SUMMARY = (
-    "{whose}. Unquantized rows have the models' scores, the other rows what quantization changed. "
+    "{whose}. Unquantized rows show scores; the other rows show what quantization changed. "
     "Accuracies are in percent, normalized by length (acc_norm) if the task has that metric."
 )
 READ_SUMMARY_TONES = "▲ {other} lost less than {reference}, ▼ it lost more"
@@ -51,7 +51,7 @@ COUNT_DAMAGES = "Changes"
 # For a family with only one model.
 READ_LONE_DAMAGE = "Damage is quantized − unquantized; accuracies are in percent."
 READ_LONE_SUMMARY = (
-    "The unquantized row has the {attention} model's scores, the other rows what quantization changed. "
+    "The unquantized row shows the {attention} model's scores; the other rows show what quantization changed. "
     "Accuracies are in percent."
 )
 
@@ -123,7 +123,7 @@ def _delta_table(about: FamilyQuantization, rows: list[DeltaRow]) -> Table:
     table = Table(
         name=_name("delta", about),
         title=f"{about.family}, {about.method_title}",
-        caption=f"{_against(kinds)} at {about.family}, {how}.",
+        caption=f"{_against(kinds)}, {how}: {about.family}.",
         reading=reading,
         columns=columns,
         heads=_heads(1 if about.is_unquantized else 2, kinds),
@@ -372,7 +372,7 @@ def _summary_reading(damages: Sequence[DamageRow], kinds: Sequence[str]) -> list
     if len(kinds) == 1:
         return [READ_LONE_SUMMARY.format(attention=kind_name(kinds[0])), *_reading(damages)]
     reading = _reading(damages, _read(READ_SUMMARY_TONES, kinds, "the attention"))
-    pair = f"Each field is {kind_name(kinds[0])} / {kind_name(kinds[1])}"
+    pair = f"Each entry is {kind_name(kinds[0])} / {kind_name(kinds[1])}"
     return [READ_SUMMARY.format(whose=pair if len(kinds) == 2 else "One row per attention"), *reading]
 
 
