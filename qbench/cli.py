@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG, CRASHED, INTERRUPTED = 0, 1, 2, 3, 130
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
-RECORDS = "a folder of records, as `qbench run` writes them"
-RESULTS = f"{RECORDS}, or published numbers: a CSV file or a folder of them"
+RECORDS = "a folder of records, as written by `qbench run`"
+RESULTS = f"{RECORDS}, or published numbers: a CSV file or a folder of CSV files"
 
 Commands = Any  # argparse's subparsers; their type is private
 
@@ -134,8 +134,8 @@ def _add_run(commands: Commands) -> None:
 
 def _add_analyze(commands: Commands) -> None:
     purpose = (
-        "measure what may explain the damage: attention sinks, massive activations, sparsity and dead heads of each "
-        "checkpoint of a recipe, attention maps, and the sensitivity of each layer"
+        "measure what may explain the damage to each checkpoint of a recipe: attention sinks, massive activations, "
+        "sparsity, dead heads, attention maps, and the sensitivity of each layer"
     )
     example = "qbench analyze recipes/mini.yaml && qbench table results/runs/mini --kind analysis --plots figures"
     parser = _add(commands, "analyze", _analyze, purpose, example)
@@ -250,7 +250,7 @@ def _fetch(options: argparse.Namespace) -> int:
 def _add_table(commands: Commands) -> None:
     from qbench.report.render import DEFAULT_KIND, FORMATS, KINDS
 
-    purpose = "make Δ tables of results as Markdown, LaTeX, CSV, JSON, an HTML report or plots"
+    purpose = "show results as tables (Markdown, LaTeX, CSV, JSON), as an HTML report, or as plots"
     example = (
         "qbench table results/runs/mini --format latex --kind damage --out damage.tex\n"
         "  qbench table results/paper --plots figures"
@@ -270,7 +270,7 @@ def _add_table(commands: Commands) -> None:
 def _add_compare(commands: Commands) -> None:
     from qbench.report.render import COMPARISON_FORMATS
 
-    purpose = "compare results with published numbers: whether they agree, and whether the models were really quantized"
+    purpose = "compare results with published numbers: do they agree, and were the published models really quantized?"
     example = "qbench compare results/runs/paper-340m --with results/paper"
     parser = _add(commands, "compare", _compare, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
@@ -341,7 +341,7 @@ def _write(text: str, file: Path | None) -> None:
 def _add_check(commands: Commands) -> None:
     purpose = (
         "compare a run with its baseline: exit code 1 if a score got worse, an audit changed, or a cell failed or is "
-        "missing; tolerances come from the recipe's field `gate`"
+        "missing; tolerances come from the recipe's `gate` field"
     )
     example = "qbench check results/runs/mini --baseline results/mini --junit gate.xml"
     parser = _add(commands, "check", _check, purpose, example)
@@ -354,14 +354,12 @@ def _add_check(commands: Commands) -> None:
 
 
 def _add_accept(commands: Commands) -> None:
-    purpose = (
-        "make a run the new baseline: print what changes, replace it without asking, log the reason in CHANGES.jsonl"
-    )
+    purpose = "replace a baseline with a run, without asking: print what changes, log the reason in CHANGES.jsonl"
     example = (
         'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23 uses a different kernel"'
     )
     parser = _add(commands, "accept", _accept, purpose, example)
-    _add_folders(parser, baseline="the baseline to replace, or the folder of a new one")
+    _add_folders(parser, baseline="the baseline to replace, or a new folder")
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why the baseline changes")
 
 
@@ -370,9 +368,9 @@ def _add_power(commands: Commands) -> None:
     parser = _add(commands, "power", _power, purpose, "qbench power results/mini --against results/runs/mini")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of records")
     against = (
-        "measure the noise between DIR and this run of the same cells; default: between quantized and unquantized cells"
+        "measure the noise between DIR and RUN, with the same cells; default: between quantized and unquantized cells"
     )
-    parser.add_argument("--against", type=Path, metavar="DIR", help=against)
+    parser.add_argument("--against", type=Path, metavar="RUN", help=against)
     parser.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
 
 
@@ -411,8 +409,8 @@ def _accept(options: argparse.Namespace) -> int:
     size = accept(options.folder, options.baseline, options.reason, report, not_compared)
     if not_compared:  # only now: if accept fails, its error is enough
         print(f"Not compared: {not_compared}\n")
-    became = "is a new baseline:" if new else "is now"
-    print(f"{options.baseline} {became} what {options.folder} was ({byte_size(size)}).")
+    has = "is a new baseline with" if new else "now has"
+    print(f"{options.baseline} {has} the records of {options.folder} ({byte_size(size)}).")
     return DONE
 
 
@@ -456,7 +454,7 @@ def _add_doctor(commands: Commands) -> None:
     parser.add_argument(
         "--report",
         action="store_true",
-        help="write checks, tracebacks and timings to qbench-doctor.md, to send to others",
+        help="write checks, tracebacks and timings to qbench-doctor.md, to share",
     )
 
 
