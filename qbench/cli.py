@@ -270,7 +270,7 @@ def _add_table(commands: Commands) -> None:
 def _add_compare(commands: Commands) -> None:
     from qbench.report.render import COMPARISON_FORMATS
 
-    purpose = "compare results with published numbers: do they agree, and were the published models really quantized?"
+    purpose = "check whether results agree with published numbers, and whether the published models were quantized"
     example = "qbench compare results/runs/paper-340m --with results/paper"
     parser = _add(commands, "compare", _compare, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
