@@ -165,6 +165,16 @@ def _add_fetch(commands: Commands) -> None:
     example = "qbench fetch recipes/paper-340m.yaml && HF_HUB_OFFLINE=1 qbench run recipes/paper-340m.yaml"
     parser = _add(commands, "fetch", _fetch, purpose, example)
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-task-code",
+        action="store_true",
+        default=None,
+        help="run the Python functions that the recipe's own task files name (`!function`)",
+    )
 
 
 def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of each task") -> None:
@@ -174,6 +184,7 @@ def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of ea
     )
     parser.add_argument("--limit", type=_count, metavar="N", help=f"use only the first N {limited}, for a trial")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="override the recipe's device")
+    _add_trust(parser)
 
 
 def _count(text: str) -> int:
@@ -185,7 +196,9 @@ def _count(text: str) -> int:
 def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
     from qbench.recipe.cells import load_recipe
 
-    recipe = load_recipe(options.recipe, limit=options.limit, device=options.device)
+    recipe = load_recipe(
+        options.recipe, limit=options.limit, device=options.device, trust_task_code=options.trust_task_code
+    )
     return recipe, options.out or recipe.out()
 
 
@@ -227,7 +240,7 @@ def _fetch(options: argparse.Namespace) -> int:
     from qbench.recipe.cells import load_recipe
     from qbench.runner.hub import go_offline_if_unreachable
 
-    recipe = load_recipe(options.recipe)
+    recipe = load_recipe(options.recipe, trust_task_code=options.trust_task_code)
     go_offline_if_unreachable(recipe)
     from qbench.runner.fetch import fetch  # after it, since this imports huggingface_hub
 

@@ -50,12 +50,13 @@ def task_facts(
     num_fewshot: Mapping[str, int] | int | None,
     limits: Callable[[Iterable[str]], Mapping[str, int | None]],
     seed: int,
+    trust_code: bool,
 ) -> dict[str, TaskSummary]:
     """The facts of each task; NotFetchedError if a dataset is not on this machine.
 
     limits: how many documents of each task, by the names of the tasks that were found.
     """
-    settings = [list(names), data, list(folders), num_fewshot, limits(names), seed]
+    settings = [list(names), data, list(folders), num_fewshot, limits(names), seed, trust_code]
     asked = f"tasks {json_hash([settings, package_versions(), code_hash(), os.getcwd()])}"
     given = [file for files in data.values() for file in (files.values() if isinstance(files, Mapping) else [files])]
     local = [*map(Path, given), *_task_files([*folders, *filter(is_task_path, names)])]
@@ -64,7 +65,7 @@ def task_facts(
         from qbench.evaluate.tasks import MissingDatasetError, load_tasks
 
         try:
-            tasks = load_tasks(names, data, folders, num_fewshot)
+            tasks = load_tasks(names, data, folders, num_fewshot, trust_code)
         except MissingDatasetError as error:
             raise NotFetchedError(str(error)) from None
         chosen = limits(tasks)

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ import lm_eval.utils
 from jinja2 import meta
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from qbench.errors import did_you_mean, one_line
 from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.local_data import TaskError, read_dataset
 from qbench.evaluate.requests import seeded
+from qbench.evaluate.task_code import LM_EVAL_TASKS, TaskCodeError, trusting
 
 PathLike = str | os.PathLike[str]
 
@@ -46,8 +48,6 @@ log = logging.getLogger(__name__)
 
 # Fields of a task file of which one says where its documents come from.
 SOURCES = {"dataset_path", "custom_dataset", "class", "task_list", "group"}
-# lm-eval recompiles a task's template for every document, which takes a hundred times as long as rendering it.
-lm_eval.utils.env.from_string = lru_cache(maxsize=4096)(lm_eval.utils.env.from_string)
 
 
 class MissingDatasetError(TaskError):
@@ -71,12 +71,14 @@ def load_tasks(
     data: Mapping[str, DataFiles] | None = None,
     folders: Sequence[PathLike] = (),
     num_fewshot: int | Mapping[str, int] | None = None,
+    trust_code: bool = False,
 ) -> dict[str, Task]:
     """lm-eval's task objects by name; groups and tags expand to their tasks.
 
     names: tasks, groups or tags of `folders` or lm-eval, a task's .yaml file, or a folder of such files.
     data: local .jsonl files that replace a task's dataset; the rest of the task is unchanged.
     num_fewshot: for all tasks that take examples, or by name; by default what the task's file says, or 0.
+    trust_code: run the functions that task files outside lm-eval's package name (`!function`); an error otherwise.
     """
     if isinstance(names, str):
         raise TaskError(f"names is the string {names!r}; it must be a list of task names.")
@@ -85,7 +87,11 @@ def load_tasks(
     for name in names:
         manager, members = _find(name, folders)
         for member in members:
-            loaded = _load(manager, member, data, _shots(num_fewshot, member))
+            try:
+                with trusting(trust_code):
+                    loaded = _load(manager, member, data, _shots(num_fewshot, member))
+            except TaskCodeError as error:
+                raise TaskCodeError(f"The task {member}: {error}") from None
             if twice := sorted(loaded.keys() & tasks.keys()):
                 raise TaskError(f"The task {twice[0]} is listed twice; list each once.")
             tasks |= loaded
@@ -153,11 +159,11 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
             raise TaskError(f"{given} is not a folder; it must be a folder with task files (.yaml).")
     own = [_manager(folder) for folder in folders]
     # lm-eval keeps most tasks in a folder named after the first part of the task's name; reading all files takes 15 s.
-    root, parts = Path(lm_eval.tasks.__file__).parent, name.split("_")
-    likely = [root / "_".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    parts = name.split("_")
+    likely = [LM_EVAL_TASKS / "_".join(parts[:end]) for end in range(len(parts), 0, -1)]
     own += [_manager(folder) for folder in likely if (folder / f"{name}.yaml").is_file()]
     for manager in own:
-        if name in manager.all_subtasks:
+        if _is_whole(manager, name):
             return manager, [name]
     log.info("Looking for the task %s in all of lm-eval's files; this takes a while.", name)
     index = all_tasks(*(str(Path(folder).resolve()) for folder in folders))
@@ -167,6 +173,15 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
             + did_you_mean(name, index.all_tasks)
         )
     return index, [name]
+
+
+def _is_whole(manager: TaskManager, name: str) -> bool:
+    """Whether the manager has this task, tag or group, and every task of the group."""
+    entry = manager.task_index.get(name) if isinstance(name, str) else None
+    if entry is None or entry.kind is not Kind.GROUP:
+        return entry is not None
+    members = (entry.cfg or {}).get("task")
+    return isinstance(members, list) and all(own != name and _is_whole(manager, own) for own in members)
 
 
 def _manager(folder: PathLike) -> TaskManager:
@@ -189,6 +204,8 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
         return {name: _local_task(manager, name, data[name], shots)}
     try:
         tasks = manager.load([name])["tasks"]
+    except TaskError:
+        raise
     except Exception as error:  # anything that the Hub, the task's file, its functions or its templates raise
         if isinstance(error, OSError | datasets.exceptions.DatasetsError) or "Couldn't find cache" in str(error):
             raise MissingDatasetError(
@@ -238,6 +255,8 @@ def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | N
     config |= {"fewshot_config": examples or None, "metadata": {**(config.get("metadata") or {})}}
     try:
         return LocalTask(config, datasets.DatasetDict(dataset))
+    except TaskError:
+        raise
     except Exception as error:  # lm-eval tries its templates on the first document
         first = files[_evaluated(config)]
         raise TaskError(f"{name}, document 0 ({first}): {one_line(error)}") from error

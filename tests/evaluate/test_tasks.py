@@ -252,7 +252,7 @@ def test_a_fingerprint_is_of_code_prompt_and_examples(tmp_path: Path, write: Wri
         (folder / "mine.yaml").write_text(config)
         (folder / "code.py").write_text(code)
         data = {"mine": {"validation": file, "train": file}}
-        return task_fingerprint(load_tasks(["mine"], data, folders=[folder], num_fewshot=shots)["mine"])
+        return task_fingerprint(load_tasks(["mine"], data, [folder], shots, trust_code=True)["mine"])
 
     code = "def text(doc):\n    return helper(doc)\n\n\ndef helper(doc):\n    return doc['goal']\n"
     one = fingerprint(code)
@@ -275,7 +275,7 @@ def test_a_fingerprint_is_of_a_partial_functions_arguments(tmp_path: Path, write
             "task: mine\nvalidation_split: validation\noutput_type: multiple_choice\ndoc_to_target: label\n"
             f"doc_to_text: !function code.{function}\ndoc_to_choice: '{{{{[sol1, sol2]}}}}'\n"
         )
-        return task_fingerprint(load_tasks(["mine"], {"mine": write(PIQA)}, folders=[folder])["mine"])
+        return task_fingerprint(load_tasks(["mine"], {"mine": write(PIQA)}, [folder], trust_code=True)["mine"])
 
     assert fingerprint(1, "asked") == fingerprint(2, "asked") != fingerprint(3, "told")
 
@@ -294,7 +294,7 @@ def test_choices_that_a_task_shuffles_are_the_same_each_time(tmp_path: Path, wri
     found = []
     for seed in range(2):
         random.seed(seed)
-        task = load_tasks(["mine"], {"mine": file}, folders=[tmp_path])["mine"]
+        task = load_tasks(["mine"], {"mine": file}, [tmp_path], trust_code=True)["mine"]
         documents = [[(d.choices, d.gold) for d in build_documents(task)] for _ in range(2)]
         found += [(task_fingerprint(task), one) for one in documents]
     assert found == [found[0]] * 4

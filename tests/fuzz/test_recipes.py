@@ -9,7 +9,9 @@ from .commands import complaint
 from .mutate import mutated_yaml
 
 SAMPLE, ALL = 60, 1200
+MINI = Path(__file__).parents[2] / "recipes/mini"
 RICH = fields() | {
+    "checkpoints": {"tiny": {"softmax": str(MINI / "softmax"), "softpick": {"path": str(MINI / "softpick")}}},
     "description": "all fields",
     "limit": 2,
     "reference": "softmax",
