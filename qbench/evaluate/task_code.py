@@ -76,7 +76,7 @@ def _sandbox() -> SandboxedEnvironment:
     env = SandboxedEnvironment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
     env.filters["regex_replace"] = lm_eval.utils.regex_replace
     # lm-eval recompiles a task's template for every document, which takes a hundred times as long as rendering it.
-    env.from_string = lru_cache(maxsize=4096)(env.from_string)  # type: ignore[method-assign]
+    env.from_string = lru_cache(maxsize=4096)(env.from_string)  # type: ignore[assignment, method-assign]
     return env
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, partial
 from itertools import islice
@@ -15,6 +16,7 @@ from typing import Any
 import datasets
 import lm_eval.tasks
 import lm_eval.utils
+import yaml
 from jinja2 import meta
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
@@ -22,10 +24,11 @@ from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from qbench.errors import did_you_mean, one_line
-from qbench.evaluate.facts import is_task_path
+from qbench.evaluate.facts import files_below, is_task_path
 from qbench.evaluate.local_data import TaskError, read_dataset
 from qbench.evaluate.requests import seeded
 from qbench.evaluate.task_code import LM_EVAL_TASKS, TaskCodeError, trusting
+from qbench.evaluate.task_names import names_like
 
 PathLike = str | os.PathLike[str]
 
@@ -165,14 +168,15 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
     for manager in own:
         if _is_whole(manager, name):
             return manager, [name]
-    log.info("Looking for the task %s in all of lm-eval's files; this takes a while.", name)
-    index = all_tasks(*(str(Path(folder).resolve()) for folder in folders))
-    if name not in index.task_index:
-        raise TaskError(
-            f"There is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}."
-            + did_you_mean(name, index.all_tasks)
-        )
-    return index, [name]
+    may_exist, known = names_like(name, [LM_EVAL_TASKS, *map(Path, folders)])
+    if may_exist:
+        log.info("Looking for the task %s in all of lm-eval's files; this takes a while.", name)
+        index = all_tasks(*(str(Path(folder).resolve()) for folder in folders))
+        if name in index.task_index:
+            return index, [name]
+    raise TaskError(
+        f"There is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}." + did_you_mean(name, known)
+    )
 
 
 def _is_whole(manager: TaskManager, name: str) -> bool:
@@ -185,6 +189,7 @@ def _is_whole(manager: TaskManager, name: str) -> bool:
 
 
 def _manager(folder: PathLike) -> TaskManager:
+    files_below(Path(folder))
     return TaskManager(include_path=str(folder), include_defaults=False)
 
 
@@ -202,6 +207,7 @@ def _file(manager: TaskManager, name: str) -> Path | None:
 def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots: int | None) -> dict[str, Task]:
     if name in data:
         return {name: _local_task(manager, name, data[name], shots)}
+    _check_source(manager, name)
     try:
         tasks = manager.load([name])["tasks"]
     except TaskError:
@@ -225,6 +231,16 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
             f"data gives a file for {given[0]}, a task of the group {name}; list the task instead of the group."
         )
     return tasks
+
+
+def _check_source(manager: TaskManager, name: str) -> None:
+    """An error if the task's dataset is a huge folder, such as /: datasets would look at all its files."""
+    with suppress(yaml.YAMLError, OSError, ValueError, TypeError):
+        config = load_yaml(file, resolve_func=False) if (file := _file(manager, name)) else {}
+        places = [config.get("dataset_path"), (config.get("dataset_kwargs") or {}).get("data_dir")]
+        for place in places:
+            if isinstance(place, str) and Path(place).is_dir():
+                files_below(Path(place))
 
 
 def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | None) -> Task:

@@ -249,7 +249,7 @@ class Recipe(_RecipePart):
         return self.file.parent / self.output if self.output else Path("results", "runs", self.name)
 
     def content(self) -> dict[str, Any]:
-        """The whole recipe as plain data with its defaults, for records and reports; without what no number depends on."""
+        """The recipe as plain data with its defaults, for records and reports; without what no number depends on."""
         return self.model_dump(mode="json", exclude={"output", "trust_task_code"})
 
     def task_names(self) -> list[str]:

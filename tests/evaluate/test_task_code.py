@@ -310,7 +310,7 @@ def test_lm_evals_templates_render_the_same_in_the_sandbox() -> None:
 @pytest.mark.slow
 def test_all_of_lm_evals_templates_render_the_same_in_the_sandbox() -> None:
     found = templates([file for file in Path(lm_eval.tasks.__file__).parent.rglob("*") if "yaml" in file.name])
-    assert len(found) > 2000
+    assert len(found) > 1500
     print(f"{len(found)} templates")
     assert_same(found)
 
