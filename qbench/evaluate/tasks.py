@@ -235,12 +235,14 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
 
 def _check_source(manager: TaskManager, name: str) -> None:
     """An error if the task's dataset is a huge folder, such as /: datasets would look at all its files."""
-    with suppress(yaml.YAMLError, OSError, ValueError, TypeError):
+    config: dict[str, Any] = {}
+    with suppress(yaml.YAMLError, OSError, ValueError):  # reported when the task is loaded
         config = load_yaml(file, resolve_func=False) if (file := _file(manager, name)) else {}
-        places = [config.get("dataset_path"), (config.get("dataset_kwargs") or {}).get("data_dir")]
-        for place in places:
-            if isinstance(place, str) and Path(place).is_dir():
-                files_below(Path(place))
+    arguments = config.get("dataset_kwargs")
+    places = [config.get("dataset_path"), arguments.get("data_dir") if isinstance(arguments, dict) else None]
+    for place in places:
+        if isinstance(place, str) and Path(place).is_dir():
+            files_below(Path(place))
 
 
 def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | None) -> Task:

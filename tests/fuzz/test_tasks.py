@@ -38,6 +38,7 @@ def complaints(folder: Path, seeds: range) -> dict[int, str]:
 
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # datasets reads the working folder if a task does not name files
     monkeypatch.setenv("QBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # crash logs
