@@ -45,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
-    # lm-eval logs every default that it uses.
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
+        options = _parser().parse_args(arguments)
+        # lm-eval logs every default that it uses.
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
         return options.run(options)
     except InputError as error:
         print(f"qbench: {error}", file=sys.stderr)

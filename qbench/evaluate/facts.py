@@ -126,7 +126,7 @@ def _own_data(dataset: str | None, arguments: Mapping[str, Any]) -> tuple[str, .
     by_split = [named] if isinstance(named, str) else named.values() if isinstance(named, Mapping) else named
     patterns = [file for files in by_split for file in ([files] if isinstance(files, str) else files)]
     within = arguments.get("data_dir") or ""
-    folders = [Path(folder) for folder in (within, dataset) if folder and Path(folder).is_dir()]
+    folders = [Path(folder) for folder in (within, dataset) if folder and os.path.isdir(folder)]
     found = {file for pattern in patterns for file in glob.glob(os.path.join(within, pattern), recursive=True)}
     found |= {str(file) for folder in folders for file in files_below(folder) if file.is_file()}
     return tuple(sorted(found))

@@ -241,7 +241,7 @@ def _check_source(manager: TaskManager, name: str) -> None:
     arguments = config.get("dataset_kwargs")
     places = [config.get("dataset_path"), arguments.get("data_dir") if isinstance(arguments, dict) else None]
     for place in places:
-        if isinstance(place, str) and Path(place).is_dir():
+        if isinstance(place, str) and os.path.isdir(place):
             files_below(Path(place))
 
 
@@ -249,7 +249,7 @@ def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | N
     file = _file(manager, name)
     if file is None or name not in manager.all_subtasks:
         raise TaskError(f"data gives a file for {name}, which is a group; list its tasks instead.")
-    config = load_yaml(file)
+    config = _read_config(file, name)
     if "class" in config:
         raise TaskError(f"data gives a file for {name}, a task that loads its own data (`class` in {file}); remove it.")
     config = {key: value for key, value in config.items() if key not in ("tag", "group", "task_list")}
@@ -278,6 +278,23 @@ def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | N
     except Exception as error:  # lm-eval tries its templates on the first document
         first = files[_evaluated(config)]
         raise TaskError(f"{name}, document 0 ({first}): {one_line(error)}") from error
+
+
+def _read_config(file: Path, name: str) -> dict[str, Any]:
+    """A task file with its functions; an error if the fields that are used here have other types."""
+    try:
+        config = load_yaml(file)
+    except TaskError:
+        raise
+    except Exception as error:  # anything that YAML and the modules of its functions raise
+        raise TaskError(f"The task {name} ({file}) cannot be loaded: {one_line(error)}") from error
+    for fields, kind, what in ((SPLITS, str, "a string"), (("fewshot_config", "metadata"), dict, "a mapping")):
+        for field in fields:
+            if not isinstance(config.get(field) or kind(), kind):
+                raise TaskError(f"{file}: {field} is {config[field]!r}; it must be {what}.")
+    if not (config.get("test_split") or config.get("validation_split")):
+        raise TaskError(f"{file}: the task has neither test_split nor validation_split; it must have one of them.")
+    return config
 
 
 def _evaluated(config: Mapping[str, Any]) -> str:
