@@ -203,11 +203,12 @@ def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from qbench.runner.hub import OFFLINE
+    from qbench.runner.hub import OFFLINE_VARIABLES
     from qbench.runner.plan import make_plan
     from qbench.runner.plan_table import render_plan
 
-    os.environ.setdefault(OFFLINE, "1")  # a plan downloads nothing
+    for name in OFFLINE_VARIABLES:  # a plan downloads nothing
+        os.environ.setdefault(name, "1")
     recipe, out = _load(options)
     print(render_plan(make_plan(recipe, out)))
     return DONE

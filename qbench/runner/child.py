@@ -166,7 +166,7 @@ def die_with_parent() -> None:
 def redirect(log: Path) -> None:
     """Send everything this process prints from now on to the log, including output from C libraries."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
