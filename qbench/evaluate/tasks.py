@@ -168,14 +168,15 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
     for manager in own:
         if _is_whole(manager, name):
             return manager, [name]
-    may_exist, known = names_like(name, [LM_EVAL_TASKS, *map(Path, folders)])
-    if may_exist:
+    in_text, known = names_like(name, LM_EVAL_TASKS)
+    if in_text or any(name in manager.task_index for manager in own):
         log.info("Looking for the task %s in all of lm-eval's files; this takes a while.", name)
         index = all_tasks(*(str(Path(folder).resolve()) for folder in folders))
         if name in index.task_index:
             return index, [name]
     raise TaskError(
-        f"There is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}." + did_you_mean(name, known)
+        f"There is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}."
+        + did_you_mean(name, [*known, *(found for manager in own for found in manager.all_tasks)])
     )
 
 

@@ -121,11 +121,13 @@ def _prepare(server: ForkServerContext, job: Job, slot: Slot, out: Path) -> _Run
 
 
 def _start(running: _Running, timeout: float) -> None:
-    (running.folder / RECORD).unlink(missing_ok=True)  # left by an earlier failure
     try:
+        (running.folder / RECORD).unlink(missing_ok=True)  # left by an earlier failure
         running.child.start()
     except (EOFError, ConnectionError) as error:
         raise RunError(f"The fork server for cells did not start ({error!r}); its output is above.") from None
+    except NotADirectoryError as error:
+        raise RunError(f"{error.filename} cannot be written ({error.strerror}).") from None
     running.deadline = time.monotonic() + timeout
 
 

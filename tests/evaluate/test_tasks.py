@@ -341,4 +341,4 @@ def test_every_name_that_lm_eval_has_may_exist() -> None:
     names = all_tasks().all_tasks
     assert len(names) > 10_000
     for name in random.Random(0).sample(names, 60):
-        assert names_like(name, [LM_EVAL_TASKS])[0], name
+        assert names_like(name, LM_EVAL_TASKS)[0], name

@@ -11,7 +11,7 @@ from ..small_recipe import MINE, write_recipe
 from .commands import complaint
 from .mutate import damaged, mutated_yaml
 
-SAMPLE, ALL = 30, 500
+SAMPLE, ALL = 24, 500
 MINI = Path(__file__).parents[2] / "recipes/mini"
 FUNCTION = "FUNCTION"  # stands for `!function`, which plain YAML does not have
 
@@ -40,7 +40,9 @@ def complaints(folder: Path, seeds: range) -> dict[int, str]:
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # datasets reads the working folder if a task does not name files
     monkeypatch.setenv("QBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("huggingface_hub.constants.HF_HUB_OFFLINE", "datasets.config.HF_HUB_OFFLINE"):
+        monkeypatch.setattr(name, True)  # `plan` sets HF_HUB_OFFLINE, which is read when they are imported
+    monkeypatch.setenv("HF_EVALUATE_OFFLINE", "1")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # crash logs
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
 
