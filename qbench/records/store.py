@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from qbench.errors import InputError
 from qbench.files import file_name, write_atomically
 from qbench.records.schema import SCHEMA_VERSION, CellRef, PlannedCell, Record, RunPlan
+from qbench.validation import problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,7 +175,7 @@ def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
 
 
 def parquet_name(record: Record) -> str:
-    """The name of the Parquet file beside a record."""
+    """The name of the Parquet file next to a record."""
     return f"{record.cell.measured}.parquet" if record.cell.measured else SAMPLES
 
 
@@ -272,7 +273,7 @@ def _read_json(file: Path, kind: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise StoreError(f"{file}: {where or 'the record'}: {first['msg']}.") from None
+        raise StoreError(f"{file}: {where or 'the record'} {problem(first)}") from None
 
 
 def _check_one_each(records: list[StoredRecord], folder: Path, by: Callable[[Record], object], why: str) -> None:
