@@ -47,16 +47,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     try:
-        options = _parser().parse_args(arguments)
-        # lm-eval logs every default that it uses.
-        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        return _call(_parser().parse_args(arguments))
+    except KeyboardInterrupt:
+        print("\nqbench: stopped.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _call(options: argparse.Namespace) -> int:
+    # lm-eval logs every default that it uses.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    try:
         return options.run(options)
     except InputError as error:
         print(f"qbench: {error}", file=sys.stderr)
         return WRONG
-    except KeyboardInterrupt:
-        print("\nqbench: stopped.", file=sys.stderr)
-        return INTERRUPTED
     except Exception:
         print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
         return CRASHED

@@ -4,7 +4,6 @@ Templates run in jinja2's sandbox, always. Functions outside lm-eval's own packa
 Importing this module changes lm-eval for the whole process.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,13 +21,14 @@ from lm_eval.api.registry import metric_registry
 from lm_eval.tasks import _yaml_loader
 
 from qbench.evaluate.local_data import TaskError
+from qbench.identity import source_hash
 
 LM_EVAL_TASKS = Path(lm_eval.tasks.__file__).parent.resolve()
-# Files by their hashes, and lm-eval's module that has the same functions, which is imported instead: Python would run a
-# compiled file (.pyc) next to a known file without reading the known one.
+# Files by the hashes of their code, and lm-eval's module that has the same functions, which is imported instead: Python
+# would run a compiled file (.pyc) next to a known file without reading the known one.
 KNOWN = {
     # recipes/mini/tasks/preprocess_wikitext.py
-    "178e23f8b0f543d9ad96cdd812d41f7e25bc425a4dedc05506f0161863ff95c7": "lm_eval.tasks.wikitext.preprocess_wikitext",
+    "011f4feda9b234271ee1c6e9634f806a190f53af575cec07cab654296c7f5555": "lm_eval.tasks.wikitext.preprocess_wikitext",
 }
 HOW_TO_TRUST = "If you trust it, write `trust_task_code: true` in the recipe, or pass --trust-task-code."
 
@@ -57,10 +57,18 @@ def _import_if_trusted(name: str, folder: Path) -> Any:
     file = (folder / f"{module.replace('.', '/')}.py").resolve()
     if _trusts.get() or folder.resolve().is_relative_to(LM_EVAL_TASKS):
         return _import_function(name, folder)
-    if file.is_file() and (known := KNOWN.get(hashlib.sha256(file.read_bytes()).hexdigest())):
+    if file.is_file() and (known := _same_module(file)):
         return getattr(import_module(known), function)
     runs = file if file.is_file() else f"Python's {name}"
     raise TaskCodeError(f"a task file in {folder} has `!function {name}`, which would run {runs}. {HOW_TO_TRUST}")
+
+
+def _same_module(file: Path) -> str | None:
+    """lm-eval's module that has the functions of a known file; None if the file is not known. It is parsed, not run."""
+    try:
+        return KNOWN.get(source_hash(file.read_bytes()))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what ast.parse says of what is not Python
+        return None
 
 
 def _metric_if_trusted(name: str, hf_evaluate_metric: bool = False) -> Callable[..., Any] | None:

@@ -1,6 +1,5 @@
 """Task files are code: nothing of theirs runs unless it is trusted, and templates never leave their sandbox."""
 
-import hashlib
 import importlib.util
 import json
 import py_compile
@@ -18,6 +17,7 @@ from qbench import cli
 from qbench.evaluate.local_data import TaskError
 from qbench.evaluate.task_code import KNOWN, LM_EVAL_TASKS, TaskCodeError
 from qbench.evaluate.tasks import load_tasks
+from qbench.identity import source_hash
 
 from ..small_recipe import PIQA, write_recipe
 
@@ -142,7 +142,7 @@ def test_lm_evals_own_functions_need_no_trust(attack: Attack) -> None:
 
 def test_minis_own_code_is_known_by_its_hash_and_is_lm_evals(attack: Attack) -> None:
     source = (MINI / "tasks/preprocess_wikitext.py").read_bytes()
-    module = importlib.import_module(KNOWN[hashlib.sha256(source).hexdigest()])
+    module = importlib.import_module(KNOWN[source_hash(source)])
     assert Path(str(module.__file__)).is_relative_to(LM_EVAL_TASKS)
     task = load_tasks(["mini_wikitext"], {"mini_wikitext": MINI / "tasks/mini_wikitext.jsonl"}, [MINI / "tasks"])
     assert task["mini_wikitext"].config.doc_to_target is module.wikitext_detokenizer
@@ -151,7 +151,9 @@ def test_minis_own_code_is_known_by_its_hash_and_is_lm_evals(attack: Attack) -> 
     attack.write("mine.yaml", mine)
     (attack.folder / "preprocess_wikitext.py").write_bytes(source)
     assert attack.load()["mine"].config.process_results is module.process_results
-    (attack.folder / "preprocess_wikitext.py").write_bytes(source + b"\n")
+    (attack.folder / "preprocess_wikitext.py").write_bytes(source + b"import os\n")
+    attack.refused()
+    (attack.folder / "preprocess_wikitext.py").write_bytes(source + b"(" * 10_000)
     attack.refused()
 
 
