@@ -176,7 +176,7 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
             return index, [name]
     raise TaskError(
         f"There is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}."
-        + did_you_mean(name, [*known, *(found for manager in own for found in manager.all_tasks)])
+        + did_you_mean(name, [*known, *(str(found) for manager in own for found in manager.task_index)])
     )
 
 
