@@ -191,7 +191,10 @@ def _is_whole(manager: TaskManager, name: str) -> bool:
 
 def _manager(folder: PathLike) -> TaskManager:
     files_below(Path(folder))
-    return TaskManager(include_path=str(folder), include_defaults=False)
+    try:
+        return TaskManager(include_path=str(folder), include_defaults=False)
+    except TypeError as error:  # it sorts the names
+        raise TaskError(f"{folder}: the names of tasks, groups and tags must be strings ({error}).") from None
 
 
 @cache

@@ -329,6 +329,13 @@ def test_a_huge_folder_is_not_searched(tmp_path: Path) -> None:
     assert time.process_time() - started < 10
 
 
+def test_names_must_be_strings(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("task: a\n")
+    (tmp_path / "b.yaml").write_text("task: 1\n")
+    with pytest.raises(TaskError, match=f"{tmp_path}.*strings"):
+        load_tasks(["a"], folders=[tmp_path])
+
+
 def test_an_unknown_name_is_answered_without_parsing_all_files() -> None:
     started = time.process_time()
     with pytest.raises(TaskError, match=r"arc_eazy.*arc_easy"):
