@@ -46,7 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
+    try:
+        return _call(_parser().parse_args(arguments))
+    except KeyboardInterrupt:
+        print("\nqbench: stopped.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _call(options: argparse.Namespace) -> int:
     # lm-eval logs every default that it uses.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
@@ -54,9 +61,6 @@ def _main(arguments: Sequence[str] | None) -> int:
     except InputError as error:
         print(f"qbench: {error}", file=sys.stderr)
         return WRONG
-    except KeyboardInterrupt:
-        print("\nqbench: stopped.", file=sys.stderr)
-        return INTERRUPTED
     except Exception:
         print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
         return CRASHED
@@ -166,6 +170,16 @@ def _add_fetch(commands: Commands) -> None:
     example = "qbench fetch recipes/paper-340m.yaml && HF_HUB_OFFLINE=1 qbench run recipes/paper-340m.yaml"
     parser = _add(commands, "fetch", _fetch, purpose, example)
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-task-code",
+        action="store_true",
+        default=None,
+        help="run the Python functions that the recipe's own task files name (`!function`)",
+    )
 
 
 def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of each task") -> None:
@@ -175,6 +189,7 @@ def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of ea
     )
     parser.add_argument("--limit", type=_count, metavar="N", help=f"use only the first N {limited}, for a trial")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="override the recipe's device")
+    _add_trust(parser)
 
 
 def _count(text: str) -> int:
@@ -186,16 +201,19 @@ def _count(text: str) -> int:
 def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
     from qbench.recipe.cells import load_recipe
 
-    recipe = load_recipe(options.recipe, limit=options.limit, device=options.device)
+    recipe = load_recipe(
+        options.recipe, limit=options.limit, device=options.device, trust_task_code=options.trust_task_code
+    )
     return recipe, options.out or recipe.out()
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from qbench.runner.hub import OFFLINE
+    from qbench.runner.hub import OFFLINE_VARIABLES
     from qbench.runner.plan import make_plan
     from qbench.runner.plan_table import render_plan
 
-    os.environ.setdefault(OFFLINE, "1")  # a plan downloads nothing
+    for name in OFFLINE_VARIABLES:  # a plan downloads nothing
+        os.environ.setdefault(name, "1")
     recipe, out = _load(options)
     print(render_plan(make_plan(recipe, out)))
     return DONE
@@ -228,7 +246,7 @@ def _fetch(options: argparse.Namespace) -> int:
     from qbench.recipe.cells import load_recipe
     from qbench.runner.hub import go_offline_if_unreachable
 
-    recipe = load_recipe(options.recipe)
+    recipe = load_recipe(options.recipe, trust_task_code=options.trust_task_code)
     go_offline_if_unreachable(recipe)
     from qbench.runner.fetch import fetch  # after it, since this imports huggingface_hub
 

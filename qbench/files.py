@@ -10,8 +10,8 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,17 +23,17 @@ MARK = "`qbench accept` made the .new and .old folders next to this file; the ne
 
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Write the file whole, or leave it as it was."""
-    handle, unfinished = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    unfinished = file.parent / f".{file.name}.{secrets.token_hex(8)}"
+    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the umask
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(content.encode() if isinstance(content, str) else content)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(unfinished, 0o644)  # mkstemp's files can be read only by their owner
         os.replace(unfinished, file)
         _sync_folder(file.parent)
     except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
 
 

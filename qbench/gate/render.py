@@ -14,6 +14,7 @@ from qbench.gate.hypotheses import UNITS
 from qbench.gate.settings import MetricKind
 from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
 from qbench.numbers import counted, p_value, percent, signed_significant, significant
+from qbench.output import on_one_line
 
 MAX_DIFFERENCES, MAX_UNCLEAR = 20, 5  # shown to people; JSON has all
 HEADER = ("cell", "task", "metric", "before", "after", "loss", "95% interval", "tolerance", "p", "adjusted p")
@@ -154,9 +155,10 @@ def to_markdown(report: GateReport) -> str:
 
 def _escaped(text: str) -> str:
     """Text shown literally: escaped, on one line."""
+    text = on_one_line(text)
     for sign in "\\`*_|<[":
         text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+    return text
 
 
 def to_json(report: GateReport) -> str:
@@ -226,7 +228,7 @@ def _add_score(suite: ElementTree.Element, outcome: TestedHypothesis, report: Ga
     hypothesis = outcome.hypothesis
     case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.metric}")
     if outcome.verdict == "worse":
-        failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": sentence(outcome)})
+        failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": _printable(sentence(outcome))})
         lines = [f"Documents that lost most: {changed_documents(outcome)}", *_differing(report, hypothesis.cell.name)]
         failure.text = _printable("\n".join(lines))
 

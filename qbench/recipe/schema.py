@@ -175,6 +175,7 @@ class Recipe(_RecipePart):
     quantizations: tuple[QuantizationEntry, ...] = Field(min_length=1)
     tasks: dict[str, TaskSettings] = Field(min_length=1)
     task_folders: tuple[str, ...] = ()  # folders with task files (.yaml)
+    trust_task_code: bool = False  # run the functions that task files outside lm-eval's package name (`!function`)
     data: dict[str, str | dict[str, str]] = {}  # local files instead of a task's dataset
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)  # only the first documents of each task
@@ -248,8 +249,8 @@ class Recipe(_RecipePart):
         return self.file.parent / self.output if self.output else Path("results", "runs", self.name)
 
     def content(self) -> dict[str, Any]:
-        """The whole recipe as plain data with its defaults, for records and reports; without the output folder."""
-        return self.model_dump(mode="json", exclude={"output"})
+        """The recipe as plain data with its defaults, for records and reports; without what no number depends on."""
+        return self.model_dump(mode="json", exclude={"output", "trust_task_code"})
 
     def task_names(self) -> list[str]:
         """The tasks as load_tasks takes them: all except generated ones."""

@@ -224,6 +224,8 @@ def remove_unfinished(folder: Path) -> None:
 
     Call only while holding the folder's lock.
     """
+    if not folder.is_dir():  # someone removed it while a run was writing to it
+        return
     cells = [found for found in folder.iterdir() if found.is_dir() and CELL_FOLDER.search(found.name)]
     for file in [path for place in (folder, *cells) for path in place.glob(".*.*")]:
         if file.name.startswith(tuple(f".{name}." for name in (RECORD, RUN, ANALYSES, *PARQUET))):

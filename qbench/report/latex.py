@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from qbench.output import on_one_line
 from qbench.report.tables import Field, Table
 
 PACKAGES = ("booktabs", "graphicx", "multirow", "xcolor")
@@ -45,7 +46,7 @@ def latex(
             suffix = f" (part {i + 1} of {len(pieces)})" if len(pieces) > 1 else ""
             label = _label(f"{table.name}-{i + 1}" if suffix else table.name, labels)
             parts.append(_float(table, rows, suffix, label))
-    parts += [f"% {remark}\n" for remark in remarks]
+    parts += [f"% {on_one_line(remark)}\n" for remark in remarks]  # a line break would end the comment
     needs = f"% Needs \\usepackage{{{','.join(PACKAGES)}}}\n"
     first = "".join(f"{_escape(sentence)}\n\n" for sentence in lead)
     if standalone:
@@ -168,7 +169,7 @@ def _label(name: str, taken: set[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return "".join(SPECIAL.get(c) or (c if c.isascii() else _plain(c)) for c in text)
+    return "".join(SPECIAL.get(c) or (c if c.isascii() else _plain(c)) for c in on_one_line(text))
 
 
 def _plain(character: str) -> str:

@@ -264,7 +264,7 @@ def evaluate_model(
 
     recipe = cell.recipe
     folders = [recipe.locate(folder) for folder in recipe.task_folders]
-    tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots())
+    tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots(), recipe.trust_task_code)
     limits = recipe.limits(tasks)
     found = {name: task_fingerprint(task, limits.get(name)) for name, task in tasks.items()}
     lm = Scorer(

@@ -42,10 +42,11 @@ def run(
     *,
     limit: int | None = None,
     device: str | None = None,
+    trust_task_code: bool | None = None,
     **how: Any,
 ) -> Results:
     """Run every cell of a recipe that has no finished record, and return all records. how: fields of RunOptions."""
-    loaded = load_recipe(recipe, limit=limit, device=device)
+    loaded = load_recipe(recipe, limit=limit, device=device, trust_task_code=trust_task_code)
     folder = Path(out) if out else loaded.out()
     run_matrix(loaded, folder, RunOptions(**how))
     return read_results(folder)

@@ -51,6 +51,11 @@ def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_recipe_file(tmp_path / "none.yaml")
 
 
+def test_an_endless_file() -> None:
+    with pytest.raises(RecipeError, match=r"/dev/zero: .*10,000,000 bytes"):
+        read_recipe_file(Path("/dev/zero"))
+
+
 def test_a_byte_order_mark_and_utf8_are_fine(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_bytes("\ufeffdescription: Größe\n".encode())
@@ -187,6 +192,8 @@ class TestExtends:
         ('checkpoints: {"a\\0b": {}}', ("line 1", "x00")),
         (f"checkpoints: {{{'f' * 300}: {{}}}}", ("line 1", "300", "200")),
         (f"extends: {'/x' * 3000}", ("line 1", "6,000", "4,000")),
+        ('checkpoints:\n  "a\\n::error::b": {}', ("line 2", "::error::b")),
+        ("? |\n  a\n  b\n: 1", ("line 1", "one line")),
         ("a: &a [*a]", ("line 1", "itself")),
         ("description: " + "[" * 5000 + "]" * 5000, ("nested",)),
         (
