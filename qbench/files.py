@@ -59,6 +59,13 @@ def parse_json(content: bytes | str, where: object, error: type[InputError] = In
     return value
 
 
+def not_too_deep(value: Any) -> Any:
+    """The value; a ValueError if it is nested more deeply than what reads it can follow."""
+    if _depth(value) > MAX_JSON_DEPTH:
+        raise ValueError(f"it is more than {MAX_JSON_DEPTH} levels deep")
+    return value
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qbench.attention.kinds import Attention, Sizes, attentions
-from qbench.errors import InputError, did_you_mean
+from qbench.errors import InputError, did_you_mean, shown
 from qbench.files import read_json as read_any_json
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -73,7 +73,6 @@ FLA_FIXED: dict[str, tuple[Any, ...]] = {
 MAX_SIZES = {"num_hidden_layers": 10_000, "head_dim": 2**16}
 MAX_SIZE = 2**31 - 1
 MAX_NAME_BYTES = 255  # of a file
-MAX_SHOWN = 80  # characters of a value in messages
 GATE_PER_HEAD = "headwise_gate"  # FLA's field for a gate that we do not run
 # Llama's tensor names to FLA's.
 FLA_TENSORS = {
@@ -227,12 +226,6 @@ def _from_fla(fields: dict[str, Any], file: Path) -> dict[str, Any]:
     if llama["intermediate_size"] is None:  # two thirds of hidden_ratio times the hidden size, in steps of 256
         llama["intermediate_size"] = (int(hidden * ratio * 2 / 3) + 255) // 256 * 256
     return llama
-
-
-def shown(value: Any) -> str:
-    """A value of a file in a message, cut if it is long."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
 def config_sizes(fields: dict[str, Any], file: Path) -> Sizes:

@@ -36,11 +36,10 @@ from qbench.checkpoint.layout import (
     is_fla,
     llama_fields,
     read_json,
-    shown,
     tensor_shapes,
     weight_files,
 )
-from qbench.errors import one_line
+from qbench.errors import one_line, shown
 from qbench.numbers import counted
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.saving import place_packed

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qbench.errors import one_line
+from qbench.files import parse_json
 from qbench.quantizers.declaration import QuantizeError
 
 if TYPE_CHECKING:
@@ -234,10 +235,7 @@ def _hub_documents(source: Calibration) -> Iterator[str]:
 
 def _jsonl_field(path: Path, number: int, line: str, field: str) -> str:
     where = f"{path}, line {number}"
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise QuantizeError(f"{where}: not JSON ({error}). A .jsonl file must have one object per line.") from None
+    row = parse_json(line, where, QuantizeError)
     if not isinstance(row, dict) or field not in row:
         found = f"it has {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
         raise QuantizeError(f"{where}: no field {field!r}; {found}.")

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from pydantic import ValidationError
 
-from qbench.errors import InputError
-from qbench.files import file_name, write_atomically
+from qbench.errors import InputError, shown
+from qbench.files import MAX_JSON_BYTES, file_name, parse_json, read_content, write_atomically
 from qbench.records.schema import SCHEMA_VERSION, CellRef, PlannedCell, Record, RunPlan
 
 if TYPE_CHECKING:
@@ -100,10 +100,9 @@ class StoredRecord:
     def samples_content(self) -> bytes:
         """The bytes of the Parquet file; the same error."""
         file = self.parquet
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise StoreError(f"{file}: the samples of {self.record.cell.name} cannot be read ({error}).") from None
+        if not file.exists():
+            raise StoreError(f"{file}: the samples of {self.record.cell.name} are missing; run the cell again.")
+        content = read_content(file, StoreError)
         if hashlib.sha256(content).hexdigest() != self.record.samples_sha256:
             raise StoreError(f"{file} does not match the checksum in its {RECORD}; run the cell again.")
         return content
@@ -245,32 +244,31 @@ def _read_plan(file: Path) -> RunPlan | None:
 
 
 def _read_json(file: Path, kind: type[Model]) -> Model:
-    try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{file} cannot be read ({error.strerror}).") from None
+    text = read_content(file, StoreError, MAX_JSON_BYTES)
     try:
         read = kind.model_validate_json(text)  # three times as fast as the way that reports what is wrong
         if "schema_version" in read.model_fields_set:
             return read
-    except ValidationError:
-        pass
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise StoreError(f"{file} is not JSON ({error}); remove its folder and run the cell again.") from None
+        problem = ""
+    except ValidationError as error:
+        problem = _first_problem(error)
+    content = parse_json(text, file, StoreError)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise StoreError(
-            f"{file} has the schema version {version!r}; this qbench reads version {SCHEMA_VERSION}. "
+            f"{file} has the schema version {shown(version)}; this qbench reads version {SCHEMA_VERSION}. "
             "Run the recipe again, or read it with the version of qbench that wrote it."
         )
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise StoreError(f"{file}: {where or 'the record'}: {first['msg']}.") from None
+    raise StoreError(f"{file}: {problem}; run the cell again.")
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The first of the wrong fields: where it is, what it is, and what would be right."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the record"
+    value = first["input"]
+    has = f" is {shown(value)}" if isinstance(value, str | int | float | bool | None) and where != "the record" else ""
+    return f"{shown(where)[1:-1]}{has}: {first['msg']}"
 
 
 def _check_one_each(records: list[StoredRecord], folder: Path, by: Callable[[Record], object], why: str) -> None:
