@@ -141,6 +141,8 @@ def open_parquet(content: bytes, where: object, error: type[InputError]) -> pq.P
 
 
 def _check_columns(schema: pa.Schema, where: object) -> None:
+    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+        raise SamplesError(f"{where} has the column {twice[0]} more than once; run the cell again.")
     for name in NEEDED:
         if name not in schema.names:
             raise SamplesError(f"{where} lacks the column {name}; run the cell again.")

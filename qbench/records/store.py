@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
@@ -24,6 +23,7 @@ from pydantic import ValidationError
 
 from qbench.errors import InputError, shown
 from qbench.files import MAX_JSON_BYTES, file_name, parse_json, read_content, write_atomically
+from qbench.records.kept import Kept
 from qbench.records.schema import SCHEMA_VERSION, CellRef, PlannedCell, Record, RunPlan
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ CELL_FOLDER = re.compile(rf"-[0-9a-f]{{{KEY_LETTERS}}}$")
 Samples = Union["pd.DataFrame", bytes, None]  # per-document results, or the Parquet file of an analysis
 
 
+KEPT_TABLES: Kept = Kept(most=2**26)  # bytes: all of a small folder, and the latest cells of a large one
+
+
 class StoreError(InputError):
     """Why a folder of records cannot be read or written, in a sentence."""
 
@@ -53,6 +56,7 @@ class StoredRecord:
 
     record: Record
     folder: Path
+    found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what was computed of it, by name
 
     @property
     def has_samples(self) -> bool:
@@ -83,19 +87,24 @@ class StoredRecord:
 
         return read_samples(io.BytesIO(self.samples_content()))
 
-    @cached_property
+    @property
     def table(self) -> "pa.Table":
-        """The part of the samples that verdicts and tables need, read once; the same error."""
-        from qbench.records.samples import read_table
+        """The part of the samples that verdicts and tables need; read again if too many others were read since."""
+        return self._documents()[0]
 
-        return read_table(self.samples_content(), self.parquet)
-
-    @cached_property
+    @property
     def gold_logprobs(self) -> "Floats":
-        """What `samples.gold_logprobs` gives for the table, computed once: suspicions and verdicts both need it."""
-        from qbench.records.samples import gold_logprobs
+        """What `samples.gold_logprobs` gives for the table, kept with it: suspicions and verdicts both need it."""
+        return self._documents()[1]
 
-        return gold_logprobs(self.table)
+    def _documents(self) -> "tuple[pa.Table, Floats]":
+        from qbench.records.samples import gold_logprobs, read_table
+
+        def read() -> "tuple[pa.Table, Floats]":
+            table = read_table(self.samples_content(), self.parquet)
+            return table, gold_logprobs(table)
+
+        return KEPT_TABLES.get((self.parquet, self.record.samples_sha256), read, lambda found: found[0].nbytes)
 
     def samples_content(self) -> bytes:
         """The bytes of the Parquet file; the same error."""

@@ -56,7 +56,9 @@ def mutate_json(draw: random.Random, text: str) -> bytes:
         deep = draw.choice(["[", '{"a":']) * depth + "1"
         deep += "".join({"[": "]", "{": "}"}[c] for c in reversed([c for c in deep if c in "[{"]))
         place = draw.choice([n for n, c in enumerate(text) if c == ":"] or [-1])
-        return (deep if place < 0 or draw.random() < 0.3 else f'{text[: place + 1]}{deep},"zz":{text[place + 1 :]}').encode()
+        return (
+            deep if place < 0 or draw.random() < 0.3 else f'{text[: place + 1]}{deep},"zz":{text[place + 1 :]}'
+        ).encode()
     if kind == 2:
         word = draw.choice(["NaN", "Infinity", "-Infinity", "1e999", "-0", '"\\ud800"', "0" * 5000 + "1", "1" * 5000])
         place = draw.choice([n for n, c in enumerate(text) if c == ":"] or [0])
@@ -131,7 +133,9 @@ def mutate_table(draw: random.Random, table: pa.Table) -> pa.Table:
             kind = draw.choice([pa.string(), pa.int64(), pa.float32(), pa.null(), pa.list_(pa.float64()), pa.bool_()])
             return table.set_column(n, name, pa.nulls(len(table), kind))
         case 5:
-            return table.rename_columns([draw.choice(["zz", "acc", name]) if own == name else own for own in table.column_names])
+            return table.rename_columns(
+                [draw.choice(["zz", "acc", name]) if own == name else own for own in table.column_names]
+            )
         case _:
             values = table[name].to_pylist()
             for row in draw.sample(range(len(values)), draw.choice([1, 3, len(values)])):

@@ -25,7 +25,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     made.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
-    config |= {"chat_template": "{{ messages }}", "model_max_length": 1000, "auto_map": {"AutoTokenizer": ["a.B", None]}}
+    config |= {
+        "chat_template": "{{ messages }}",
+        "model_max_length": 1000,
+        "auto_map": {"AutoTokenizer": ["a.B", None]},
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>", "lstrip": False}}))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100}))
