@@ -514,7 +514,7 @@ def _same_as(audit: Audit | None) -> str:
     return "-".join([audit.weight_label, *(part.label for part in audit.parts if not part.may_change_nothing)])
 
 
-KEPT_SCORES = Kept(most=2**26)  # bytes
+KEPT_SCORES = Kept(most=2**25)  # bytes
 
 
 class _StoredTasks(Mapping[str, TaskScores]):

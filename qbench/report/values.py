@@ -74,7 +74,7 @@ class _Columns:
             weights = self.metrics[name + WEIGHT][rows] if name + WEIGHT in self.metrics else _ones(len(rows))
             if unknown.any():
                 values, weights = np.where(unknown, 0.0, values), np.where(unknown, 0.0, weights)
-            found[name] = Values(shared(values), weights if weights is _ones(len(rows)) else shared(weights))
+            found[name] = Values(shared(values), weights)
         return TaskDocuments(
             hashlib.sha256(identity).hexdigest(),
             len(rows),
