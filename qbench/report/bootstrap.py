@@ -102,7 +102,8 @@ def interval(*terms: Term) -> Interval | None:
     first = by_draw[0][1][0]
     if first.documents < 2:
         return None
-    (shown, _), (tested, estimate) = (_ends(by_draw, in_units) for in_units in (True, False))
+    tested, estimate = _ends(by_draw, in_units=False)
+    shown = _ends(by_draw, in_units=True)[0] if first.logarithm else tested  # otherwise the two scales are one
     if not np.isfinite([shown, tested]).all():
         return None
     low, high = min(shown[0], tested[0]), max(shown[1], tested[1])
