@@ -35,6 +35,7 @@ from qbench.records.store import cell_folder, write_plan, write_record  # noqa: 
 CELLS, DOCUMENTS = 500, 2000
 LAYERS = 28  # as the mini models have
 METHODS, WIDTHS, GROUPS = ("hqq", "gptq"), (2, 3, 4, 8), (32, 64, 128)
+LOSSES = {16: 0.0, 8: 0.005, 4: 0.04, 3: 0.15, 2: 0.6}  # by bits
 FAMILIES = 10
 ATTENTIONS = ("softmax", "softpick")
 COMMANDS = {

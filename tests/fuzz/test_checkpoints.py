@@ -61,6 +61,10 @@ def one(whole: list[Path], work: Path) -> Callable[[random.Random], str]:
     return run
 
 
+def _note(folder: Path) -> str:
+    return config_note(folder / "config.json", "softpick")
+
+
 def _count(folder: Path) -> int:
     return parameter_count(folder / "config.json")
 
