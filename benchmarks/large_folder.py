@@ -83,10 +83,8 @@ def make_folder(folder: Path, count: int = CELLS, documents: int = DOCUMENTS) ->
     for cell in cells(count):
         key = (cell.attention, cell.bits)
         if key not in frames:
-            loss = {16: 0.0, 8: 0.005, 4: 0.04, 3: 0.15, 2: 0.6}[cell.bits] * (
-                0.8 if cell.attention == "softpick" else 1
-            )
-            frames[key] = make_samples(documents, loss)
+            share = 0.8 if cell.attention == "softpick" else 1.0
+            frames[key] = make_samples(documents, share * LOSSES[cell.bits])
             frames[key]["doc_hash"] = [hashlib.sha256(h.encode()).hexdigest()[:16] for h in frames[key]["doc_hash"]]
         samples = of_model(frames[key], cell)
         changes = {} if cell.method == "none" else {"audit": audit_of(cell, **layers(cell))}

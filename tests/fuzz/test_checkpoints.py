@@ -43,12 +43,7 @@ def one(whole: list[Path], work: Path) -> Callable[[random.Random], str]:
         else:
             file = draw.choice([file for file in files if file not in texts])
             file.write_bytes(mutate_header(draw, file.read_bytes()))
-        for use in (
-            load_checkpoint,
-            lambda own: config_note(own / "config.json", "softpick"),
-            checkpoint_files,
-            _count,
-        ):
+        for use in (load_checkpoint, _note, checkpoint_files, _count):
             try:
                 use(work)
             except InputError as error:

@@ -1,6 +1,7 @@
 """A folder of 500 cells is read within the memory and time that benchmarks/large_folder.py measures."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,6 @@ def test_500_cells_with_2000_documents_of_5_tasks(tmp_path: Path) -> None:
     assert spec
     assert spec.loader
     large = importlib.util.module_from_spec(spec)
-    import sys
-
     sys.modules[spec.name] = large  # dataclasses look their module up
     spec.loader.exec_module(large)
     folders = large.make_folders(tmp_path, large.CELLS, large.DOCUMENTS)
