@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qbench.arguments import Parser
 from qbench.errors import InputError
 from qbench.files import write_atomically
 from qbench.numbers import byte_size
@@ -75,7 +76,7 @@ def _crash_log() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="qbench", description="Measure what quantization costs a model, and prove that it was quantized."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -127,7 +128,7 @@ def _add_run(commands: Commands) -> None:
     parser.add_argument(
         "--preflight",
         action=argparse.BooleanOptionalAction,
-        help="first try each checkpoint on a few documents, and each method on one layer; default: if the run is long",
+        help="first try each checkpoint on a few documents, and each method on one layer; default: only for long runs",
     )
 
 
@@ -273,14 +274,21 @@ def _add_compare(commands: Commands) -> None:
     example = "qbench compare results/runs/paper-340m --with results/paper"
     parser = _add(commands, "compare", _compare, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
-    parser.add_argument("--with", dest="published", type=Path, metavar="DIR", required=True, help="published numbers")
+    parser.add_argument(
+        "--with",
+        dest="published",
+        type=Path,
+        metavar="DIR",
+        required=True,
+        help="published numbers: a CSV file or folder",
+    )
     parser.add_argument("--format", choices=COMPARISON_FORMATS, default="md", help="default: md")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
 
 
 def _add_audit(commands: Commands) -> None:
     purpose = (
-        "show the audits of a set of results, and list scores that look unquantized or impossible; exit code 1 if any"
+        "show the audits of results, and list scores that look unquantized or impossible; exit code 1 if there are any"
     )
     parser = _add(commands, "audit", _audit, purpose, "qbench audit results/paper")
     parser.add_argument("source", type=Path, metavar="DIR|CSV", help=RESULTS)
@@ -333,7 +341,7 @@ def _write(text: str, file: Path | None) -> None:
 def _add_check(commands: Commands) -> None:
     purpose = (
         "compare a run with its baseline: exit code 1 if a score got worse, an audit changed, or a cell failed or is "
-        "missing; tolerances are in the recipe's `gate`"
+        "missing; tolerances come from the recipe's field `gate`"
     )
     example = "qbench check results/runs/mini --baseline results/mini --junit gate.xml"
     parser = _add(commands, "check", _check, purpose, example)
@@ -346,7 +354,9 @@ def _add_check(commands: Commands) -> None:
 
 
 def _add_accept(commands: Commands) -> None:
-    purpose = "print what changes and make a run the new baseline, without asking; its CHANGES.jsonl keeps the reason"
+    purpose = (
+        "make a run the new baseline: print what changes, replace it without asking, log the reason in CHANGES.jsonl"
+    )
     example = (
         'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23 uses a different kernel"'
     )
@@ -359,12 +369,16 @@ def _add_power(commands: Commands) -> None:
     purpose = "estimate how many documents the gate needs to detect a given loss, from the noise of recorded results"
     parser = _add(commands, "power", _power, purpose, "qbench power results/mini --against results/runs/mini")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of records")
-    against = "another run of the same cells; default: compare each quantized cell with its unquantized one"
+    against = (
+        "measure the noise between DIR and this run of the same cells; default: between quantized and unquantized cells"
+    )
     parser.add_argument("--against", type=Path, metavar="DIR", help=against)
     parser.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
 
 
-def _add_folders(parser: argparse.ArgumentParser, baseline: str = "the folder to compare it with") -> None:
+def _add_folders(
+    parser: argparse.ArgumentParser, baseline: str = "the baseline to compare with, a folder of records"
+) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help=RECORDS)
     parser.add_argument("--baseline", type=Path, metavar="DIR", required=True, help=baseline)
 
@@ -383,18 +397,20 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _accept(options: argparse.Namespace) -> int:
-    from qbench.gate.accept import accept, is_new
+    from qbench.gate.accept import accept, check_reason, is_new
     from qbench.gate.render import to_text
     from qbench.gate.verdict import check
 
+    check_reason(options.reason)
     report, not_compared, new = None, "", is_new(options.baseline)
     try:
         report = check(options.folder, options.baseline)
         print(to_text(report))
     except InputError as error:  # no baseline yet, or one with different documents: accept is there to replace it
         not_compared = str(error)
-        print(f"Not compared: {not_compared}\n")
     size = accept(options.folder, options.baseline, options.reason, report, not_compared)
+    if not_compared:  # only now: if accept fails, its error is enough
+        print(f"Not compared: {not_compared}\n")
     became = "is a new baseline:" if new else "is now"
     print(f"{options.baseline} {became} what {options.folder} was ({byte_size(size)}).")
     return DONE

@@ -115,6 +115,12 @@ def write_atomically(file: Path, content: str | bytes) -> None:
         raise
 
 
+def shown_path(path: Path) -> str:
+    """A path for a message: without `..` in it, and absolute if it leads out of the working folder."""
+    text = os.path.normpath(path)
+    return os.path.abspath(text) if text.startswith("..") else text
+
+
 def file_name(text: str) -> str:
     """A name that a person chose, as part of a file name: it cannot lead to another folder.
 

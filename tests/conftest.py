@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+# One thread per test process, in `pytest` as in `make test`: two processes with two threads each wait for each other.
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
+
 if not torch.cuda.is_available():
     # Triton kernels run in its interpreter. Set here, not next to their tests: it must come before anything imports
     # triton. Tests that compile do so in a child process.

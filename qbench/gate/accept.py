@@ -35,8 +35,7 @@ def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, no
 
     report: of the run against the old baseline; None if they could not be compared, and not_compared says why.
     """
-    if not reason.strip():
-        raise CheckError("--reason is empty; it must say why the baseline changes.")
+    check_reason(reason)
     results = read_results(run)
     target = baseline.resolve()  # checked and written: a link stays, its target is replaced
     try:
@@ -50,6 +49,12 @@ def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, no
         problem = f"{baseline}: the baseline cannot be written ({error.strerror or error})."
         raise CheckError(problem + _where_the_old_one_is(target)) from error
     return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+
+
+def check_reason(reason: str) -> None:
+    """An error if the reason is empty."""
+    if not reason.strip():
+        raise CheckError("--reason is empty; it must say why the baseline changes.")
 
 
 def is_new(baseline: Path) -> bool:

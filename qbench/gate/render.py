@@ -32,13 +32,13 @@ def headline(report: GateReport) -> str:
     """The verdict in one line."""
     found = []
     if report.worse:
-        found.append(f"{len(report.worse)} of {len(report.tested)} scores got worse")
+        found.append(f"{len(report.worse)} of {counted(len(report.tested), 'score')} got worse")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
     if audits:
         found.append(counted(audits, "audit finding"))
     if others := len(report.failures) - audits:
         found.append(f"{counted(others, 'finding')} in the records")
-    what = ", ".join(found) or f"none of {len(report.tested)} scores got worse"
+    what = ", ".join(found) or f"none of {counted(len(report.tested), 'score')} got worse"
     alone = " by scores alone (the checkpoint differs from the baseline's)" if report.by_scores_alone else ""
     return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what}. {report.run} against {report.baseline}"
 
@@ -46,9 +46,10 @@ def headline(report: GateReport) -> str:
 def explanation(report: GateReport) -> str:
     """What the verdict means."""
     alphas = {outcome.hypothesis.alpha for outcome in report.tested} or {report.settings.alpha}
+    scores = counted(len(report.tested), "score")
     return (
-        f"A score fails if its loss is above its tolerance and beyond chance: if nothing got worse, at most "
-        f"{100 * max(alphas):g}% of whole tables fail (paired sign flips, Holm over {len(report.tested)} hypotheses)."
+        "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "
+        f"{100 * max(alphas):g}% of whole tables fail (paired sign flips, Holm over {scores})."
     )
 
 

@@ -42,6 +42,7 @@ from qbench.records.integrity import altered
 from qbench.records.schema import CellRef
 from qbench.records.store import Results, read_results
 from qbench.records.suspicious import suspicious_records
+from qbench.validation import problem
 
 Verdict = Literal["worse", "better", "unclear", "same"]
 
@@ -182,7 +183,7 @@ def parse_settings(values: Any, where: str) -> GateSettings:
         return GateSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise CheckError(f"{'.'.join([where, *map(str, first['loc'])])}: {first['msg']}.") from None
+        raise CheckError(f"{'.'.join([where, *map(str, first['loc'])])} {problem(first)}") from None
 
 
 def _verdict(hypothesis: Hypothesis, loss: float, adjusted: float, adjusted_gain: float) -> Verdict:

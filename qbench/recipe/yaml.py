@@ -11,6 +11,7 @@ import yaml
 
 from qbench.errors import InputError
 from qbench.evaluate.facts import is_task_path
+from qbench.files import shown_path
 
 Field = tuple[Hashable, ...]  # the path to a field: ("checkpoints", "340M", "softpick")
 Lines = dict[Field, tuple[Path, int]]  # where each field is written
@@ -57,7 +58,8 @@ class RecipeFile:
         """An error at a field, or at the nearest one around it that has a line."""
         around = next((field[:n] for n in range(len(field), 0, -1) if field[:n] in self.lines), None)
         where = f"{self.file}" if around is None else _place(*self.lines[around])
-        return RecipeError(f"{where}: {field_name(field)}{': ' if field else ''}{message}")
+        joint = " " if message.startswith(("is ", "has ", "must ")) else ": "
+        return RecipeError(f"{where}: {field_name(field)}{joint if field else ''}{message}")
 
 
 def field_name(field: Field) -> str:
@@ -81,7 +83,7 @@ def read_recipe_file(file: Path, _within: tuple[Path, ...] = ()) -> RecipeFile:
     if target.resolve() in within:
         raise own.error(("extends",), f"{base} extends this recipe; a recipe must not extend itself.")
     if not target.is_file():
-        raise own.error(("extends",), f"{target} is not a file.")
+        raise own.error(("extends",), f"{shown_path(target)} is not a file.")
     below = read_recipe_file(target, within)
     return _on_top_of(move_paths(below, file.parent), own)
 

@@ -25,6 +25,7 @@ from qbench.errors import InputError, shown
 from qbench.files import MAX_JSON_BYTES, file_name, parse_json, read_content, write_atomically
 from qbench.records.kept import Kept
 from qbench.records.schema import SCHEMA_VERSION, CellRef, PlannedCell, Record, RunPlan
+from qbench.validation import problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,7 +183,7 @@ def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
 
 
 def parquet_name(record: Record) -> str:
-    """The name of the Parquet file beside a record."""
+    """The name of the Parquet file next to a record."""
     return f"{record.cell.measured}.parquet" if record.cell.measured else SAMPLES
 
 
@@ -258,9 +259,9 @@ def _read_json(file: Path, kind: type[Model]) -> Model:
         read = kind.model_validate_json(text)  # three times as fast as the way that reports what is wrong
         if "schema_version" in read.model_fields_set:
             return read
-        problem = ""
+        wrong = ""
     except ValidationError as error:
-        problem = _first_problem(error)
+        wrong = _first_problem(error)
     content = parse_json(text, file, StoreError)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
@@ -268,16 +269,12 @@ def _read_json(file: Path, kind: type[Model]) -> Model:
             f"{file} has the schema version {shown(version)}; this qbench reads version {SCHEMA_VERSION}. "
             "Run the recipe again, or read it with the version of qbench that wrote it."
         )
-    raise StoreError(f"{file}: {problem}; run the cell again.")
+    raise StoreError(f"{file}: {wrong}")
 
 
 def _first_problem(error: ValidationError) -> str:
-    """The first of the wrong fields: where it is, what it is, and what would be right."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the record"
-    value = first["input"]
-    has = f" is {shown(value)}" if isinstance(value, str | int | float | bool | None) and where != "the record" else ""
-    return f"{shown(where)[1:-1]}{has}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc'])) or 'the record'} {problem(first)}"
 
 
 def _check_one_each(records: list[StoredRecord], folder: Path, by: Callable[[Record], object], why: str) -> None:

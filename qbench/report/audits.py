@@ -14,8 +14,9 @@ READ_BITS = (
     "3-bit codes into 32 bits: 3.2 bits per code, more if words are not full). Storage bits: with scales and zeros."
 )
 READ_PROBE = (
-    "KL and top-1 agreement compare the next token with the unquantized model's on the audit's probe: by default a "
-    "fixed batch of pseudo-random tokens. Models are far less sure of those than of text; 80% agreement is normal."
+    "KL and top-1 agreement compare next-token predictions with the unquantized model's, by default on a fixed batch "
+    "of pseudo-random tokens. Models predict these with less certainty than text, so even a harmless quantization can "
+    "change a fifth of the top-1 predictions."
 )
 # By the column's title: the number in the audit, and how it is written.
 MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {

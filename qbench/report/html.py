@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qbench.numbers import count, fixed
+from qbench.numbers import count, counted, fixed
 from qbench.records.schema import Cost, Record
 from qbench.report.audits import audit_table
 from qbench.report.delta import ReportData
@@ -188,7 +188,7 @@ def _provenance(records: Sequence[Record]) -> PageSection:
         table.rows.append([Field(text) for text in (*texts, _minute(own.started), _minute(own.finished))])
         setting = json.dumps({"machine": own.machine, "packages": own.packages}, indent=1, ensure_ascii=False)
         machines.setdefault(setting, []).append(record.cell.name)
-    listings = [(f"Machine and packages of {len(names)} cells", text) for text, names in machines.items()]
+    listings = [(f"Machine and packages of {counted(len(names), 'cell')}", text) for text, names in machines.items()]
     return PageSection("provenance", "Provenance", tables=[table], listings=listings)
 
 

@@ -8,7 +8,7 @@ from qbench.report.tables import Field, Table
 
 PACKAGES = ("booktabs", "graphicx", "multirow", "xcolor")
 TONE_COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
-READ_COLOURS = "Green: better; red: worse."
+TONE_MARKS = {"better": "▲", "worse": "▼", "same": ""}  # colours alone are lost in print
 MAX_ROWS_PER_PAGE = 45  # longer tables become several
 SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -28,6 +28,9 @@ SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "‖": r"$\|$",
     "ε": r"$\varepsilon$",
     "≤": r"$\leq$",
+    "±": r"$\pm$",
+    "▲": r"$\bigtriangleup$",  # the filled ones need amssymb
+    "▼": r"$\bigtriangledown$",
 }
 
 
@@ -58,8 +61,6 @@ def _document(parts: Sequence[str]) -> str:
 
 def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: str) -> str:
     caption = [table.caption, *table.reading, *filter(None, [table.count])]
-    if any(field.tone for row in rows for field in row):
-        caption.append(READ_COLOURS)
     lines = [
         "\\begin{table}[t]",
         "\\centering",
@@ -149,7 +150,7 @@ def _pieces(table: Table) -> list[Sequence[Sequence[Field]]]:
 def _field(field: Field) -> str:
     text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", _escape(field.text))
     if field.tone:
-        text = f"\\textcolor{{{TONE_COLOURS[field.tone]}}}{{{text}}}"
+        text = f"\\textcolor{{{TONE_COLOURS[field.tone]}}}{{{text}{_escape(TONE_MARKS[field.tone])}}}"
     marks = ",".join(mark for mark in ("*" if field.starred else "", field.marks) if mark)
     return text + (f"$^{{{marks}}}$" if marks else "")
 

@@ -20,7 +20,7 @@ from qbench.runner.cell import Job
 from qbench.runner.local import run_local
 from qbench.runner.lock import RunError, holding
 from qbench.runner.places import make_slots, usable_gpus
-from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_analysis_plan, make_plan
+from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_analysis_plan, make_plan, no_baseline
 from qbench.runner.preflight import PREFLIGHT, is_short, preflight
 from qbench.runner.view import PlainView, view_for
 
@@ -91,6 +91,8 @@ def _run_plan(plan: Plan, options: RunOptions, file: str) -> PlainView:
     before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
     view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
     view.say(opening(plan, chosen, jobs))
+    if warning := no_baseline(plan):
+        view.say(warning)
     for note in dict.fromkeys(entry.checkpoint_note for entry in chosen if entry.checkpoint_note):
         view.say(f"note: {note}")
     try:

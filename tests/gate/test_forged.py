@@ -24,9 +24,23 @@ HQQ_2 = "mini-softmax-hqq-2-g64"
 Edit = Callable[[dict[str, Any]], None]
 
 
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The committed results with the first draw of each calibrated cell: enough here, and faster to judge."""
+    folder = tmp_path_factory.mktemp("reference")
+    plan = json.loads((MINI / "run.json").read_text())
+    plan["cells"] = [planned for planned in plan["cells"] if planned["cell"].get("draw") in (None, 1)]
+    plan["resolved_recipe"]["calibration"]["seeds"] = 1
+    (folder / "run.json").write_text(json.dumps(plan))
+    for planned in plan["cells"]:
+        (source,) = MINI.glob(f"*-{planned['key'][:10]}")
+        shutil.copytree(source, folder / source.name)
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return shutil.copytree(MINI, tmp_path / "run")
+def run(reference: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(reference, tmp_path / "run")
 
 
 def cell(folder: Path, name: str = HQQ_2) -> Path:
@@ -35,7 +49,7 @@ def cell(folder: Path, name: str = HQQ_2) -> Path:
 
 
 def edit(folder: Path, change: Edit, name: str = HQQ_2) -> None:
-    """Change a record by hand, and nothing else."""
+    """Change only a record, by hand."""
     file = cell(folder, name) / RECORD
     record = json.loads(file.read_text())
     change(record)
@@ -61,12 +75,14 @@ def rekey(folder: Path, change: Edit, name: str = HQQ_2) -> None:
     plan.write_text(plan.read_text().replace(old, record["key"]))
 
 
-def failures(run: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What the gate finds, by the command too."""
-    report = check(run, MINI)
-    assert main(["check", str(run), "--baseline", str(MINI)]) == int(not report.passed)
-    assert capsys.readouterr().out.startswith("PASS" if report.passed else "FAIL")
-    return [f"{failure.cell.name}: {failure.message}" for failure in report.failures]
+def failures(run: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the command finds; its exit code and its first word must agree."""
+    file = run.with_name("gate.json")
+    code = main(["check", str(run), "--baseline", str(reference), "--json", str(file)])
+    report = json.loads(file.read_text())
+    assert code == int(not report["passed"])
+    assert capsys.readouterr().out.startswith("PASS" if report["passed"] else "FAIL")
+    return [f"{failure['cell']}: {failure['message']}" for failure in report["failures"]]
 
 
 def metrics(**changes: Any) -> Edit:
@@ -97,38 +113,40 @@ FORGED_RECORDS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("forged", FORGED_RECORDS)
-def test_a_forged_record_fails_for_the_right_reason(forged: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forged_record_fails_for_the_right_reason(
+    forged: str, run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     change, facts = FORGED_RECORDS[forged]
     edit(run, change)
-    found = failures(run, capsys)
+    found = failures(run, reference, capsys)
     assert all(line.startswith(HQQ_2) for line in found)
     assert any(all(fact in line for fact in facts) for line in found), found
 
 
 @pytest.mark.parametrize("column", ["acc", "word_perplexity", "word_perplexity.weight"])
-def test_a_missing_column_fails(column: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_column_fails(column: str, run: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resample(run, lambda table: table.drop_columns([column]))
-    found = failures(run, capsys)
+    found = failures(run, reference, capsys)
     assert any("lack the column" in line and column in line for line in found)
 
 
-def test_documents_that_were_removed_fail(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_that_were_removed_fail(run: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both runs planned the same documents: this is not --limit."""
     resample(run, lambda table: table.filter(pa.compute.not_equal(table["doc_id"], 7)))
-    assert any("399 in the run, 400 in the baseline" in line for line in failures(run, capsys))
+    assert any("399 in the run, 400 in the baseline" in line for line in failures(run, reference, capsys))
 
 
-def test_other_right_answers_fail(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_right_answers_fail(run: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def moved(table: pa.Table) -> pa.Table:
         gold = [None if own is None else [(own[0] + 1) % 2] for own in table["gold"].to_pylist()]
         return table.set_column(table.column_names.index("gold"), "gold", pa.array(gold, pa.list_(pa.int32())))
 
     resample(run, moved)
-    assert any("answers of 400 documents" in line for line in failures(run, capsys))
+    assert any("answers of 400 documents" in line for line in failures(run, reference, capsys))
 
 
 def test_metrics_of_another_cell_beside_its_own_log_likelihoods_fail(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unquantized = pq.read_table(cell(run, "mini-softmax-none-16") / SAMPLES)
 
@@ -136,15 +154,15 @@ def test_metrics_of_another_cell_beside_its_own_log_likelihoods_fail(
         return table.set_column(table.column_names.index("acc"), "acc", unquantized["acc"])
 
     resample(run, better)
-    assert any("acc does not follow from the log-likelihoods" in line for line in failures(run, capsys))
+    assert any("acc does not follow from the log-likelihoods" in line for line in failures(run, reference, capsys))
 
 
 def test_without_its_column_and_its_metric_a_hypothesis_does_not_vanish(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     resample(run, lambda table: table.drop_columns(["acc"]))
     edit(run, without_acc)
-    assert any("acc is in the baseline but not in the run" in line for line in failures(run, capsys))
+    assert any("acc is in the baseline but not in the run" in line for line in failures(run, reference, capsys))
 
 
 SETTINGS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
@@ -157,17 +175,17 @@ SETTINGS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_changed_setting_fails(setting: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_setting_fails(setting: str, run: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change, facts = SETTINGS[setting]
     rekey(run, change)
-    (found,) = failures(run, capsys)
+    (found,) = failures(run, reference, capsys)
     assert all(fact in found for fact in facts)
 
 
-def report_of(run: Path, change: Edit) -> GateReport:
+def report_of(run: Path, reference: Path, change: Edit) -> GateReport:
     for folder in list(run.glob("mini-*")):
         rekey(run, change, folder.name[: -len("-0123456789")])
-    return check(run, MINI)
+    return check(run, reference)
 
 
 FAILED_AUDITS: Mapping[str, tuple[Edit, str]] = {
@@ -180,17 +198,21 @@ FAILED_AUDITS: Mapping[str, tuple[Edit, str]] = {
 
 
 @pytest.mark.parametrize("forged", FAILED_AUDITS)
-def test_an_audit_that_proves_nothing_fails(forged: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_that_proves_nothing_fails(
+    forged: str, run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     change, fact = FAILED_AUDITS[forged]
     edit(run, lambda record: change(record["audit"]))
-    found = failures(run, capsys)
+    found = failures(run, reference, capsys)
     assert any("did not pass its audit" in line and fact in line for line in found)
-    assert not check(run, MINI, scores_only=True).passed
+    assert not check(run, reference, scores_only=True).passed
 
 
-def test_a_quantized_cell_without_an_audit_fails(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quantized_cell_without_an_audit_fails(
+    run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     edit(run, lambda record: record.update(audit=None))
-    assert any("it has no audit" in line for line in failures(run, capsys))
+    assert any("it has no audit" in line for line in failures(run, reference, capsys))
 
 
 def measured(folder: Path, name: str, under: str) -> None:
@@ -205,42 +227,44 @@ def measured(folder: Path, name: str, under: str) -> None:
     [("none-16", "gptq-2-g128-draw-1"), ("none-16", "hqq-8-g64"), ("hqq-8-g64", "hqq-2-g64"), ("none-16", "bnb-4-nf4")],
 )
 def test_scores_of_another_model_fail(
-    measured_cell: str, label: str, run: Path, capsys: pytest.CaptureFixture[str]
+    measured_cell: str, label: str, run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A harness that copies the model before it quantizes measures the unquantized one, and improves."""
     measured(run, f"mini-softmax-{measured_cell}", f"mini-softmax-{label}")
-    (found,) = failures(run, capsys)
+    (found,) = failures(run, reference, capsys)
     assert found.startswith(f"mini-softmax-{label}")
     assert f"those of mini-softmax-{measured_cell}" in found
 
 
-def test_the_unquantized_model_of_the_baseline_fails_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run of a part of the cells, the unquantized not among them."""
+def test_the_unquantized_model_of_the_baseline_fails_too(
+    run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of some of the cells, without the unquantized ones."""
     measured(run, "mini-softmax-none-16", "mini-softmax-gptq-2-g128-draw-1")
     plan = json.loads((run / "run.json").read_text())
     plan["resolved_recipe"]["gate"] = {"baseline_may_hold_more": True}
     plan["cells"] = [planned for planned in plan["cells"] if planned["cell"]["label"] == "gptq-2-g128"]
     (run / "run.json").write_text(json.dumps(plan))
-    (found,) = failures(run, capsys)
+    (found,) = failures(run, reference, capsys)
     assert "the baseline's mini-softmax-none-16" in found
 
 
 def test_another_checkpoint_is_said_first_and_judged_by_scores_alone(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = report_of(run, lambda identity: identity["what"].update(checkpoint="0" * 64))
+    report = report_of(run, reference, lambda identity: identity["what"].update(checkpoint="0" * 64))
     assert report.passed
     (changed,) = report.changed
     assert "checkpoint" in changed
     edit(run, lambda record: record["audit"]["layers"][0].update(slope=1.1 * record["audit"]["layers"][0]["slope"]))
-    assert main(["check", str(run), "--baseline", str(MINI)]) == 0
+    assert main(["check", str(run), "--baseline", str(reference)]) == 0
     verdict, _, first, *_ = filter(None, capsys.readouterr().out.splitlines()[:5])
     assert verdict.startswith("PASS by scores alone")
     assert first.startswith("Before you read the scores")
 
 
-def test_other_code_and_packages_are_a_note(run: Path) -> None:
-    report = report_of(run, lambda identity: identity.update(code="0" * 64, packages={"torch": "9.9"}))
+def test_other_code_and_packages_are_a_note(run: Path, reference: Path) -> None:
+    report = report_of(run, reference, lambda identity: identity.update(code="0" * 64, packages={"torch": "9.9"}))
     assert report.passed
     assert not report.changed
     assert any("qbench" in note and "9.9" in note for note in report.notes)
@@ -256,12 +280,12 @@ def test_an_edited_score_is_in_no_table_and_no_plan(run: Path, capsys: pytest.Ca
     assert "is 0.9 in record.json; its samples" in said
 
 
-def test_an_edited_baseline_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_baseline_is_refused(run: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(run, metrics(value=0.9))
-    honest = shutil.copytree(MINI, run.with_name("honest"))
+    honest = shutil.copytree(reference, run.with_name("honest"))
     assert main(["check", str(honest), "--baseline", str(run)]) == 2
     assert "is 0.9 in record.json; its samples" in capsys.readouterr().err
 
 
-def test_the_reference_passes_against_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert failures(run, capsys) == []
+def test_the_reference_passes_against_itself(run: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failures(run, reference, capsys) == []

@@ -131,7 +131,7 @@ def test_the_documents_that_lost_most_are_named(baseline: Path, tmp_path: Path) 
 
 
 def test_a_document_counts_once_however_often_it_occurs(tmp_path: Path) -> None:
-    """Five documents a hundred times are no 500 documents."""
+    """Five documents, each repeated a hundred times, are not 500 documents."""
 
     def repeated(samples: pd.DataFrame) -> pd.DataFrame:
         return pd.concat([samples] * 100, ignore_index=True)
@@ -163,7 +163,7 @@ def test_alpha_can_be_set_for_a_metric(baseline: Path, tmp_path: Path) -> None:
     assert worse
 
 
-# --- structure: what fails whatever the scores
+# --- structure: what fails regardless of the scores
 
 
 def test_a_failed_cell_fails(baseline: Path, tmp_path: Path) -> None:

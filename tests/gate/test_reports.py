@@ -23,7 +23,7 @@ POPULATION = Population(100)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """A baseline, a run like it, and one with every kind of failure and a warning."""
+    """A baseline, a run equal to it, and a run with every kind of failure and a warning."""
     root = tmp_path_factory.mktemp("reports")
     baseline, same, bad = root / "baseline", root / "same", root / "bad"
     samples = {cell: POPULATION.samples() for cell in CELLS}

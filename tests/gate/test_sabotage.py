@@ -31,6 +31,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return {name: found for name, _, *found in rows[2:]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sabotage", "found"),
     [

@@ -32,6 +32,16 @@ assert packed_form(loaded).quantization.label == audit.label == "rtn-4-g32"
 with torch.no_grad():
     assert (loaded(ids).logits - model(ids).logits).abs().max() <= 1e-5
 """
+COMMANDS = """
+from qbench.cli import main
+assert main(["plan", "recipe.yaml"]) == 0
+print("next command")
+assert main(["run", "recipe.yaml", "--out", "out"]) == 0
+print("next command")
+assert main(["plan", "recipe.yaml", "--out", "out"]) == 0
+print("next command", flush=True)
+assert main(["table", "out", "--kind", "damage", "--format", "csv"]) == 0
+"""
 IMPORTS_NO_TORCH = """
 import sys
 from qbench.quantizers.options import quantizers
@@ -55,14 +65,14 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def inside(folder: Path) -> list[Path]:
-    """A copy of qbench with one folder more."""
+    """A copy of qbench with one additional folder."""
     shutil.copytree(ROOT / "qbench", folder / "qbench", ignore=shutil.ignore_patterns("__pycache__"))
     write(folder / "qbench" / "quantizers" / "rtn", documented_files("qbench.quantizers.rtn"))
     return [folder]
 
 
 def outside(folder: Path, value: str = "nearest:QUANTIZER") -> list[Path]:
-    """An installed package of someone else's."""
+    """An installed third-party package."""
     write(folder / "nearest", documented_files("nearest"))
     metadata = "Metadata-Version: 2.1\nName: nearest\nVersion: 0.3\n"
     entry_points = f"[qbench.quantizers]\nrtn = {value}\n"
@@ -98,25 +108,23 @@ class Here:
         return self.python("-m", "qbench.cli", *arguments, code=code)
 
 
-@pytest.fixture(params=[inside, outside], ids=["inside", "outside"])
-def here(request: pytest.FixtureRequest, tmp_path: Path) -> Here:
-    add: Callable[[Path], list[Path]] = request.param
-    made = Here(tmp_path / "work", add(tmp_path / "added"))
-    (made.folder / "recipe.yaml").write_text(RECIPE)
-    return made
+ADDED = [outside, pytest.param(inside, marks=pytest.mark.slow)]  # the tutorial, which is tested too, adds it inside
 
 
-def test_one_place_is_enough_to_plan_run_tabulate_save_and_load(here: Here) -> None:
+@pytest.mark.parametrize("add", ADDED)
+def test_one_place_is_enough_to_plan_run_tabulate_save_and_load(
+    add: Callable[[Path], list[Path]], tmp_path: Path
+) -> None:
+    here = Here(tmp_path / "work", add(tmp_path / "added"))
+    (here.folder / "recipe.yaml").write_text(RECIPE)
     assert here.python("-c", IMPORTS_NO_TORCH).split() == ["none", "bnb", "gptq", "hqq", "rtn"]
-    planned = here.qbench("plan", "recipe.yaml")
+    planned, _, again, table = here.python("-c", COMMANDS).split("next command\n")
     assert re.search("mini-softmax-rtn-4-g32 +to do", planned)
     assert re.search("mini-softmax-rtn-3 +not offered", planned)
-    here.qbench("run", "recipe.yaml", "--out", "out")
+    assert re.search("mini-softmax-rtn-4-g32 +done", again)
+    assert "rtn" in table
     (file,) = (here.folder / "out").glob("*rtn-4*/record.json")
-    record = json.loads(file.read_text())
-    assert record["quantizer"] == {"title": "RTN", "calibrated": False}
-    assert re.search("mini-softmax-rtn-4-g32 +done", here.qbench("plan", "recipe.yaml", "--out", "out"))
-    assert "rtn" in here.qbench("table", "out", "--kind", "damage", "--format", "csv")
+    assert json.loads(file.read_text())["quantizer"] == {"title": "RTN", "calibrated": False}
     here.python("-c", SAVE_AND_LOAD, str(ROOT / "recipes/mini/softmax"))
 
 

@@ -110,8 +110,8 @@ class TestExtends:
         [
             ("none.yaml", "line 2: extends: {folder}/none.yaml…file"),
             ("own.yaml", "line 2: extends: own.yaml…extends…itself"),
-            ("[a.yaml]", "line 2: extends: …path of another recipe"),
-            ("", "line 2: extends: …path of another recipe"),
+            ("[a.yaml]", "line 2: extends …path of another recipe"),
+            ("", "line 2: extends …path of another recipe"),
             (".", "line 2: extends: {folder}…file"),
         ],
     )
@@ -204,3 +204,16 @@ def test_hostile_recipes_are_refused_with_a_sentence(tmp_path: Path, text: str, 
     for fact in facts:
         assert fact in str(refused.value)
     assert str(refused.value).count("hostile.yaml") == 1
+
+
+def test_paths_in_errors_have_no_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "recipes").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for extended, shown in (("../gone.yaml", "gone.yaml"), ("../../gone.yaml", f"{tmp_path / 'gone.yaml'}")):
+        file = Path("recipes", "recipe.yaml")
+        file.write_text(f"extends: {extended}\n")
+        with pytest.raises(RecipeError) as error:
+            read_recipe_file(file)
+        assert str(error.value).startswith(f"{file}, line 1: ")
+        assert f" {shown} " in str(error.value)
+        assert ".." not in str(error.value)

@@ -61,7 +61,7 @@ def trouble(matrix: Path, tokenizer: Any, tmp_path_factory: pytest.TempPathFacto
         "data": {"arc_easy": "arc_easy.jsonl"},
         "limit": 2,
         "workers": 2,
-        "timeout_minutes": 0.4,
+        "timeout_minutes": 0.3,
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     return folder / "recipe.yaml"

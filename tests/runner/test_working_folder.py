@@ -15,7 +15,7 @@ NAMES = ("softpick", "qbench", "torch", "hqq")  # softpick is also a checkpoint
 INIT = "raise ImportError('this is from the working folder')"
 
 
-@pytest.fixture(params=[False, True], ids=["folders", "packages"])
+@pytest.fixture(params=[pytest.param(False, marks=pytest.mark.slow), True], ids=["folders", "packages"])
 def folder(request: pytest.FixtureRequest, matrix: Path, tmp_path: Path) -> Path:
     """A folder with a small recipe, and with folders named like packages: empty, or with an __init__.py."""
     folder = shutil.copytree(matrix, tmp_path / "here")
