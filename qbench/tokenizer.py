@@ -59,7 +59,7 @@ def check_vocabulary(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, loca
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= vocab_size:
         raise TokenizerError(
-            f"{location}: the vocabulary goes up to id {largest}, but the model's ends at {vocab_size - 1}; use the "
+            f"{location} has a vocabulary up to id {largest}, but the model's ends at {vocab_size - 1}; use the "
             "tokenizer that the model was trained with."
         )
 
