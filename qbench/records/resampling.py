@@ -10,7 +10,9 @@ import numpy as np
 from qbench.uncertainty import LEVEL
 
 RESAMPLES = 2000
-COLUMNS_PER_BLOCK = 768  # a multiple of BLAS's tiles: the sums are the same to the last bit as all at once
+# Columns at once. Which columns are multiplied together can move a sum's last bit: with 768 (OpenBLAS, one thread) the
+# tables of results/mini and of benchmarks/large_folder.py are those of all columns at once; nothing guarantees it.
+COLUMNS_PER_BLOCK = 768
 RESAMPLES_PER_BLOCK = 250  # at once: a block of counts stays at a few megabytes
 SEED = 0
 
