@@ -12,6 +12,9 @@ LAST_WORDS = (*NO_MEMORY, "memoryerror", "std::bad_alloc", "memory allocation of
 LAST_WORDS_WITHIN_LIMIT = ("resource temporarily unavailable", "can't start new thread")
 
 
+MAX_SHOWN = 80  # characters of a value in messages
+
+
 class InputError(ValueError):
     """Something given by the caller is wrong: the command line shows the sentence and exits with 2."""
 
@@ -20,6 +23,12 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """' Did you mean arc_easy?' if a known name is close, else nothing; to append to a sentence."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def shown(value: object) -> str:
+    """A value of a file in a message, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
 def some(names: Sequence[str], most: int = 3) -> str:

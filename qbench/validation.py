@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from qbench.errors import shown
+
 # By pydantic's error type.
 MUST = {
     "string_type": "be a string",
@@ -52,8 +54,8 @@ def problem(error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return "is missing."
     if error["type"] == "value_error":
-        return f"is {error['input']!r}: {error['ctx']['error']}."
-    return f"is {error['input']!r}; it must {wanted(error)}."
+        return f"is {shown(error['input'])}: {error['ctx']['error']}."
+    return f"is {shown(error['input'])}; it must {wanted(error)}."
 
 
 def choices(error: Mapping[str, Any]) -> list[str]:

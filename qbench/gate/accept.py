@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError, first_of
-from qbench.files import aside, replacing
+from qbench.files import aside, parse_json, read_content, replacing
 from qbench.gate.pairing import CheckError, holds_records
 from qbench.gate.render import score
 from qbench.gate.verdict import GateReport, check, settings_of
@@ -123,8 +123,8 @@ def _has_record(cell: Path) -> bool:
 def _is_log(file: Path) -> bool:
     """Whether the file is a log of accepted runs, and not just a file with that name."""
     try:
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
+        lines = [parse_json(line, file) for line in read_content(file).decode().splitlines()]
+    except ValueError:
         return False
     return bool(lines) and all(isinstance(line, dict) and {"when", "who", "why"} <= line.keys() for line in lines)
 

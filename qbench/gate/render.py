@@ -116,7 +116,7 @@ def value(kind: MetricKind, number: float) -> str:
 
 def changed_documents(outcome: TestedHypothesis) -> str:
     """The ten documents that lost most, in one line."""
-    changed = outcome.hypothesis.documents.most_changed()
+    changed = outcome.hypothesis.documents.most_changed
     return ", ".join(f"{i}: {significant(before, 4)} → {significant(after, 4)}" for i, before, after in changed)
 
 
@@ -196,11 +196,11 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
         "alpha": h.alpha,
         "p": outcome.p,
         "adjusted_p": outcome.adjusted_p,
-        "documents": len(h.documents.ids),
+        "documents": h.documents.count,
         "calibration_draws": h.draws,
     }
     if outcome.verdict == "worse":
-        changed = h.documents.most_changed()
+        changed = h.documents.most_changed
         found["most_changed"] = [{"doc_id": i, "before": before, "after": after} for i, before, after in changed]
     return found
 

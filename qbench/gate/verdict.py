@@ -113,8 +113,8 @@ def check(
     then = read_baseline(Path(baseline), now.folder)
     settings = settings or settings_of(now)
     joined = join(now, then, settings)
-    _check_altered(then, joined)
     suspected = suspicious_records([after for _, after in joined.pairs], then.current)
+    _check_altered(then, joined)
     parts = {_cell_of(pairs).name: _parts_of(pairs) for pairs in joined.by_cell}
     failures, warnings = _unfinished(joined), []
     failures += [Finding(found.cell, found.found_by, found.message) for found in suspected]

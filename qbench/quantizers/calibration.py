@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qbench.errors import did_you_mean, one_line
+from qbench.files import parse_json
 from qbench.quantizers.declaration import QuantizeError
 from qbench.validation import problem
 
@@ -236,10 +237,7 @@ def _hub_documents(source: Calibration) -> Iterator[str]:
 
 def _jsonl_field(path: Path, number: int, line: str, field: str) -> str:
     where = f"{path}, line {number}"
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise QuantizeError(f"{where}: not JSON ({error}). A .jsonl file must have one object per line.") from None
+    row = parse_json(line, where, QuantizeError)
     if not isinstance(row, dict) or field not in row:
         found = f"it has {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
         raise QuantizeError(f"{where}: no field {field!r}; {found}.")

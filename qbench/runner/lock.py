@@ -69,5 +69,5 @@ def _holder(handle: int) -> str:
     try:
         holder = json.loads(os.pread(handle, 1000, 0))
         return "process {pid} on {host}, since {since}".format(**holder)
-    except (ValueError, KeyError, OSError):
+    except (ValueError, KeyError, OSError, TypeError, IndexError, AttributeError, RecursionError):
         return "the lock file does not say which"

@@ -34,7 +34,8 @@ class PreflightWork:
         """Send one sentence for each thing that will not work."""
         first = self.jobs[0]
         try:
-            model, tokenizer = load_model(first.cell, first.identity), load_tokenizer(first.cell, first.identity)
+            tokenizer = load_tokenizer(first.cell, first.identity)
+            model = load_model(first.cell, first.identity)
             evaluate_model(first.cell, model, tokenizer, first.identity.what.tasks, limit=DOCUMENTS)
         except Exception as error:
             send(_sentence(first.cell.ref.checkpoint, error))

@@ -123,7 +123,7 @@ def test_the_documents_that_lost_most_are_named(baseline: Path, tmp_path: Path) 
     samples = {cell: spoil(POPULATION.samples(loss=0.1)) for cell in CELLS}
     report = check(write_cells(tmp_path / "run", samples), baseline)
     (pages, _) = [o for o in report.worse if o.hypothesis.task == "wikitext"]
-    changed = pages.hypothesis.documents.most_changed()
+    changed = pages.hypothesis.documents.most_changed
     assert len(changed) == 10
     assert changed[0][0] == 7
     losses = [before - after for _, before, after in changed]
