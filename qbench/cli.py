@@ -5,6 +5,7 @@ Each command imports what it needs when it runs: a table must not wait for torch
 """
 
 import argparse
+import errno
 import logging
 import os
 import shlex
@@ -46,22 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    try:
-        return _call(_parser().parse_args(arguments))
-    except KeyboardInterrupt:
-        print("\nqbench: stopped.", file=sys.stderr)
-        return INTERRUPTED
-
-
-def _call(options: argparse.Namespace) -> int:
     # lm-eval logs every default that it uses.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
+        options = _parser().parse_args(arguments)
         return options.run(options)
+    except KeyboardInterrupt:
+        print("\nqbench: stopped.", file=sys.stderr)
+        return INTERRUPTED
     except InputError as error:
         print(f"qbench: {error}", file=sys.stderr)
         return WRONG
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            print(f"qbench: {str(error.filename)[:60]}…: {error.strerror}.", file=sys.stderr)
+            return WRONG
         print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
         return CRASHED
 

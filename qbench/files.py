@@ -24,6 +24,7 @@ HASH_LETTERS = 10
 MAX_FILE_BYTES = 2**30  # of a file that is read whole; the largest samples.parquet of ours have a few megabytes
 MAX_JSON_BYTES = 2**26  # a record of 100 layers has half a megabyte, the index of a model with 1,000 shards ten
 MAX_JSON_DEPTH = 64  # objects and lists within each other; ours have ten
+MAX_NAME_BYTES = 200  # file systems allow 255, of which hashes and suffixes need some
 MARK = "`qbench accept` made the .new and .old folders next to this file; the next `qbench accept` removes them.\n"
 
 
@@ -124,9 +125,10 @@ def shown_path(path: Path) -> str:
 def file_name(text: str) -> str:
     """A name that a person chose, as part of a file name: it cannot lead to another folder.
 
-    If a character had to be replaced, a hash of the text follows, so 'a b' and 'a/b' remain two names.
+    If a character was replaced or the end cut off, a hash of the text follows, so 'a b' and 'a/b' remain two names.
     """
     name = "".join(c if c.isalnum() or c in "._-+" else "_" for c in text)
+    name = name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
     return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]}"
 
 

@@ -11,7 +11,8 @@ from typing import TextIO
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline: ESC starts commands of a terminal
 BUT_FOR_BARS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # progress bars return to the start of the line
-RUNNER_COMMAND = re.compile(r"^(\s*):(?=:)", re.M)  # GitHub's runner obeys lines such as ::error::
+# GitHub's runner obeys lines that begin with ::error::, and ##[error] in any place.
+RUNNER_COMMAND = re.compile(r"^(?P<indent>\s*):(?=:)|##\[", re.M)
 # For terminals that can show ASCII only.
 ASCII = str.maketrans(
     {
@@ -94,9 +95,8 @@ def printable(text: str, at_line_start: bool = True, control: re.Pattern[str] = 
     """A text whose control characters are escaped, and in which no line is a command to GitHub's runner."""
     safe = control.sub(_escaped, text)
     if at_line_start:
-        return RUNNER_COMMAND.sub(r"\1: ", safe)
-    first, newline, rest = safe.partition("\n")
-    return first + newline + RUNNER_COMMAND.sub(r"\1: ", rest)
+        return RUNNER_COMMAND.sub(_disarmed, safe)
+    return RUNNER_COMMAND.sub(_disarmed, f"|{safe}")[1:]  # nothing before the first line break begins a line
 
 
 def on_one_line(text: str) -> str:
@@ -141,6 +141,10 @@ def safe_output() -> Iterator[tuple[SafeOutput, SafeOutput]]:
             out.flush()
             err.flush()
             sys.stdout, sys.stderr = before
+
+
+def _disarmed(found: re.Match[str]) -> str:
+    return "# #[" if found["indent"] is None else f"{found['indent']}: "
 
 
 def _escaped(found: re.Match[str]) -> str:

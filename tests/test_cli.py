@@ -206,3 +206,23 @@ def test_few_choices_are_listed_without_a_guess(capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().err
     assert all(name in said for name in ("--device", "'gpu'", "auto", "cpu", "cuda"))
     assert "Did you mean" not in said
+
+
+def test_a_crash_before_the_arguments_are_known_is_a_crash_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("a broken installation")
+
+    monkeypatch.setattr("qbench.cli._parser", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["table", "results/mini"]) == 3
+    (log,) = tmp_path.glob("qbench-crash-*.log")
+    assert "a broken installation" in log.read_text()
+    assert str(log) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["table"], ["plan"], ["plan", "recipes/mini.yaml", "--out"]])
+def test_a_path_that_is_too_long(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "x y" * 1000]) == 2
+    assert "x yx y" in capsys.readouterr().err

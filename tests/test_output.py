@@ -29,6 +29,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("a\n::error::b", "a\n: :error::b"),
         ("  ::set-output name=x::y", "  : :set-output name=x::y"),
         ("a ::b", "a ::b"),
+        ("a ##[error]b", "a # #[error]b"),
         ("red\x1b[31m", "red\\x1b[31m"),
         ("a\x00b\rc\td\n", "a\\x00b\\x0dc\td\n"),
         ("\x9b31m", "\\x9b31m"),

@@ -15,6 +15,7 @@ from typing import Any
 import lm_eval.api.task
 import lm_eval.tasks
 import lm_eval.utils
+import yaml
 from jinja2 import BaseLoader, StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 from lm_eval.api.registry import metric_registry
@@ -22,6 +23,7 @@ from lm_eval.tasks import _yaml_loader
 
 from qbench.evaluate.local_data import TaskError
 from qbench.identity import source_hash
+from qbench.limited_yaml import LimitedLoader
 
 LM_EVAL_TASKS = Path(lm_eval.tasks.__file__).parent.resolve()
 # Files by the hashes of their code, and lm-eval's module that has the same functions, which is imported instead: Python
@@ -32,6 +34,7 @@ KNOWN = {
 }
 HOW_TO_TRUST = "If you trust it, write `trust_task_code: true` in the recipe, or pass --trust-task-code."
 
+_make_loader = _yaml_loader._make_loader
 _import_function = _yaml_loader._import_func_in_yml
 _get_metric = lm_eval.api.task.get_metric
 _trusts: ContextVar[bool] = ContextVar("trusts", default=False)
@@ -49,6 +52,18 @@ def trusting(trusted: bool) -> Iterator[None]:
         yield
     finally:
         _trusts.reset(before)
+
+
+def _make_limited_loader(folder: Path, *, resolve_funcs: bool) -> type[yaml.SafeLoader]:
+    """The YAML loader for task files of a folder; those outside lm-eval's package are read with limits."""
+    if folder.resolve().is_relative_to(LM_EVAL_TASKS):
+        return _make_loader(folder, resolve_funcs=resolve_funcs)
+
+    class Loader(LimitedLoader):
+        """One per folder, since functions are relative to it."""
+
+    Loader.add_constructor("!function", _yaml_loader._mk_function_ctor(folder, resolve_funcs))
+    return Loader
 
 
 def _import_if_trusted(name: str, folder: Path) -> Any:
@@ -89,5 +104,6 @@ def _sandbox() -> SandboxedEnvironment:
 
 
 lm_eval.utils.env = _sandbox()
+_yaml_loader._make_loader = _make_limited_loader
 _yaml_loader._import_func_in_yml = _import_if_trusted
 lm_eval.api.task.get_metric = _metric_if_trusted

@@ -5,7 +5,7 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, partial
@@ -177,7 +177,17 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
     raise TaskError(
         f"there is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}."
         + did_you_mean(name, [*known, *(str(found) for manager in own for found in manager.task_index)])
+        + next((f" {problem}" for folder in folders for problem in _unreadable(Path(folder))), "")
     )
+
+
+def _unreadable(folder: Path) -> Iterator[str]:
+    """Why files of a folder were skipped: lm-eval says nothing about files that it cannot read."""
+    for file in sorted(folder.rglob("*.yaml")):
+        try:
+            load_yaml(file, resolve_func=False)
+        except Exception as error:  # anything that YAML raises
+            yield f"{file} was skipped: {one_line(error)}"
 
 
 def _is_whole(manager: TaskManager, name: str) -> bool:

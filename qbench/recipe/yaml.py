@@ -12,6 +12,7 @@ import yaml
 from qbench.errors import InputError
 from qbench.evaluate.facts import is_task_path
 from qbench.files import shown_path
+from qbench.limited_yaml import LimitedLoader, TooLargeError, each_node
 
 Field = tuple[Hashable, ...]  # the path to a field: ("checkpoints", "340M", "softpick")
 Lines = dict[Field, tuple[Path, int]]  # where each field is written
@@ -35,8 +36,6 @@ FILES_OR_NAMES: tuple[Field, ...] = (
     ("calibration", "source"),
     ("analysis", "source"),
 )
-MAX_BYTES = 10_000_000
-MAX_NODES = 100_000  # of a recipe; the largest of ours has 150
 MAX_NAME, MAX_PATH = 200, 4000  # in characters; file systems allow 255 bytes and 4,096
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # surrogates are not text
 # A task's path may be an item of a list or a key with settings; is_task_path recognizes it.
@@ -160,61 +159,29 @@ def _read_one(file: Path) -> RecipeFile:
 
 def _parse(file: Path) -> tuple[yaml.Node | None, Any]:
     try:
-        loader = yaml.SafeLoader(_content(file).decode("utf-8-sig"))
+        with file.open("rb") as stream:
+            loader = LimitedLoader(stream)
         node = loader.get_single_node()
-        if node:
-            _check_nodes(node, file)
+        for own in each_node(node) if node else ():
+            _check_names(own, file)
+            _check_text(own, file)
         return node, loader.construct_document(node) if node else None
     except OSError as error:
         raise RecipeError(f"{file}: the recipe cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"{file}: the recipe is not UTF-8 text (byte {error.start}).") from None
-    except RecursionError:
-        raise RecipeError(f"{file}: the recipe is nested too deeply.") from None
     except RecipeError:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = _place(file, mark.line + 1) if mark else str(file)
-        raise RecipeError(f"{where}: not YAML: {error.problem or error.context}.") from None
-    # ValueError: a date that does not exist; KeyError: `!!bool x`; TypeError: other tags on the wrong values.
-    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = "the recipe cannot be read" if isinstance(error, TooLargeError) else "not YAML"
+        raise RecipeError(f"{where}: {what}: {error.problem or error.context}.") from None
+    except KeyError as error:  # `!!bool x`
+        raise RecipeError(f"{file}: not YAML: {error} does not fit its tag (!!).") from None
+    # ValueError: a date that does not exist; TypeError: other tags on the wrong values.
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
         raise RecipeError(f"{file}: not YAML: {' '.join(str(error).split())}.") from None
-
-
-def _content(file: Path) -> bytes:
-    with file.open("rb") as stream:  # it may be a pipe or a device, which have no size
-        content = stream.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise RecipeError(f"{file}: has more than {MAX_BYTES:,} bytes; recipes are small.")
-    return content
-
-
-def _check_nodes(root: yaml.Node, file: Path) -> None:
-    """An error if aliases (&, *) make the recipe huge or endless, or if a text is not fit for names and paths."""
-    sizes: dict[int, int] = {}  # by node, with what aliases in it stand for; 0 while it is being counted
-
-    def size(node: yaml.Node) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = 0
-            _check_names(node, file)
-            sizes[id(node)] = 1 + sum(map(size, _children(node)))
-            if isinstance(node, yaml.ScalarNode):
-                _check_text(node, file)
-        elif not sizes[id(node)]:
-            raise RecipeError(f"{_place(file, node.start_mark.line + 1)}: a part of the recipe contains itself (&, *).")
-        return sizes[id(node)]
-
-    if size(root) > MAX_NODES:
-        raise RecipeError(
-            f"{file}: with its aliases (*) the recipe has {size(root):,} values, more than {MAX_NODES:,}."
-        )
-
-
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 def _check_names(node: yaml.Node, file: Path) -> None:
@@ -225,7 +192,9 @@ def _check_names(node: yaml.Node, file: Path) -> None:
             raise RecipeError(f"{where}: the name {name.value[:60]!r} has the character {wrong[0]!r}; use one line.")
 
 
-def _check_text(node: yaml.ScalarNode, file: Path) -> None:
+def _check_text(node: yaml.Node, file: Path) -> None:
+    if not isinstance(node, yaml.ScalarNode):
+        return
     text, where = node.value, _place(file, node.start_mark.line + 1)
     if wrong := UNPRINTABLE.search(text):
         raise RecipeError(f"{where}: {text[:60]!r} has the character {wrong[0]!r}; texts must be printable.")

@@ -1,6 +1,7 @@
 """Task files are code: nothing of theirs runs unless it is trusted, and templates never leave their sandbox."""
 
 import importlib.util
+import itertools
 import json
 import py_compile
 from pathlib import Path
@@ -27,6 +28,7 @@ TASK = (
     "task: mine\ndataset_path: json\ntest_split: test\noutput_type: multiple_choice\ndoc_to_target: label\n"
     "doc_to_choice: ['{{sol1}}', '{{sol2}}']\nmetric_list: [{metric: acc}]\n"
 )
+ALIASES = ", ".join(f"{b}: &{b} [{f'*{a}, ' * 10}]" for a, b in itertools.pairwise("abcdefghi"))
 ATTACK = "from pathlib import Path\nPath({proof!r}).touch()\ndef text(doc):\n    return doc['goal']\n"
 ESCAPES = (
     "{{ cycler.__init__.__globals__.os.system('touch PROOF') }}",
@@ -320,3 +322,21 @@ def test_all_of_lm_evals_templates_render_the_same_in_the_sandbox() -> None:
 def test_the_comparison_can_fail() -> None:
     with pytest.raises(jinja2.sandbox.SecurityError):
         assert_same({"{{ a.__class__ }}"})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "fact"),
+    [
+        (f"{{a: &a [1, 2], {ALIASES}}}", "values"),
+        ("&a {version: 1, x: [*a]}", "itself"),
+        ("[" * 50_000 + "]" * 50_000, "levels"),  # libyaml would end the process
+    ],
+    ids=["huge", "endless", "deep"],
+)
+def test_small_files_do_not_become_huge(attack: Attack, metadata: str, fact: str) -> None:
+    attack.write("mine.yaml", f"{TASK}metadata: {metadata}\n")
+    with pytest.raises(TaskError) as refused:
+        attack.load("mine")
+    assert "mine.yaml" in str(refused.value)
+    assert fact in str(refused.value)
+    assert len(str(refused.value)) < 1000

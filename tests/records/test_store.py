@@ -126,3 +126,9 @@ def test_names_that_differ_only_in_what_folders_cannot_have_stay_apart(tmp_path:
     folders = [cell_folder(tmp_path, cell, "0" * 64) for cell in cells]
     assert len(set(folders)) == len(families)
     assert {folder.parent for folder in folders} == {tmp_path}
+
+
+def test_a_long_name_is_cut_and_remains_its_own() -> None:
+    names = [file_name("é" * 300 + end) for end in "ab"]
+    assert len({*names}) == 2
+    assert all(len(name.encode()) < 240 for name in names)
