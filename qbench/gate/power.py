@@ -30,7 +30,7 @@ from qbench.records.store import Results, StoredRecord, read_results
 POWERS = (0.8, 0.9)
 MULTIPLES = (2, 4)  # of the tolerance: losses for which the table shows the documents needed, at the first power
 MAX_DOUBLINGS = 50  # of the number of documents that is tried
-MAX_PERCENT = 10_000  # of a perplexity: larger losses are shown as "over"
+MAX_PERCENT = 1000  # of a perplexity: larger losses are shown as "over"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A whole run: plan, fetch, preflight, run what is missing, and print the outcome."""
 
 import contextlib
+import shlex
 import signal
 import sys
 import threading
@@ -186,6 +187,7 @@ def _close(plan: Plan, views: Sequence[PlainView]) -> bool:
     took = duration(time.monotonic() - views[0].begun)
     retry = f", {failed} FAILED; run again to retry" if failed else ""
     say(f"{total - failed} of {counted(total, 'cell')} done in {took}{retry}")
-    say(f"tables: qbench table {out} --kind {'analysis' if plan.analyzes else 'summary'}")
-    say(f"as a page: qbench table {out} --format html --out {out / 'report.html'}")
+    folder, page = shlex.quote(str(out)), shlex.quote(str(out / "report.html"))
+    say(f"tables: qbench table {folder} --kind {'analysis' if plan.analyzes else 'summary'}")
+    say(f"as a page: qbench table {folder} --format html --out {page}")
     return not failed

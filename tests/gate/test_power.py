@@ -103,7 +103,7 @@ def test_what_no_document_shows_is_none_and_not_a_percentage(tmp_path: Path) -> 
     assert in_unit("perplexity", math.inf) == math.inf
     huge = Power("w", "word_perplexity", "perplexity", 20, {0.8: 3e40, 0.9: math.inf}, {30.0: math.inf, 60.0: 9})
     line = to_text([huge]).splitlines()[3]
-    assert "over 10,000%" in line
+    assert "over 1,000%" in line
     assert "none" in line
     assert "e+" not in line
 

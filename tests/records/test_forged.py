@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 
@@ -33,10 +34,15 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = {cell: make_samples(12, 0.1, ("arc_easy", "wikitext")) for cell in CELLS}
-    return {"RUN": write_run(tmp_path / "run", samples), "BASE": write_run(tmp_path / "base", samples)}
+    return write_run(tmp_path_factory.mktemp("honest") / "base", samples)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, base: Path) -> dict[str, Path]:
+    return {"RUN": shutil.copytree(base, tmp_path / "run"), "BASE": base}
 
 
 @pytest.fixture
