@@ -12,15 +12,9 @@ import pandas as pd
 import pytest
 
 from qbench.records.audit import Audit, Measured, PartAudit
+from qbench.records.evidence import Evidence, MeasuredCell, TaskScores
 from qbench.records.store import RECORD, SAMPLES, StoredRecord, read_record, read_results, write_record
-from qbench.records.suspicious import (
-    Evidence,
-    MeasuredCell,
-    Suspicion,
-    TaskScores,
-    suspicious_records,
-    suspicious_scores,
-)
+from qbench.records.suspicious import Suspicion, suspicious_records, suspicious_scores
 
 from ..example_records import cell_ref
 
