@@ -226,3 +226,12 @@ def test_a_crash_before_the_arguments_are_known_is_a_crash_too(
 def test_a_path_that_is_too_long(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "x y" * 1000]) == 2
     assert "x yx y" in capsys.readouterr().err
+
+
+def test_progress_bars_are_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS")
+    for name in names:
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    assert main(["table", "/nowhere"]) == 2
+    assert [os.environ.get(name) for name in names] == ["1", "1"]

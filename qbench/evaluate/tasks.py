@@ -186,6 +186,8 @@ def _unreadable(folder: Path) -> Iterator[str]:
     for file in sorted(folder.rglob("*.yaml")):
         try:
             load_yaml(file, resolve_func=False)
+        except MemoryError:
+            raise
         except Exception as error:  # anything that YAML raises
             yield f"{file} was skipped: {one_line(error)}"
 

@@ -340,3 +340,16 @@ def test_small_files_do_not_become_huge(attack: Attack, metadata: str, fact: str
     assert "mine.yaml" in str(refused.value)
     assert fact in str(refused.value)
     assert len(str(refused.value)) < 1000
+
+
+def test_no_memory_for_a_task_file_is_not_a_missing_task(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval skips files that it cannot read, whatever the reason."""
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    attack.write("mine.yaml", TASK)
+    monkeypatch.setattr("lm_eval.tasks._index.load_yaml", no_memory)
+    monkeypatch.setattr("qbench.evaluate.tasks.load_yaml", no_memory)
+    with pytest.raises(MemoryError):
+        attack.load("mine")
