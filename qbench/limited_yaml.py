@@ -20,6 +20,7 @@ class LimitedLoader(yaml.SafeLoader):
     def __init__(self, stream: IO[bytes]) -> None:
         """Read this stream."""
         super().__init__(read_limited(stream))
+        self.name: str = getattr(stream, "name", "a stream")  # for errors
 
     def get_single_node(self) -> yaml.Node | None:
         """The content before it becomes values."""
