@@ -10,6 +10,7 @@ from qbench.errors import did_you_mean
 from qbench.report.answer import answer, headline_rows, headline_tables
 from qbench.report.attentions import comparison
 from qbench.report.delta import ReportData
+from qbench.report.divergence import has_kl, kl_rows, kl_tables
 from qbench.report.layouts import baseline_tables, damage_tables, delta_tables, summary_tables
 from qbench.report.passkey import has_passkey, passkey_rows, passkey_tables
 from qbench.report.remarks import remarks_on_delta
@@ -138,6 +139,15 @@ KINDS = {
             tables=passkey_tables,
             rows=passkey_rows,
             on_page=has_passkey,
+        ),
+        TableKind(
+            name="kl",
+            help="KL from the unquantized model over tokens: percentiles, equal top-1, perplexity ratio",
+            title="KL from the unquantized model",
+            tables=kl_tables,
+            rows=kl_rows,
+            on_page=has_kl,
+            figures=_of("divergence_plots", "kl_figures"),
         ),
         TableKind(
             name="analysis",
