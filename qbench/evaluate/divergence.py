@@ -81,8 +81,11 @@ def pages(tasks: Mapping[str, Task], limits: Mapping[str, int], seed: int) -> li
     return [request for document in documents for request in document.requests]
 
 
-def keep_reference(lm: "Scorer", requests: Sequence[Instance]) -> Reference:
-    """Run the unquantized model over the measured tokens of pages, and keep its states and its lm_head."""
+def keep_reference(lm: "Scorer", requests: Sequence[Instance], tokens: int = TOKENS) -> Reference:
+    """Run the unquantized model over the measured tokens of pages, and keep its states and its lm_head.
+
+    tokens: how many of each task.
+    """
     for request in requests:
         if request.request_type != "loglikelihood_rolling":
             raise DivergenceError(
@@ -96,13 +99,13 @@ def keep_reference(lm: "Scorer", requests: Sequence[Instance]) -> Reference:
     }
     counts: dict[Place, int] = {}
     for task in dict.fromkeys(place[0] for place in windows):
-        counts |= measured_tokens({p: len(window[1]) for p, window in windows.items() if p[0] == task})
-    cut = {place: (windows[place][0], windows[place][1][:tokens]) for place, tokens in counts.items()}
+        counts |= measured_tokens({p: len(window[1]) for p, window in windows.items() if p[0] == task}, tokens)
+    cut = {place: (windows[place][0], windows[place][1][:size]) for place, size in counts.items()}
     # Methods never write to a weight, they replace the layer: the tensor stays as it is.
     return Reference(lm.final_states(cut), lm.model.lm_head.weight.detach())
 
 
-def measured_tokens(sizes: Mapping[Place, int], wanted: int = TOKENS) -> dict[Place, int]:
+def measured_tokens(sizes: Mapping[Place, int], wanted: int) -> dict[Place, int]:
     """How many tokens of each window are measured: its first ones, `wanted` in all, or all if there are fewer.
 
     They come from as many documents as possible, since intervals and tests are over documents: first windows of

@@ -5,11 +5,11 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from qbench.numbers import magnitude
-from qbench.report.analysis_plots import SMALL, add_legend, new_figure, plain_log_ticks
+from qbench.report.analysis_plots import SMALL, add_legend, new_figure
 from qbench.report.attentions import kind_title
 from qbench.report.delta import ReportData
 from qbench.report.divergence import ModelDivergence, divergences
-from qbench.report.looks import FAINT, PAGE, Look, looks
+from qbench.report.looks import FAINT, INK, PAGE, Look, looks
 from qbench.report.metrics import task_name
 from qbench.report.plots import METHOD_MARKERS, Z95, load_matplotlib
 
@@ -49,7 +49,8 @@ def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDi
         axes.set_title(kind_title(attention))
         axes.set_xlabel("measured bits per weight")
     figure.axes[0].set_ylabel("KL, nats per token")
-    plain_log_ticks(figure.axes[0].yaxis)
+    figure.axes[0].yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    figure.axes[0].yaxis.set_minor_locator(load_matplotlib().ticker.NullLocator())
     add_legend(figure)
     return figure
 
@@ -61,7 +62,8 @@ def _draw(axes: "Axes", models: Sequence[ModelDivergence], look: Look, marker: s
         return
     bits, values, errors = zip(*points, strict=True)
     line = {**look.line, "marker": marker}
-    axes.plot(bits, values, linewidth=0.6, label=title, **line)
+    axes.plot(bits, values, linewidth=0.6, **line)
+    axes.plot([], [], color=INK, marker=marker, markersize=4, linestyle="none", label=title)  # for the legend
     lows = [max(value - Z95 * error, value / 10) for value, error in zip(values, errors, strict=True)]
     highs = [value + Z95 * error for value, error in zip(values, errors, strict=True)]
     axes.vlines(bits, lows, highs, look.colour, linewidth=1)
