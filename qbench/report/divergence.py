@@ -12,7 +12,7 @@ from qbench.records.schema import Divergence
 from qbench.report.attentions import kind_title
 from qbench.report.delta import ReportData
 from qbench.report.metrics import Measure, task_name
-from qbench.report.results import CellResult, FamilyQuantization, ReportError, Score
+from qbench.report.results import CellResult, FamilyQuantization, Score
 from qbench.report.tables import Column, Field, Table, number_field, quantization_name
 from qbench.report.tidy import DataRow
 
@@ -62,7 +62,6 @@ def has_kl(report: ReportData) -> bool:
 
 def kl_tables(report: ReportData) -> list[Table]:
     """One table per family."""
-    _check_has_kl(report)
     found = []
     for family, group in groupby(divergences(report), lambda own: own.quantization.family):
         table = Table(
@@ -85,8 +84,16 @@ def kl_tables(report: ReportData) -> list[Table]:
 
 def kl_rows(report: ReportData) -> list[DataRow]:
     """One row per record and task: calibration draws are not joined."""
-    _check_has_kl(report)
     return list(_rows(report))
+
+
+def why_no_kl(report: ReportData) -> str:
+    """Why results have no KL, in a sentence."""
+    measures = report.results.measures
+    if whole := [m.task for m in measures if m.metric == "word_perplexity"]:
+        return f"The records of {whole[0]} are older than KL, or were not made by qbench; run the recipe again."
+    tasks = ", ".join(dict.fromkeys(m.task for m in measures))
+    return f"KL needs a task that scores whole pages, such as wikitext; the tasks are {tasks}."
 
 
 def _rows(report: ReportData) -> Iterator[dict[str, Any]]:
@@ -109,19 +116,6 @@ def _by_task(part: CellResult) -> Iterator[tuple[str, Divergence]]:
     for own in part.stored.record.divergences if part.stored else ():
         if (own.task, KL) in part.scores:
             yield own.task, own
-
-
-def _check_has_kl(report: ReportData) -> None:
-    if has_kl(report):
-        return
-    tasks = list(dict.fromkeys(measure.task for measure in report.results.measures))
-    whole = [m.task for m in report.results.measures if m.metric == "word_perplexity"]
-    why = (
-        f"its records of {whole[0]} are older than KL, or were not made by qbench; run the recipe again."
-        if whole
-        else f"KL needs a task that scores whole pages, such as wikitext; its tasks are {', '.join(tasks)}."
-    )
-    raise ReportError(f"{report.results.source} has no KL: {why}")
 
 
 def _measured_bits(result: CellResult) -> float | None:
