@@ -9,7 +9,7 @@ The batches of the two passes differ. So the same measurement of the unquantized
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from qbench.errors import InputError
 from qbench.evaluate.evaluation import Evaluation, Metric
-from qbench.evaluate.forward import Place, States
+from qbench.evaluate.forward import LOGITS_BYTES, Place, States
 from qbench.evaluate.requests import build_documents
 from qbench.records.audit import Audit, AuditError
 from qbench.records.metrics import KL, METRICS
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TOKENS = 8000  # of a task, if it has so many
 MIN_MOVED = 1e-3  # of the audit's KL, which is of random tokens
-LOGITS_BYTES = 2**21  # of float64 logits of one model at a time: 2**26 take 2.5 times as long on a CPU
+LOGITS = 2**18  # of one model in float64 at a time: 2 MB. On a CPU, 64 MB take 2.5 times as long
 
 
 class DivergenceError(InputError):
@@ -135,26 +135,35 @@ def compare(reference: Reference, states: Mapping[Place, States], head: nn.Modul
     before = torch.cat([own.hidden for own in reference.states.values()])
     after = torch.cat([states[place].hidden for place in reference.states])
     tokens = torch.tensor([token for own in reference.states.values() for token in own.tokens], device=before.device)
-    step = max(1, LOGITS_BYTES // (8 * len(reference.head)))
-    parts = [slice(start, start + step) for start in range(0, len(tokens), step)]
-    found = torch.cat([_divergences(before[p], after[p], tokens[p], reference.head, head) for p in parts], dim=1)
+    found = torch.cat(list(_chunks(before, after, tokens, reference.head, head)), dim=1)
     ends = np.cumsum([len(own.tokens) for own in reference.states.values()])[:-1]
     by_place = np.split(found.cpu().numpy(), ends, axis=1)
     return {place: TokenDivergences(*own) for place, own in zip(reference.states, by_place, strict=True)}
 
 
 @torch.no_grad()
-def _divergences(before: Tensor, after: Tensor, tokens: Tensor, head: Tensor, head_after: nn.Module) -> Tensor:
+def _chunks(before: Tensor, after: Tensor, tokens: Tensor, head: Tensor, head_after: nn.Module) -> Iterator[Tensor]:
+    """The divergences of some positions at a time: few for arithmetic, and more for a product with lm_head.
+
+    Products of 5 positions with SmolLM2's take four times as long.
+    """
+    rows, few = (max(1, size // len(head)) for size in (LOGITS_BYTES // 4, LOGITS))
+    for own, other, right in zip(before.split(rows), after.split(rows), tokens.split(rows), strict=True):
+        p, q = nn.functional.linear(own, head), head_after(other)  # [rows, vocabulary] each
+        if p.shape != q.shape:
+            raise DivergenceError(
+                f"The vocabulary has {q.shape[1]} entries after quantization, but {p.shape[1]} before; "
+                "KL needs the same vocabulary."
+            )
+        yield from map(_divergences, p.split(few), q.split(few), right.split(few))
+
+
+def _divergences(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
     """KL, both log-probabilities of the right token, and 1 if the top-1 is the same: [4, positions], in float64.
 
-    An 8-bit model's KL is 1e-5; a difference of two log-softmaxes in float32 is off by 1e-6.
+    p, q: logits [positions, vocabulary]. An 8-bit model's KL is 1e-5; a difference of two log-softmaxes in float32 is
+    off by 1e-6.
     """
-    p, q = nn.functional.linear(before, head), head_after(after)  # [positions, vocabulary] each
-    if p.shape != q.shape:
-        raise DivergenceError(
-            f"The vocabulary has {q.shape[1]} entries after quantization, but {p.shape[1]} before; "
-            "KL needs the same vocabulary."
-        )
     top, best = p.argmax(-1, keepdim=True), q.amax(-1, keepdim=True)
     same_top = q.gather(1, top) == best
     # With logits p and q: KL = Σ softmax(p) (p - q) - ln Σ exp p + ln Σ exp q. Their maxima are subtracted first.
