@@ -54,7 +54,7 @@ def main() -> None:
         record = pairs[-1][1][1]
         tokens = sum(own.tokens for own in record.divergences)
         print(
-            f"{cell.ref.name}: {without:.2f} s without, {both:.2f} s with KL ({added:+.1%}, median of {len(pairs)} pairs); "
+            f"{cell.ref.name}: {without:.2f} s without, {both:.2f} s with KL ({added:+.1%}); "
             f"{tokens} tokens, {kept[-1] / 1e6:.1f} MB of states for each of the two models",
             flush=True,
         )
