@@ -14,6 +14,7 @@ from qbench.gate.hypotheses import UNITS
 from qbench.gate.settings import MetricKind
 from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
 from qbench.numbers import counted, p_value, percent, signed_significant, significant
+from qbench.output import on_one_line
 
 MAX_DIFFERENCES, MAX_UNCLEAR = 20, 5  # shown to people; JSON has all
 HEADER = ("cell", "task", "metric", "before", "after", "loss", "95% interval", "tolerance", "p", "adjusted p")
@@ -32,23 +33,24 @@ def headline(report: GateReport) -> str:
     """The verdict in one line."""
     found = []
     if report.worse:
-        found.append(f"{len(report.worse)} of {len(report.tested)} scores got worse")
+        found.append(f"{len(report.worse)} of {counted(len(report.tested), 'score')} got worse")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
     if audits:
-        found.append(counted(audits, "audit finding"))
+        found.append(f"{counted(audits, 'failure')} in the audit")
     if others := len(report.failures) - audits:
-        found.append(f"{counted(others, 'finding')} in the records")
-    what = ", ".join(found) or f"none of {len(report.tested)} scores got worse"
+        found.append(f"{counted(others, 'failure')} in the records")
+    what = ", ".join(found) or f"none of {counted(len(report.tested), 'score')} got worse"
     alone = " by scores alone (the checkpoint differs from the baseline's)" if report.by_scores_alone else ""
-    return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what}. {report.run} against {report.baseline}"
+    return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what} ({report.run} compared with {report.baseline})"
 
 
 def explanation(report: GateReport) -> str:
     """What the verdict means."""
     alphas = {outcome.hypothesis.alpha for outcome in report.tested} or {report.settings.alpha}
+    scores = counted(len(report.tested), "score")
     return (
-        f"A score fails if its loss is above its tolerance and beyond chance: if nothing got worse, at most "
-        f"{100 * max(alphas):g}% of whole tables fail (paired sign flips, Holm over {len(report.tested)} hypotheses)."
+        "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "
+        f"{100 * max(alphas):g}% of checks fail (paired sign flips, Holm over {scores})."
     )
 
 
@@ -58,9 +60,9 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
         yield ReportSection("Before you read the scores", lines=report.changed)
     for by in ("audit", "records"):
         if lines := tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by):
-            yield ReportSection(f"Failures found by the {by}", lines=lines)
+            yield ReportSection(f"Failures in the {by}", lines=lines)
     if report.worse:
-        yield ReportSection("Failures found by the scores", rows=tuple(map(row, report.worse)))
+        yield ReportSection("Failures in the scores", rows=tuple(map(row, report.worse)))
         lines = tuple(f"{outcome.hypothesis.name}: {changed_documents(outcome)}" for outcome in report.worse)
         yield ReportSection("Documents that lost most (id: before → after)", lines=lines)
     for cells, differing in _by_differences(report):
@@ -114,7 +116,7 @@ def value(kind: MetricKind, number: float) -> str:
 
 def changed_documents(outcome: TestedHypothesis) -> str:
     """The ten documents that lost most, in one line."""
-    changed = outcome.hypothesis.documents.most_changed()
+    changed = outcome.hypothesis.documents.most_changed
     return ", ".join(f"{i}: {significant(before, 4)} → {significant(after, 4)}" for i, before, after in changed)
 
 
@@ -153,9 +155,10 @@ def to_markdown(report: GateReport) -> str:
 
 def _escaped(text: str) -> str:
     """Text shown literally: escaped, on one line."""
+    text = on_one_line(text)
     for sign in "\\`*_|<[":
         text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+    return text
 
 
 def to_json(report: GateReport) -> str:
@@ -193,11 +196,11 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
         "alpha": h.alpha,
         "p": outcome.p,
         "adjusted_p": outcome.adjusted_p,
-        "documents": len(h.documents.ids),
+        "documents": h.documents.count,
         "calibration_draws": h.draws,
     }
     if outcome.verdict == "worse":
-        changed = h.documents.most_changed()
+        changed = h.documents.most_changed
         found["most_changed"] = [{"doc_id": i, "before": before, "after": after} for i, before, after in changed]
     return found
 
@@ -225,7 +228,7 @@ def _add_score(suite: ElementTree.Element, outcome: TestedHypothesis, report: Ga
     hypothesis = outcome.hypothesis
     case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.metric}")
     if outcome.verdict == "worse":
-        failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": sentence(outcome)})
+        failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": _printable(sentence(outcome))})
         lines = [f"Documents that lost most: {changed_documents(outcome)}", *_differing(report, hypothesis.cell.name)]
         failure.text = _printable("\n".join(lines))
 

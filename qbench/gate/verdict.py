@@ -42,6 +42,7 @@ from qbench.records.integrity import altered
 from qbench.records.schema import CellRef
 from qbench.records.store import Results, read_results
 from qbench.records.suspicious import suspicious_records
+from qbench.validation import problem
 
 Verdict = Literal["worse", "better", "unclear", "same"]
 
@@ -112,8 +113,8 @@ def check(
     then = read_baseline(Path(baseline), now.folder)
     settings = settings or settings_of(now)
     joined = join(now, then, settings)
-    _check_altered(then, joined)
     suspected = suspicious_records([after for _, after in joined.pairs], then.current)
+    _check_altered(then, joined)
     parts = {_cell_of(pairs).name: _parts_of(pairs) for pairs in joined.by_cell}
     failures, warnings = _unfinished(joined), []
     failures += [Finding(found.cell, found.found_by, found.message) for found in suspected]
@@ -182,7 +183,7 @@ def parse_settings(values: Any, where: str) -> GateSettings:
         return GateSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise CheckError(f"{'.'.join([where, *map(str, first['loc'])])}: {first['msg']}.") from None
+        raise CheckError(f"{'.'.join([where, *map(str, first['loc'])])} {problem(first)}") from None
 
 
 def _verdict(hypothesis: Hypothesis, loss: float, adjusted: float, adjusted_gain: float) -> Verdict:

@@ -131,7 +131,7 @@ KINDS = {
         ),
         TableKind(
             name="baseline",
-            help="the unquantized models, families side by side",
+            help="the unquantized models, all families side by side",
             title="Unquantized models",
             tables=baseline_tables,
             rows=baseline_rows,
@@ -167,7 +167,7 @@ KINDS = {
         ),
         TableKind(
             name="causes",
-            help="what quantization cost each model, next to its kurtosis, largest |x| and sink rate",
+            help="what quantization cost each model, next to its kurtosis, largest activation and sink rate",
             title="Damage and possible causes",
             tables=_of("causes", "cause_tables"),
             rows=_of("causes", "cause_rows"),

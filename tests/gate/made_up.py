@@ -1,4 +1,4 @@
-"""Runs made up from a population of documents: what one model scored, and the same with noise and with a loss.
+"""Made-up runs: the scores of one model on a population of documents, and the same with noise and with a loss.
 
 Scores of two models on one document are nearly the same, as those of real ones are: of the 400 questions of a task a
 few answers flip, log-likelihoods move by a heavy-tailed noise, and long pages move more than short ones.
@@ -35,7 +35,7 @@ class Population:
             self.tasks[task] = {"words": words, "lengths": lengths, "scores": scores, "gold": gold}
 
     def samples(self, noise: float = 0.0, loss: float = 0.0, seed: int = 0) -> pd.DataFrame:
-        """What a model scores whose log-likelihoods are off by noise, and that of the right answer by a loss too."""
+        """The scores with noise on all log-likelihoods, and a loss on that of the right answer."""
         return pd.concat([self._task(task, noise, loss, seed) for task in self.tasks], ignore_index=True)
 
     def _task(self, task: str, noise: float, loss: float, seed: int) -> pd.DataFrame:
