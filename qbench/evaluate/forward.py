@@ -1,7 +1,9 @@
 """The forward pass of a group of batches: hidden states first, logits only at positions that are scored."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -10,21 +12,20 @@ from transformers import Cache, LlamaForCausalLM
 
 from qbench.evaluate.batches import Batch, Group
 
+Place = tuple[str, int, int]  # a window of a page: its task, its document, and its number in the document
+
 LOGITS_BYTES = 2**26  # of float32 logits in memory at a time
 
 
 @torch.no_grad()
-def run(model: LlamaForCausalLM, group: Group, greedy: bool) -> Iterator[tuple[Batch, list[list[float]]]]:
-    """Each batch with two numbers per target: its log-probability, and (if requested) 1 if no token is more likely.
-
-    The log-probability is NaN if any logit at its position is NaN or infinite.
-    """
+def run(model: LlamaForCausalLM, group: Group) -> Iterator[tuple[Batch, Tensor]]:
+    """Each batch with its final hidden states at the positions that are scored, [positions, dim]."""
     cache = ContextCache(group, model.device) if group.continuations else None
     for batch in group.first + group.continuations:
         placed = {} if cache is None else cache.place(batch)
         ids = to_device(_padded(batch), model.device)
         output = model.model(input_ids=ids, past_key_values=cache, use_cache=cache is not None, **placed)
-        yield batch, _score(model, output.last_hidden_state, batch, greedy)
+        yield batch, _at_positions(output.last_hidden_state, batch)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -106,18 +107,29 @@ def _padded(batch: Batch) -> Tensor:
     return torch.tensor([[*row.tokens, *[0] * (width - len(row.tokens))] for row in batch])
 
 
-def _score(model: LlamaForCausalLM, hidden: Tensor, batch: Batch, greedy: bool) -> list[list[float]]:
-    """[log-probability, likeliest] of each target of a batch, from hidden states [rows, length, dim]."""
+def _at_positions(hidden: Tensor, batch: Batch) -> Tensor:
+    """Hidden states [rows, length, dim] at the positions that are scored, [positions, dim]."""
     width = hidden.shape[1]
     positions = [n * width + position for n, row in enumerate(batch) for position in row.positions]
-    slots, tokens, before = [], [], 0
+    return hidden.flatten(0, 1)[to_device(torch.tensor(positions), hidden.device)]
+
+
+def targets_of(batch: Batch) -> Iterator[tuple[int, int, int]]:
+    """The targets of a batch: the index into its scored positions, the token, and the request."""
+    before = 0
     for row in batch:
-        slots += [before + slot for slot, _, _ in row.targets]
-        tokens += [token for _, token, _ in row.targets]
+        yield from ((before + slot, token, request) for slot, token, request in row.targets)
         before += len(row.positions)
-    where = to_device(torch.tensor(positions), hidden.device)
+
+
+@torch.no_grad()
+def score_targets(model: LlamaForCausalLM, hidden: Tensor, batch: Batch, greedy: bool) -> list[list[float]]:
+    """Two numbers per target: its log-probability, and (if requested) 1 if no token is more likely.
+
+    The log-probability is NaN if any logit at its position is NaN or infinite. hidden: as from `run`.
+    """
+    slots, tokens, _ = zip(*targets_of(batch), strict=True)
     target = to_device(torch.tensor([slots, tokens]), hidden.device)
-    hidden = hidden.flatten(0, 1)[where]  # [positions, dim]
     scores = []
     step = max(1, LOGITS_BYTES // (4 * model.config.vocab_size))
     for start in range(0, len(hidden), step):
@@ -125,6 +137,39 @@ def _score(model: LlamaForCausalLM, hidden: Tensor, batch: Batch, greedy: bool) 
         logits = model.lm_head(hidden[start : start + step]).float()  # [positions of the chunk, vocabulary]
         scores.append(_log_softmax(logits, target[0, part] - start, target[1, part], greedy))
     return torch.cat(scores, dim=1).tolist()
+
+
+@dataclass(frozen=True)
+class States:
+    """A model's final hidden states at the positions where the tokens of a request are scored."""
+
+    hidden: Tensor  # [tokens, dim]
+    tokens: list[int]
+
+
+class StateKeeper:
+    """Keeps the states of the first tokens of some requests while batches run. wanted: how many, by request."""
+
+    def __init__(self, wanted: Mapping[int, int]) -> None:
+        self._wanted = wanted
+        self._tokens: dict[int, list[int]] = defaultdict(list)
+        self._parts: dict[int, list[Tensor]] = defaultdict(list)
+
+    def add(self, batch: Batch, hidden: Tensor) -> None:
+        """Take what is wanted of a batch, whose states at scored positions are [positions, dim]."""
+        slots: dict[int, list[int]] = defaultdict(list)
+        for slot, token, request in targets_of(batch) if self._wanted else ():
+            if len(self._tokens[request]) < self._wanted.get(request, 0):
+                self._tokens[request].append(token)
+                slots[request].append(slot)
+        if slots:
+            every = to_device(torch.tensor([slot for own in slots.values() for slot in own]), hidden.device)
+            for request, own in zip(slots, hidden[every].split([len(own) for own in slots.values()]), strict=True):
+                self._parts[request].append(own)
+
+    def states(self) -> dict[int, States]:
+        """All that was kept, by request."""
+        return {request: States(torch.cat(own), self._tokens[request]) for request, own in self._parts.items()}
 
 
 def _log_softmax(logits: Tensor, rows: Tensor, tokens: Tensor, greedy: bool) -> Tensor:

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from qbench.errors import InputError, is_out_of_memory
 from qbench.evaluate.batches import BATCH_TOKENS, GENERATED, Group, Request, device_kind, group_requests, truncate
-from qbench.evaluate.forward import run
+from qbench.evaluate.forward import Place, StateKeeper, States, run, score_targets
 from qbench.progress import Bar
 from qbench.tokenizer import TokenizerError, check_tokenizer
 
@@ -71,6 +71,9 @@ class Scorer(HFLM):
         self.budgets = [batch_tokens or BATCH_TOKENS[device_kind(model.device.type)]]
         self.token_cache = token_cache
         self._scored: dict[tuple[str, ...], int] = {}
+        # How many tokens of a window's start to keep the final hidden states of when pages are scored; and the states.
+        self.wanted: Mapping[Place, int] = {}
+        self.states: dict[Place, States] = {}
 
     @property
     def batch_tokens(self) -> int:
@@ -98,23 +101,53 @@ class Scorer(HFLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each document, in windows as lm-eval cuts them."""
-        windows: list[Request] = []
-        documents: list[int] = []  # of each window
-        for index, tokens in enumerate(self._encode_texts([request.args[0] for request in requests])):
-            if not tokens:
-                raise ScoringError(f"{_name(requests[index])}: the document is empty; it must have a token to score.")
-            cuts = get_rolling_token_windows(tokens, self.prefix_token_id, max_seq_len=self.max_length, context_len=1)
-            windows += map(make_disjoint_window, cuts)
-            documents += [index] * (len(windows) - len(documents))
-            self._scored[requests[index].args] = len(tokens)
+        by_document = self.rolling_windows(requests)
+        for request, own in zip(requests, by_document, strict=True):
+            self._scored[request.args] = sum(len(continuation) for _, continuation in own)
+        documents = [index for index, own in enumerate(by_document) for _ in own]  # of each window
+        windows = [window for own in by_document for window in own]
+        places = [
+            (requests[index].task_name, requests[index].doc_id, n)
+            for index, own in enumerate(by_document)
+            for n in range(len(own))
+        ]
+        kept = {index: place for index, place in enumerate(places) if place in self.wanted}
         names = [_name(requests[document]) for document in documents]
         parts: dict[int, list[float]] = defaultdict(list)
-        for index, (value, _) in self._score(windows, names, greedy=False, quiet=disable_tqdm):
+        for index, (value, _) in self._score(windows, names, greedy=False, quiet=disable_tqdm, kept=kept):
             parts[documents[index]].append(value)
         totals = [math.fsum(parts[index]) for index in range(len(requests))]
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
+
+    def rolling_windows(self, requests: Sequence[Instance]) -> list[list[Request]]:
+        """The windows of each document, as lm-eval cuts them: each token is scored in one of them."""
+        found = []
+        for request, tokens in zip(requests, self._encode_texts([r.args[0] for r in requests]), strict=True):
+            if not tokens:
+                raise ScoringError(f"{_name(request)}: the document is empty; it must have a token to score.")
+            cuts = get_rolling_token_windows(tokens, self.prefix_token_id, max_seq_len=self.max_length, context_len=1)
+            found.append(list(map(make_disjoint_window, cuts)))
+        return found
+
+    def final_states(self, requests: Mapping[Place, Request]) -> dict[Place, States]:
+        """The final hidden states at the tokens of each request, in half as large batches as when they are scored."""
+        places, fitted = list(requests), [truncate(*request, self.max_length) for request in requests.values()]
+
+        def cut(left: Mapping[int, Request], batch_tokens: int) -> list[Group]:
+            return group_requests(left, max(1, batch_tokens // 2), self.device.type)
+
+        def keep(group: Group) -> dict[int, States]:
+            keeper = StateKeeper(
+                {target[2]: len(fitted[target[2]][1]) for row in group.rows() for target in row.targets}
+            )
+            for batch, hidden in run(self.model, group):
+                keeper.add(batch, hidden)
+            return keeper.states()
+
+        found = dict(self._halving(dict(enumerate(fitted)), cut, keep))
+        return {place: found[index] for index, place in enumerate(places)}
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """HFLM's generation, in batches by the token budget."""
@@ -135,9 +168,14 @@ class Scorer(HFLM):
         return [scores[index] for index in range(len(requests))]
 
     def _score(
-        self, requests: Sequence[Request], names: list[str], greedy: bool, quiet: bool
+        self,
+        requests: Sequence[Request],
+        names: list[str],
+        greedy: bool,
+        quiet: bool,
+        kept: Mapping[int, Place] | None = None,
     ) -> Iterator[tuple[int, Score]]:
-        """Index and score of each request, as they come."""
+        """Index and score of each request, as they come. kept: the requests whose states are wanted."""
         fitted = {index: self._fit(request, names[index]) for index, request in enumerate(requests)}
         with Bar(unit="token", unit_scale=True, shown=not quiet) as bar:
 
@@ -146,7 +184,9 @@ class Scorer(HFLM):
                 bar.reset(sum(len(row.tokens) for group in groups for row in group.rows()))
                 return groups
 
-            yield from self._halving(fitted, cut, partial(self._run, names=names, greedy=greedy, bar=bar))
+            yield from self._halving(
+                fitted, cut, partial(self._run, names=names, greedy=greedy, bar=bar, kept=kept or {})
+            )
 
     def _fit(self, request: Request, name: str) -> Request:
         context, continuation = request
@@ -163,10 +203,15 @@ class Scorer(HFLM):
             )
         return truncate(context, continuation, self.max_length)
 
-    def _run(self, group: Group, names: list[str], greedy: bool, bar: Bar) -> dict[int, Score]:
+    def _run(
+        self, group: Group, names: list[str], greedy: bool, bar: Bar, kept: Mapping[int, Place]
+    ) -> dict[int, Score]:
         values: dict[int, list[float]] = defaultdict(list)
         likeliest: dict[int, bool] = {}
-        for batch, (log_probabilities, flags) in run(self.model, group, greedy):
+        keeper = StateKeeper({index: self.wanted[place] for index, place in kept.items()})
+        for batch, hidden in run(self.model, group):
+            log_probabilities, flags = score_targets(self.model, hidden, batch, greedy)
+            keeper.add(batch, hidden)
             targets = (request for row in batch for _, _, request in row.targets)
             for request, value, flag in zip(targets, log_probabilities, flags, strict=True):
                 values[request].append(value)
@@ -179,6 +224,7 @@ class Scorer(HFLM):
                     f"{names[request]}: the model's logits are NaN or infinite; they must be "
                     "finite: check the weights, or run the model in a dtype with a larger range."
                 )
+        self.states |= {kept[index]: own for index, own in keeper.states().items()}
         return scores
 
     def _halving(

@@ -10,12 +10,12 @@ from qbench.gate.pairing import GOLD_LOGPROB, Floats, Ints, PairedDocuments
 from qbench.gate.settings import GateSettings, MetricKind
 from qbench.gate.sign_flip import interval, ratio
 from qbench.records.kept import shared
-from qbench.records.metrics import Better, facts_of
+from qbench.records.metrics import Better, facts_of, is_nats
 from qbench.records.samples import AGGREGATIONS, WEIGHT, Aggregation
 from qbench.records.schema import CellRef, MetricValue
 from qbench.uncertainty import ChanceSource, Estimate, of_two_samples
 
-UNITS: dict[MetricKind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats"}
+UNITS: dict[MetricKind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats", "kl": " nats"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Hypothesis:
 
     @property
     def loss(self) -> float:
-        """How much worse it got: points of an accuracy, percent of a perplexity, nats of a log-probability."""
+        """How much worse it got: points of an accuracy, percent of a perplexity, nats of a log-probability or KL."""
         return in_unit(self.kind, ratio(self.losses, self.weights))
 
     @property
@@ -132,6 +132,8 @@ def kind_of(metric: MetricValue) -> MetricKind | None:
         return None
     if aggregation.factor < 0:  # of log-likelihoods
         return "perplexity"
+    if is_nats(metric.metric):
+        return "kl"
     return "accuracy" if better_end(metric) else None
 
 

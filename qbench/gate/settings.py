@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MetricKind = Literal["accuracy", "perplexity", "gold_logprob"]
+MetricKind = Literal["accuracy", "perplexity", "gold_logprob", "kl"]
 
 Alpha = Annotated[float, Field(gt=0, lt=1)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -21,6 +21,7 @@ class Tolerances(_Settings):
     accuracy: Tolerance = 0.5  # points: 0.5 is from 61.0% to 60.5%
     perplexity: Tolerance = 1.0  # percent: 1 is from 20.0 to 20.2
     gold_logprob: Tolerance = 0.02  # nats per document
+    kl: Tolerance = 0.005  # nats per token
 
 
 class Override(_Settings):

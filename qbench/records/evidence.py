@@ -13,13 +13,13 @@ import numpy as np
 from qbench.records.audit import UNQUANTIZED, Audit
 from qbench.records.integrity import altered
 from qbench.records.kept import Kept
-from qbench.records.metrics import METRICS
+from qbench.records.metrics import KL, METRICS
 from qbench.records.samples import WEIGHT, Floats, lists, metric_columns, padded_lists, rows_of_tasks
 from qbench.records.schema import CellRef
 from qbench.records.store import StoredRecord
 
 # Metrics whose per-document values are log-likelihoods.
-LOG_LIKELIHOODS = tuple(name for name, facts in METRICS.items() if facts.unit != "share")
+LOG_LIKELIHOODS = tuple(name for name, facts in METRICS.items() if facts.unit in ("perplexity", "bits"))
 # Log-likelihoods nearer to 0 coincide by chance: for a sure answer all models give -0.0 or -1.2e-7.
 INFORMATIVE = 0.01
 # At least this many documents must have informative values.
@@ -222,7 +222,7 @@ def _decisions(stored: StoredRecord, columns: Mapping[str, Floats]) -> Floats:
     """Nats of each document's decision; for pages per word, the smallest of their weights."""
     flat, lengths = lists(stored.table["loglikelihoods"])
     alone = lengths == 1
-    weights = [column for name, column in columns.items() if name.endswith(WEIGHT)]
+    weights = [column for name, column in columns.items() if name.endswith(WEIGHT) and name != KL + WEIGHT]
     words = np.nan_to_num(np.fmin.reduce(weights), nan=1.0) if weights else np.ones(len(lengths))
     decisions = stored.gold_logprobs.copy()
     single = flat[(np.cumsum(lengths) - lengths)[alone]] / words[alone]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qbench.numbers import fixed, score, significant
-from qbench.records.metrics import Better, facts_of, is_perplexity, is_share
+from qbench.records.metrics import Better, facts_of, is_nats, is_perplexity, is_share
 
 RECORD_PRECISION = 1e-8  # records have all digits; sums in another order differ in the last ones
 
@@ -47,13 +47,15 @@ def impossible_scores(scores: Sequence[ClaimedScore]) -> list[ImpossibleScore]:
 
 
 def out_of_range(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:
-    """Accuracies that are not within 0% and 100%, and perplexities below 1."""
+    """Accuracies that are not within 0% and 100%, perplexities below 1, and KL below 0."""
     for claim in scores:
         if is_share(claim.metric) and not 0 <= claim.value <= 1:
             yield ImpossibleScore(claim, f"{score(claim.shown)} is not a percentage.")
         if is_perplexity(claim.metric) and claim.value < 1:
             why = f"{score(claim.value)} is below 1, the perplexity of a model that knows the text."
             yield ImpossibleScore(claim, why)
+        if is_nats(claim.metric) and claim.value < -claim.precision:
+            yield ImpossibleScore(claim, f"{significant(claim.value)} is below 0, which no divergence is.")
 
 
 def other_direction(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Better = Literal["higher", "lower"]
-Unit = Literal["share", "perplexity", "bits"]
+Unit = Literal["share", "perplexity", "bits", "nats"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class MetricFacts:
     unit: Unit  # share: a mean of zeros and ones; perplexity: exp of a mean, compared on the log scale
 
 
+KL = "kl"  # per token, from the unquantized model: a metric of ours, of tasks that score whole pages
 METRICS = {
     "acc": MetricFacts("higher", "mean", "share"),
     "acc_norm": MetricFacts("higher", "mean", "share"),
@@ -27,6 +28,7 @@ METRICS = {
     "byte_perplexity": MetricFacts("lower", "weighted_perplexity", "perplexity"),
     "token_perplexity": MetricFacts("lower", "weighted_perplexity", "perplexity"),
     "bits_per_byte": MetricFacts("lower", "bits_per_byte", "bits"),
+    KL: MetricFacts("lower", "weighted_mean", "nats"),
 }
 
 
@@ -73,6 +75,12 @@ def is_share(metric: str) -> bool:
     """Whether the metric is a share of documents, which tables show in percent."""
     facts = facts_of(metric)
     return facts is not None and facts.unit == "share"
+
+
+def is_nats(metric: str) -> bool:
+    """Whether the metric is a mean of nats, whose size is not known in advance."""
+    facts = facts_of(metric)
+    return facts is not None and facts.unit == "nats"
 
 
 def is_perplexity(metric: str) -> bool:

@@ -1,7 +1,8 @@
 """Per-document results as a tidy frame and a parquet file: the one reader, and the one table of aggregations.
 
 One row per document, in the order of tasks and documents. A metric's column holds the document's value: 0 or 1 for acc,
-the log-likelihood for perplexities; `<metric>.weight` holds its divisor, the words or bytes of a page.
+the log-likelihood for perplexities, the sum over tokens for KL; `<metric>.weight` holds its divisor, the words, bytes
+or tokens of a page.
 """
 
 import contextlib
@@ -66,7 +67,7 @@ class Aggregation:
 
     factor: float = 1.0  # multiplies the ratio
     exponential: bool = False  # then e to the power of it
-    weighted: bool = False  # weights are words or bytes, and not 1
+    weighted: bool = False  # weights are words, bytes or tokens, and not 1
 
     def value(self, values: Floats, weights: Floats) -> float:
         """The aggregated number."""
@@ -74,12 +75,13 @@ class Aggregation:
         return math.exp(min(ratio, MAX_EXPONENT)) if self.exponential else ratio
 
 
-# By lm-eval's names. Only lm-eval can compute the others (F1, Matthews correlation, …).
+# By lm-eval's names, and weighted_mean of ours. Only lm-eval can compute the others (F1, Matthews correlation, …).
 AGGREGATIONS = {
     "mean": Aggregation(),
     "perplexity": Aggregation(-1.0, exponential=True),
     "weighted_perplexity": Aggregation(-1.0, exponential=True, weighted=True),
     "bits_per_byte": Aggregation(-1 / math.log(2), weighted=True),
+    "weighted_mean": Aggregation(weighted=True),
 }
 
 

@@ -63,6 +63,26 @@ class MetricValue(_RecordPart):
     documents: Count
 
 
+class Divergence(_RecordPart):
+    """How far a model's predictions are from the unquantized model's, over the tokens of one task.
+
+    The mean is the metric kl; these have no intervals. Changes are quantized − unquantized, both of the right token,
+    the one in the text.
+    """
+
+    task: str
+    documents: int
+    tokens: int
+    median: float  # of KL(unquantized ‖ quantized) of a token, in nats
+    p99: float  # its percentiles
+    p999: float
+    same_top: float  # share of tokens at which both models find the same token likeliest
+    rms_change: float  # root mean square of the change of the right token's probability
+    nats_before: float  # log-perplexity per token of the unquantized model
+    log_ratio: float  # ln(perplexity / unquantized perplexity), per token
+    correlation: float | None  # of the right token's log-probabilities; None if one of them is constant
+
+
 class QuantizerFacts(_RecordPart):
     """What reports need to know about the method that quantized a cell: they never import one."""
 
@@ -116,6 +136,7 @@ class Record(_RecordPart):
     quantizer: QuantizerFacts | None = None  # None in records of qbench 0.1
     attention_title: str | None = None  # as papers write it: ReLU Softmax; None in records of qbench 0.1
     metrics: tuple[MetricValue, ...] = ()
+    divergences: tuple[Divergence, ...] = ()  # one per task that scores whole pages; none in older records
     audit: Audit | None = None
     cost: Cost | None = None
     provenance: Provenance

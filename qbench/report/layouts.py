@@ -299,7 +299,7 @@ def _marks(table: Table, what: str, differences: Sequence[tuple[Measure, Differe
 
 def _delta_fields(table: Table, row: DeltaRow, shown: Sequence[str], marks: Marks) -> list[Field]:
     """The scores that a line shows, and the Δ of the last one; the reference has none."""
-    scores = [score_field(table, row.scores[attention]) for attention in shown]
+    scores = [score_field(table, row.scores[attention], row.measure.metric) for attention in shown]
     return [*scores, difference_field(table, row.deltas.get(shown[-1]), row.measure, marks)]
 
 
@@ -317,7 +317,7 @@ def _unquantized_fields(
 def _summary_field(table: Table, row: Row, shown: Sequence[str], kinds: Sequence[str], marks: Marks) -> Field:
     """Softmax / softpick, or one of them. The tone of several kinds shows the difference, if it is marked."""
     if isinstance(row, DeltaRow):
-        sides, difference = [score_field(table, row.scores[attention]) for attention in shown], None
+        sides, difference = [score_field(table, row.scores[attention], row.measure.metric) for attention in shown], None
     else:
         sides = [difference_field(table, row.damages[attention].score, row.measure, Marks()) for attention in shown]
         difference = row.differences.get(shown[-1])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from qbench.records.metrics import Better, base_name, facts_of
 
 # lm-eval's `perplexity` is of each document's target (lambada's last word), unlike those by word or byte of a page.
-METRIC_NAMES = {"perplexity": "Target Perplexity", "": "all"}
+METRIC_NAMES = {"perplexity": "Target Perplexity", "kl": "KL, nats/token", "": "all"}
 TASK_NAMES = {"lambada_openai": "Lambada", "": "All tasks"}
 METRIC_ORDER = ("acc_norm", "acc", "perplexity", "word_perplexity")  # the paper's
 # The same sum of log-likelihoods as word_perplexity on another scale: in the CSV, but not in tables.

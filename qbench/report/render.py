@@ -52,7 +52,8 @@ def render(report: ReportData, format: str, kind: str | None = None, *, standalo
     if not tables:
         others = ", ".join(kind.name for kind in KINDS.values() if kind.tables(report))
         instead = f"; it has {others}." if others else "."
-        raise ReportError(f"{report.results.source} has no data for --kind {chosen.name}{instead}")
+        why = f"{report.results.source} has no data for --kind {chosen.name}{instead} {chosen.why_none(report)}"
+        raise ReportError(why.rstrip())
     notes, lead = [*remarks(report), *chosen.remarks(report)], chosen.lead(report)
     return latex(tables, notes, lead, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes, lead)
 

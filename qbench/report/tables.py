@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-from qbench.numbers import score, signed, signed_interval
+from qbench.numbers import score, signed, signed_interval, significant
+from qbench.records.metrics import is_nats
 from qbench.report.delta import Difference, Tone
 from qbench.report.marks import Marks
 from qbench.report.metrics import Measure
@@ -76,11 +77,12 @@ def quantization_name(quantization: FamilyQuantization) -> str:
     return f"{quantization.bits}-bit {options}".strip()
 
 
-def score_field(table: Table, found: Score | Gap) -> Field:
-    """A score, or the text shown instead, with its footnotes."""
+def score_field(table: Table, found: Score | Gap, metric: str = "") -> Field:
+    """A score of a metric, or the text shown instead, with its footnotes."""
     if isinstance(found, Gap):
         return Field(found.text, marks=table.mark([found.reason]))
-    return Field(score(found.value), found.value, marks=table.mark(found.notes))
+    text = significant(found.value) if is_nats(metric) else score(found.value)
+    return Field(text, found.value, marks=table.mark(found.notes))
 
 
 def difference_field(table: Table, difference: Difference | Gap | None, measure: Measure, marks: Marks) -> Field:

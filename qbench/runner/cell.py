@@ -4,7 +4,7 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,6 +21,10 @@ from qbench.records.audit import AuditError
 from qbench.records.schema import Cost, Failure, FailureKind, MetricValue, Provenance, QuantizerFacts, Record
 
 if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+
+    from qbench.evaluate.evaluation import Evaluation
+    from qbench.evaluate.scorer import Scorer
     from qbench.records.store import Samples
 
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
@@ -95,7 +99,7 @@ class Phases:
         start = time.perf_counter()
         with listening(self._heard):
             yield
-        self.seconds[name] = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def _heard(self, unit: str, steps: int, done: int, total: int | None) -> None:
         if unit == "token":
@@ -156,6 +160,8 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
     with phases.phase("load"):
         tokenizer = load_tokenizer(cell, job.identity)  # first: what is wrong with it is known in a second
         model = load_model(cell, job.identity)
+        tasks = {} if cell.ref.measured else load_cell_tasks(cell)
+    reference = _reference(cell, model, tokenizer, tasks, phases)
     audit = None
     if cell.ref.measured != "sensitivity":  # sensitivity quantizes one layer at a time
         with phases.phase("quantize"):
@@ -169,9 +175,9 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
             found, samples = measure(cell, model, tokenizer)
         result: dict[str, Any] = {cell.ref.measured: found}
     else:
-        with phases.phase("evaluate"):
-            evaluation, budgets = evaluate_model(cell, model, tokenizer, job.identity.what.tasks)
-        samples, result = evaluation.samples, {"metrics": _values(evaluation.metrics)}
+        lm = cell_scorer(cell, model, tokenizer)
+        evaluation, result = _scores(job, lm, tasks, reference, audit, phases)
+        samples, budgets = evaluation.samples, tuple(lm.budgets)
     cost = Cost(
         seconds=phases.seconds,
         tokens=phases.tokens or None,
@@ -182,6 +188,35 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
         batch_tokens=budgets,
     )
     return job.record(started, state="done", audit=audit, cost=cost, **result), samples
+
+
+def _reference(cell: Cell, model: Any, tokenizer: Any, tasks: Mapping[str, "Task"], phases: Phases) -> Any:
+    """What is kept of the unquantized model to measure KL; None if no task scores whole pages."""
+    from qbench.evaluate.divergence import keep_reference, pages
+
+    requests = pages(tasks, _limits(cell, tasks), cell.recipe.seed) if tasks else []
+    if not requests:
+        return None
+    with phases.phase("kl"):
+        return keep_reference(cell_scorer(cell, model, tokenizer), requests)
+
+
+def _scores(
+    job: Job, lm: "Scorer", tasks: dict[str, "Task"], reference: Any, audit: Any, phases: Phases
+) -> tuple[Any, dict[str, Any]]:
+    """Score the model; returns the evaluation, with KL if there is a reference, and the fields of the record."""
+    from qbench.evaluate.divergence import check_moved, compare, with_kl
+
+    lm.wanted = reference.counts if reference else {}
+    with phases.phase("evaluate"):
+        evaluation = evaluate_model(job.cell, lm, tasks, job.identity.what.tasks)
+    divergences: list[Any] = []
+    if reference:
+        with phases.phase("kl"):
+            found = compare(reference, lm.states, lm.model.lm_head)
+            evaluation, divergences = with_kl(evaluation, found)
+            check_moved(evaluation.metrics, audit)
+    return evaluation, {"metrics": _values(evaluation.metrics), "divergences": tuple(divergences)}
 
 
 def _values(metrics: Sequence[Any]) -> tuple[MetricValue, ...]:
@@ -257,40 +292,56 @@ def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any
     )
 
 
-def evaluate_model(
-    cell: Cell, model: Any, tokenizer: Any, planned: Mapping[str, TaskIdentity], limit: int | None = None
-) -> tuple[Any, tuple[int, ...]]:
-    """Score the model on the recipe's tasks, which must match the plan. limit: documents per task.
-
-    Returns the evaluation and the token budgets of its batches: more than one if memory ran out.
-    """
-    from qbench.evaluate.evaluation import evaluate
-    from qbench.evaluate.passkey import passkey_tasks
-    from qbench.evaluate.scorer import Scorer
-    from qbench.evaluate.tasks import load_tasks, task_fingerprint
+def load_cell_tasks(cell: Cell) -> "dict[str, Task]":
+    """The recipe's tasks, except passkey, whose documents depend on the tokenizer."""
+    from qbench.evaluate.tasks import load_tasks
 
     recipe = cell.recipe
     folders = [recipe.locate(folder) for folder in recipe.task_folders]
-    tasks = load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots(), recipe.trust_task_code)
-    limits = recipe.limits(tasks)
-    found = {name: task_fingerprint(task, limits.get(name)) for name, task in tasks.items()}
-    lm = Scorer(
+    return load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots(), recipe.trust_task_code)
+
+
+def cell_scorer(cell: Cell, model: Any, tokenizer: Any) -> "Scorer":
+    """The lm-eval model that scores the cell's model."""
+    from qbench.evaluate.scorer import Scorer
+
+    return Scorer(
         model,
         tokenizer,
-        max_length=recipe.max_length,
+        max_length=cell.recipe.max_length,
         batch_tokens=cell.batch_tokens,
         token_cache=cache_folder() / "tokens",
     )
+
+
+def _limits(cell: Cell, tasks: Iterable[str]) -> dict[str, int]:
+    return {name: limit for name, limit in cell.recipe.limits(tasks).items() if limit}
+
+
+def evaluate_model(
+    cell: Cell,
+    lm: "Scorer",
+    tasks: Mapping[str, "Task"],
+    planned: Mapping[str, TaskIdentity],
+    limit: int | None = None,
+) -> "Evaluation":
+    """Score the model on the recipe's tasks, which must match the plan. limit: documents per task."""
+    from qbench.evaluate.evaluation import evaluate
+    from qbench.evaluate.passkey import passkey_tasks
+    from qbench.evaluate.tasks import task_fingerprint
+
+    recipe, limits = cell.recipe, _limits(cell, tasks)
+    found = {name: task_fingerprint(task, limits.get(name)) for name, task in tasks.items()}
     if passkey := recipe.passkey:
         found |= {name: own.fingerprint for name, own in passkey.summaries(recipe.limit).items()}
-        tasks |= passkey_tasks(passkey, lambda text: len(lm.tok_encode(text)), limit or recipe.limit)
-        limits = recipe.limits(tasks)
+        made = passkey_tasks(passkey, lambda text: len(lm.tok_encode(text)), limit or recipe.limit)
+        tasks = {**tasks, **made}
+        limits = _limits(cell, tasks)
     for name, fingerprint in found.items():
         if fingerprint != planned[name].fingerprint:
             raise ChangedError(f"The task {name} has changed since the run was planned; start the run again.")
-    few = {name: min(own or limit, limit) for name, own in limits.items()} if limit else limits
-    evaluation = evaluate(lm, tasks, {name: own for name, own in few.items() if own}, recipe.seed)
-    return evaluation, tuple(lm.budgets)
+    few = {name: min(limits.get(name, limit), limit) for name in tasks} if limit else limits
+    return evaluate(lm, tasks, few, recipe.seed)
 
 
 def weight_bytes(model: Any, audit: Any) -> int:

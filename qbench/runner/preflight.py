@@ -11,7 +11,16 @@ from pathlib import Path
 
 from qbench.files import file_name
 from qbench.records.audit import UNQUANTIZED
-from qbench.runner.cell import Job, evaluate_model, failure_of, load_model, load_tokenizer, quantized_for_cell
+from qbench.runner.cell import (
+    Job,
+    cell_scorer,
+    evaluate_model,
+    failure_of,
+    load_cell_tasks,
+    load_model,
+    load_tokenizer,
+    quantized_for_cell,
+)
 from qbench.runner.child import Child, how_it_died
 from qbench.runner.estimate import estimate
 from qbench.runner.local import Slot, server_for
@@ -36,7 +45,8 @@ class PreflightWork:
         try:
             tokenizer = load_tokenizer(first.cell, first.identity)
             model = load_model(first.cell, first.identity)
-            evaluate_model(first.cell, model, tokenizer, first.identity.what.tasks, limit=DOCUMENTS)
+            lm, tasks = cell_scorer(first.cell, model, tokenizer), load_cell_tasks(first.cell)
+            evaluate_model(first.cell, lm, tasks, first.identity.what.tasks, limit=DOCUMENTS)
         except Exception as error:
             send(_sentence(first.cell.ref.checkpoint, error))
             return

@@ -16,7 +16,7 @@ from qbench.evaluate.facts import characters
 from qbench.gpus import Gpu
 from qbench.recipe.cells import Cell, Recipe, cells, load_recipe, recipe_tasks
 from qbench.runner import speed
-from qbench.runner.cell import evaluate_model, load_model, load_tokenizer
+from qbench.runner.cell import cell_scorer, evaluate_model, load_cell_tasks, load_model, load_tokenizer
 from qbench.runner.estimate import characters_per_token, estimate
 from qbench.runner.plan import make_plan
 from qbench.runner.plan_table import render_plan
@@ -64,7 +64,7 @@ def test_the_work_is_what_torch_counts() -> None:
     model, tokenizer = load_model(cell, cell.identity()), load_tokenizer(cell, cell.identity())
     model.config._attn_implementation = "eager"  # the counter does not know torch's fused attention on the CPU
     with FlopCounterMode(display=False) as counter:
-        evaluate_model(cell, model, tokenizer, cell.identity().what.tasks)
+        evaluate_model(cell, cell_scorer(cell, model, tokenizer), load_cell_tasks(cell), cell.identity().what.tasks)
     assert found.work / counter.get_total_flops() == pytest.approx(1, abs=0.3)
 
 
