@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from qbench.gate.hypotheses import UNITS
+from qbench.gate.settings import UNITS
 from qbench.gate.settings import GateSettings
 from qbench.gate.verdict import GateReport, check
 from qbench.quantizers.options import quantizer

@@ -18,9 +18,9 @@ from statistics import NormalDist, median
 import numpy as np
 from tabulate import tabulate
 
-from qbench.gate.hypotheses import UNITS, Hypothesis, hypotheses, in_unit, mean_loss
+from qbench.gate.hypotheses import Hypothesis, hypotheses, in_unit, mean_loss
 from qbench.gate.pairing import CheckError, Floats, Pair, PairedDocuments, draws_of_cells, join, pair_documents
-from qbench.gate.settings import GateSettings, MetricKind
+from qbench.gate.settings import UNITS, GateSettings, MetricKind
 from qbench.gate.sign_flip import is_whole, normal_tail, ratio
 from qbench.gate.verdict import settings_of
 from qbench.numbers import count, percent, significant

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.passkey import PasskeySettings
-from qbench.gate.settings import GateSettings
+from qbench.gate.settings import PARTS, GateSettings
 from qbench.gpus import has_cuda
 from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
@@ -320,6 +320,8 @@ def fields_at(field: Where) -> list[str]:
     if field[:1] == ("analysis",) and len(field) > 1:
         items: dict[Any, type[BaseModel]] = {"maps": HeadPlace, "sensitivity": QuantizationEntry}
         return list(items[field[1]].model_fields)
+    if field[:1] == ("gate",) and len(field) > 1:
+        return list(PARTS[str(field[1])].model_fields)
     parts: dict[Any, type[BaseModel]] = {
         "analysis": AnalysisSettings,
         "checkpoints": CheckpointSource,
