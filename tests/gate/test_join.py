@@ -156,11 +156,15 @@ def test_a_limited_run_or_baseline_is_refused(
     ("gate", "message"),
     [
         ({"alpha": 0}, "gate.alpha: Input should be greater than 0"),
-        ({"alfa": 0.1}, "gate.alfa: Extra inputs are not permitted"),
+        ({"alfa": 0.1}, "gate.alfa: unknown field. Did you mean alpha?"),
         ({"tolerances": {"accuracy": -1}}, "gate.tolerances.accuracy: Input should be greater than or equal to 0"),
-        ({"overrides": {"piqa": {"acc": {"tolerances": 1}}}}, "gate.overrides.piqa.acc.tolerances: Extra inputs"),
+        ({"overrides": {"piqa": {"acc": {"tolerances": 1}}}}, "acc.tolerances: unknown field. Did you mean tolerance?"),
         ({"overrides": {"piqa": {"ac": {"tolerance": 1}}}}, "gate.overrides.piqa.ac is not"),
         ({"overrides": {"wikitext": {"bits_per_byte": {"tolerance": 1}}}}, "Did you mean"),
+        ({"noninferiority": {"perplexty": 1}}, "gate.noninferiority.perplexty: unknown field. Did you mean perplexity?"),
+        ({"noninferiority": {"accuracy": "1%"}}, "gate.noninferiority.accuracy: is '1%'; it must be a number of points"),
+        ({"tolerances": {"perplexity": "1 points"}}, "gate.tolerances.perplexity: is '1 points'; it must be a number of percent"),
+        ({"overrides": {"piqa": {"acc": {"noninferiority": "1%"}}}}, "acc.noninferiority: is '1%'; it must be a number"),
         ({"slower_ratio": 1}, "gate.slower_ratio: Input should be greater than 1"),
     ],
 )
