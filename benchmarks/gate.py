@@ -163,22 +163,22 @@ def coverage(tasks: Sequence[PairedTask], options: argparse.Namespace) -> int:
     """
     settings = GateSettings()
     print("documents per task, each score's statement holds, the worst score's, the table's (all scores at once):")
+    recorded = [[h for h in hypotheses(t.cell, t.paired, t.metrics, settings) if h.losses.any()] for t in tasks]
+    truths = np.array([h.loss / h.tolerance for own in recorded for h in own])
     for size in options.documents:
         held, whole = [], 0
         for i in range(options.tables):
             random = np.random.default_rng([options.seed, i])
-            uppers, truths, units = [], [], []
-            for task, own in zip(tasks, _chosen(tasks, size, random, replace=True), strict=True):
-                for h in hypotheses(task.cell, task.paired, task.metrics, settings):
-                    if not h.losses.any():
-                        continue
-                    drawn = replace(h, losses=h.losses[own], weights=h.weights[own])
-                    uppers.append(drawn.upper)
-                    truths.append(h.loss)
-                    units.append(h.tolerance)
-            held.append(np.array(uppers) >= np.array(truths))
-            unit = np.array(units)
-            whole += bool((np.array(truths) / unit).max() <= (np.array(uppers) / unit).max())
+            chosen = _chosen(tasks, size, random, replace=True)
+            uppers = np.array(
+                [
+                    replace(h, losses=h.losses[drawn], weights=h.weights[drawn]).upper / h.tolerance
+                    for own, drawn in zip(recorded, chosen, strict=True)
+                    for h in own
+                ]
+            )
+            held.append(uppers >= truths)
+            whole += bool(uppers.max() >= truths.max())
         shares = np.mean(held, axis=0)
         print(f"  {size:5} {shares.mean():.1%} {shares.min():.1%} {whole / options.tables:.1%}")
     return 0

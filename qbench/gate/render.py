@@ -15,8 +15,8 @@ from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
 from qbench.numbers import counted, p_value, percent, signed_significant, significant
 
 MAX_DIFFERENCES, MAX_UNCLEAR, MAX_PARTS = 20, 5, 10  # shown to people; JSON has all
-HEADER = ("cell", "task", "metric", "before", "after", "loss", "95% interval", "at most (95%)", "tolerance")
-HEADER += ("p", "adjusted p")
+SCORE = ("cell", "task", "metric", "before", "after")
+HEADER = (*SCORE, "loss", "95% interval", "at most (95%)", "tolerance", "p", "adjusted p")
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,9 @@ MAX_ANNOTATIONS = 10
 def annotations(report: GateReport) -> Iterator[str]:
     """Lines that GitHub shows as annotations, `::error title=…::…` and `::warning …`."""
     errors = [(f"{f.cell.name}: found by the {f.found_by}", f.message) for f in report.failures]
-    errors += [(f"{o.hypothesis.name}: found by the scores", sentence(o)) for o in (*report.worse, *report.not_excluded)]
+    errors += [
+        (f"{o.hypothesis.name}: found by the scores", sentence(o)) for o in (*report.worse, *report.not_excluded)
+    ]
     if len(errors) > MAX_ANNOTATIONS:
         rest = len(errors) - MAX_ANNOTATIONS + 1
         errors = [*errors[: MAX_ANNOTATIONS - 1], ("qbench check", f"{rest} more failures are in the report.")]

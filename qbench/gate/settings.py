@@ -17,7 +17,7 @@ UNITS: dict[MetricKind, str] = {
     "pooled": " tolerances",
 }
 # Of settings, if they differ from those of losses.
-SETTING_UNITS: dict[str, str] = {**UNITS, "kl": "%", "kl_floor": " nats"}
+SETTING_UNITS: dict[str, str] = {str(kind): unit for kind, unit in UNITS.items()} | {"kl": "%", "kl_floor": " nats"}
 
 
 def _without_unit(value: Any, info: ValidationInfo) -> Any:

@@ -146,7 +146,9 @@ def check(
     if not failures:  # nothing is tested in a task with different documents
         _check_overrides(settings, table, ignore_kl=bool(without_kl))
     tested = judge(table, settings)
-    bad = {o.hypothesis.cell for o in tested if o.verdict in ("worse", "not_excluded")} | {failure.cell for failure in failures}
+    bad = {o.hypothesis.cell for o in tested if o.verdict in ("worse", "not_excluded")} | {
+        failure.cell for failure in failures
+    }
     return GateReport(
         run=now.folder,
         baseline=then.folder,
