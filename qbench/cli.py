@@ -361,6 +361,8 @@ def _add_power(commands: Commands) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of records")
     against = "another run of the same cells; default: compare each quantized cell with its unquantized one"
     parser.add_argument("--against", type=Path, metavar="DIR", help=against)
+    cells = "how many of these cells change; those that do not cannot fail and do not count; default: all"
+    parser.add_argument("--cells", type=int, metavar="N", help=cells)
     parser.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
 
 
@@ -403,7 +405,7 @@ def _accept(options: argparse.Namespace) -> int:
 def _power(options: argparse.Namespace) -> int:
     from qbench.gate.power import power, to_text
 
-    print(to_text(power(options.folder, options.against), options.format))
+    print(to_text(power(options.folder, options.against, options.cells), options.format))
     return DONE
 
 

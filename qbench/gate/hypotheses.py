@@ -220,7 +220,7 @@ def _hypothesis(
         metric=metric,
         kind=kind,
         aggregation=aggregation,
-        tolerance=_in_unit_of_losses(kind, tolerance, values[0], settings.tolerances),
+        tolerance=in_unit_of_losses(kind, tolerance, values[0], settings.tolerances),
         threshold=_threshold(kind, tolerance, values, settings.tolerances),
         alpha=settings.level(paired.task, metric),
         before=values[0],
@@ -231,11 +231,11 @@ def _hypothesis(
         documents=Documents(paired.ids[both], before, after, losses, weights),
         draws=draws,
         by_draw=None if draws < 2 or paired.same_calibration else (means[0], means[1]),
-        margin=None if margin is None else _in_unit_of_losses(kind, margin, values[0], settings.tolerances),
+        margin=None if margin is None else in_unit_of_losses(kind, margin, values[0], settings.tolerances),
     )
 
 
-def _in_unit_of_losses(kind: MetricKind, amount: float, before: float, tolerances: Tolerances) -> float:
+def in_unit_of_losses(kind: MetricKind, amount: float, before: float, tolerances: Tolerances) -> float:
     """A setting in the unit of losses: KL's is in percent of the baseline's, but not below its floor."""
     return max(amount / 100 * before, tolerances.kl_floor) if kind == "kl" else amount
 

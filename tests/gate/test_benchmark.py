@@ -48,6 +48,21 @@ def test_a_loss_is_found_and_chance_is_not(folders: tuple[Path, Path]) -> None:
         assert found[rule].startswith("100% (")
 
 
+def test_the_pooled_loss_finds_what_single_tests_do_not() -> None:
+    done = benchmark("pooled", "--tables", 20)
+    assert done.returncode == 0, done.stderr
+    pooled, single = (int(line.split(": ")[1].split()[0]) for line in done.stdout.splitlines())
+    assert single < 10 < pooled
+
+
+def test_what_is_excluded_is_counted(folders: tuple[Path, Path]) -> None:
+    done = benchmark("coverage", *folders, "--tables", 20, "--documents", 80)
+    documents, each, _, table = done.stdout.splitlines()[-1].split()
+    assert documents == "80"
+    assert float(each.rstrip("%")) > 90
+    assert float(table.rstrip("%")) > 80
+
+
 def test_cells_of_other_labels_are_paired_by_renaming(folders: tuple[Path, Path], tmp_path: Path) -> None:
     base, _ = folders
     renamed = {
