@@ -14,10 +14,14 @@ UNITS: dict[MetricKind, str] = {
     "perplexity": "%",
     "gold_logprob": " nats",
     "kl": " nats",
-    "pooled": " tolerances",
+    "pooled": "×",
 }
 # Of settings, if they differ from those of losses.
-SETTING_UNITS: dict[str, str] = {str(kind): unit for kind, unit in UNITS.items()} | {"kl": "%", "kl_floor": " nats"}
+SETTING_UNITS: dict[str, str] = {str(kind): unit for kind, unit in UNITS.items()} | {
+    "kl": "%",
+    "kl_floor": " nats",
+    "pooled": " tolerances",
+}
 
 
 def _without_unit(value: Any, info: ValidationInfo) -> Any:

@@ -27,7 +27,7 @@ def test_small_losses_that_all_point_one_way_are_found_together(tmp_path: Path) 
     report = check(folders[1], folders[0])
     (found,) = report.worse
     assert found.hypothesis.kind == "pooled"
-    assert found.p == pytest.approx(2.0**-24, rel=0.2)
+    assert found.p < 1e-5  # 24 coins
     assert min(o.p for o in report.tested if o is not found) == 2.0**-4
     text = to_text(report)
     assert "sciq acc_norm: +5.33 tolerances" in text  # the parts of the pooled loss
