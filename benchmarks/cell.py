@@ -1,6 +1,6 @@
 """Compare a whole cell of a small model with one lm_eval command: load, tokenize, score, bootstrap.
 
-    python benchmarks/cell.py [--docs 1000] [--pages 12] [--data ../shared/data]
+    python benchmarks/cell.py [--docs 1000] [--pages 12] [--data FOLDER]
 
 Both use the same checkpoint, tasks and documents and one thread, and run one after the other. The table has CPU and
 wall time. The five tasks are lm-eval's, on local files; sciq and piqa are built from the other tasks' documents.
@@ -146,9 +146,10 @@ def main() -> None:
     parser.add_argument("--docs", type=int, default=1000, help="documents per task, except wikitext")
     parser.add_argument("--pages", type=int, default=12, help="documents of wikitext")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 16], help="lm_eval's; 1 is its default")
-    parser.add_argument("--data", type=Path, default=engines.DATA)
+    parser.add_argument("--data", type=Path, help=engines.DATA_HELP)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as texts:
+        args.data = engines.data_folder(args.data, Path(texts))
         compare(Path(folder), args)
 
 

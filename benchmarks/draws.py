@@ -4,7 +4,7 @@
     python benchmarks/draws.py headline                the same of the headline, and whole pages that claim anything
     python benchmarks/draws.py gate DIR … [--draws 5]  sets of equally good draws of runs, held against each other
 
-Coverage is of the intervals that tables show (paired bootstrap over documents and the spread over draws), beside what
+Coverage is of the intervals that tables show (paired bootstrap over documents and the spread over draws), next to what
 they would be without the draws' spread and with Satterthwaite's degrees of freedom. Of the headline, each page has one
 sentence per width, and twins that are equal in truth. The folders of records have at least twice as many draws together
 as are held against each other.

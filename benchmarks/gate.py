@@ -20,7 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from qbench.gate.pooled import with_pooled
 from qbench.gate.settings import GateSettings, MetricKind, Tolerances
 from qbench.gate.sign_flip import holm, ratio, settle
 from qbench.gate.verdict import judge
-from qbench.records.samples import AGGREGATIONS
+from qbench.records.samples import AGGREGATIONS, WEIGHT
 from qbench.records.schema import CellRef, MetricValue
 from qbench.records.store import StoredRecord, read_results
 
@@ -79,7 +79,26 @@ class PairedTask:
         }
         group = np.unique(self.paired.group[chosen], return_inverse=True)[1]
         paired = replace(self.paired, ids=self.paired.ids[chosen], group=group, by_draw=by_draw)
-        yield from hypotheses(self.cell, paired, self.metrics, settings)
+        for h in hypotheses(self.cell, paired, self.metrics, settings):
+            known = {field.name: getattr(h, field.name) for field in fields(h)}
+            yield DrawnScore(**known, errors=_errors(paired, h.metric)) if h.kind not in OURS else h
+
+
+@dataclass(frozen=True)
+class DrawnScore(Hypothesis):
+    """A score of lm-eval, with what its other gates look at."""
+
+    errors: float = 0.0  # the standard errors of the two scores, added up, as a mean loss
+
+
+def _errors(paired: PairedDocuments, metric: str) -> float:
+    """Of both sides: of a mean, or of the log of a perplexity."""
+    weights = paired.values[metric + WEIGHT][1] if metric + WEIGHT in paired.values else np.ones(len(paired.ids))
+    total = 0.0
+    for values in paired.values[metric]:
+        residuals = values - ratio(values, weights) * weights
+        total += float(np.sqrt(residuals @ residuals)) / float(weights.sum())
+    return total
 
 
 def load(options: argparse.Namespace, other: str, rename: Mapping[str, str]) -> list[PairedTask]:
@@ -218,7 +237,6 @@ def _made_up(
         unit = mean_loss(kind, tolerance)
         noise = 0.5 * common + np.sqrt(0.75) * random.normal(size=n)
         losses = (lost + 16 * noise) * unit  # a standard error of 0.8 tolerances
-        nothing = Documents(np.arange(n), losses, losses, losses, np.ones(n))
         yield Hypothesis(
             cell=CellRef(family="m", attention="a", checkpoint="c", method="q", bits=4, label="q"),
             task=task,
@@ -233,7 +251,7 @@ def _made_up(
             losses=losses,
             weights=np.ones(n),
             groups=np.arange(n),
-            documents=nothing,
+            documents=Documents(n, ()),
         )
 
 
@@ -292,14 +310,7 @@ def _rounded(h: Hypothesis) -> bool:
 
 
 def _no_overlap(h: Hypothesis) -> bool:
-    own = h.documents
-    ends = []
-    for values in (own.before, own.after):  # of perplexities: log-likelihoods
-        center = ratio(values, own.weights)
-        residuals = values - center * own.weights
-        ends.append((center, float(np.sqrt(residuals @ residuals)) / float(own.weights.sum())))
-    (before, before_error), (after, after_error) = ends
-    return bool(before - after > before_error + after_error)
+    return isinstance(h, DrawnScore) and ratio(h.losses, h.weights) > h.errors
 
 
 RULES: dict[str, Judge] = {

@@ -1,12 +1,13 @@
 """Compare Scorer with lm-eval's HFLM on one model and the same requests: time, forwarded tokens and peak memory.
 
-    python benchmarks/scorer.py [--tasks arc_easy … passkey] [--docs N] [--threads 1 2] [--repeats 1]
+    python benchmarks/scorer.py [--tasks arc_easy … passkey] [--docs N] [--threads 1 2] [--repeats 1] [--data FOLDER]
 
 Each run is a separate process, and the engines take turns. The least time of the repeats counts: CPU time with one
 thread, on which other load has little effect; wall time with more threads. HFLM gets the best of several batch sizes.
-The model has the 340M shape and random weights. The texts come from --data, in lm-eval's prompts. sciq is imitated with
-them: four short choices after a paragraph. The largest gap is the largest difference between the two engines'
-log-likelihoods (relative for wikitext). For passkey, with prompts of 512 tokens, it is the number of different answers.
+The model has the 340M shape and random weights. The texts are in lm-eval's prompts; by default they are made up, with
+the lengths of real ones. sciq is imitated with them: four short choices after a paragraph. The largest gap is the
+largest difference between the two engines' log-likelihoods (relative for wikitext). For passkey, with prompts of 512
+tokens, it is the number of different answers.
 """
 
 import argparse
@@ -27,7 +28,21 @@ KINDS = {"wikitext": "loglikelihood_rolling", "passkey": "generate_until"}  # th
 PASSKEY_LENGTH = 512
 SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 16}
 VOCABULARY, MAX_LENGTH = 32000, 2048
-DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+DATA_HELP = "folder with arc_easy.jsonl, lambada_openai.jsonl and wikitext_valid.jsonl; default: made-up texts"
+
+
+def data_folder(given: Path | None, temporary: Path) -> Path:
+    """The folder with the texts: the given one, or made-up texts in the temporary one."""
+    if given is None:
+        sys.path.append(str(ROOT))
+        from tests.made_up_texts import write_texts
+
+        write_texts(temporary)["wikitext"].rename(temporary / "wikitext_valid.jsonl")
+        return temporary
+    if not given.is_dir():
+        raise SystemExit(f"--data {given} is not a folder; it must be a {DATA_HELP.partition(';')[0]}.")
+    return given
 
 
 def read(data: Path, name: str, count: int) -> list[dict[str, Any]]:
@@ -178,7 +193,7 @@ def main() -> None:
     parser.add_argument("--attention", choices=["softmax", "softpick"], default="softmax")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[4, 8], help="HFLM's; the best one counts")
     parser.add_argument("--batch-tokens", type=int, help="Scorer's token budget; default: its own choice")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder with arc_easy.jsonl and the other files")
+    parser.add_argument("--data", type=Path, help=DATA_HELP)
     for hidden in ("--child", "--tokenizer"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--batch-size", type=int, default=1, help=argparse.SUPPRESS)
@@ -186,10 +201,9 @@ def main() -> None:
     if args.child:
         run_child(args)
         return
-    if not args.data.is_dir():
-        raise SystemExit(f"{args.data} is not a folder; give --data, a folder with arc_easy.jsonl and the other files.")
     print(f"{cpu_name()}, {os.cpu_count()} cores; 340M shape, {args.attention}, float32\n\n{HEADER}", flush=True)
-    with tempfile.TemporaryDirectory() as args.tokenizer:
+    with tempfile.TemporaryDirectory() as texts, tempfile.TemporaryDirectory() as args.tokenizer:
+        args.data = data_folder(args.data, Path(texts))
         make_tokenizer(args.data).save_pretrained(args.tokenizer)
         for threads in args.threads:
             for task in args.tasks:

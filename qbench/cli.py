@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qbench.arguments import Parser
 from qbench.errors import InputError
 from qbench.files import write_atomically
 from qbench.numbers import byte_size
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG, CRASHED, INTERRUPTED = 0, 1, 2, 3, 130
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
-RECORDS = "a folder of records, as `qbench run` writes them"
-RESULTS = f"{RECORDS}, or published numbers: a CSV file or a folder of them"
+RECORDS = "a folder of records, as written by `qbench run`"
+RESULTS = f"{RECORDS}, or published numbers: a CSV file or a folder of CSV files"
 
 Commands = Any  # argparse's subparsers; their type is private
 
@@ -45,7 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
+    try:
+        return _call(_parser().parse_args(arguments))
+    except KeyboardInterrupt:
+        print("\nqbench: stopped.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _call(options: argparse.Namespace) -> int:
     # lm-eval logs every default that it uses.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
@@ -53,9 +61,6 @@ def _main(arguments: Sequence[str] | None) -> int:
     except InputError as error:
         print(f"qbench: {error}", file=sys.stderr)
         return WRONG
-    except KeyboardInterrupt:
-        print("\nqbench: stopped.", file=sys.stderr)
-        return INTERRUPTED
     except Exception:
         print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
         return CRASHED
@@ -75,7 +80,7 @@ def _crash_log() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="qbench", description="Measure what quantization costs a model, and prove that it was quantized."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -127,14 +132,14 @@ def _add_run(commands: Commands) -> None:
     parser.add_argument(
         "--preflight",
         action=argparse.BooleanOptionalAction,
-        help="first try each checkpoint on a few documents, and each method on one layer; default: if the run is long",
+        help="first try each checkpoint on a few documents, and each method on one layer; default: only for long runs",
     )
 
 
 def _add_analyze(commands: Commands) -> None:
     purpose = (
-        "measure what may explain the damage: attention sinks, massive activations, sparsity and dead heads of each "
-        "checkpoint of a recipe, attention maps, and the sensitivity of each layer"
+        "measure what may explain the damage to each checkpoint of a recipe: attention sinks, massive activations, "
+        "sparsity, dead heads, attention maps, and the sensitivity of each layer"
     )
     example = "qbench analyze recipes/mini.yaml && qbench table results/runs/mini --kind analysis --plots figures"
     parser = _add(commands, "analyze", _analyze, purpose, example)
@@ -165,6 +170,16 @@ def _add_fetch(commands: Commands) -> None:
     example = "qbench fetch recipes/paper-340m.yaml && HF_HUB_OFFLINE=1 qbench run recipes/paper-340m.yaml"
     parser = _add(commands, "fetch", _fetch, purpose, example)
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-task-code",
+        action="store_true",
+        default=None,
+        help="run the Python functions that the recipe's own task files name (`!function`)",
+    )
 
 
 def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of each task") -> None:
@@ -174,6 +189,7 @@ def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of ea
     )
     parser.add_argument("--limit", type=_count, metavar="N", help=f"use only the first N {limited}, for a trial")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="override the recipe's device")
+    _add_trust(parser)
 
 
 def _count(text: str) -> int:
@@ -185,16 +201,19 @@ def _count(text: str) -> int:
 def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
     from qbench.recipe.cells import load_recipe
 
-    recipe = load_recipe(options.recipe, limit=options.limit, device=options.device)
+    recipe = load_recipe(
+        options.recipe, limit=options.limit, device=options.device, trust_task_code=options.trust_task_code
+    )
     return recipe, options.out or recipe.out()
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from qbench.runner.hub import OFFLINE
+    from qbench.runner.hub import OFFLINE_VARIABLES
     from qbench.runner.plan import make_plan
     from qbench.runner.plan_table import render_plan
 
-    os.environ.setdefault(OFFLINE, "1")  # a plan downloads nothing
+    for name in OFFLINE_VARIABLES:  # a plan downloads nothing
+        os.environ.setdefault(name, "1")
     recipe, out = _load(options)
     print(render_plan(make_plan(recipe, out)))
     return DONE
@@ -227,7 +246,7 @@ def _fetch(options: argparse.Namespace) -> int:
     from qbench.recipe.cells import load_recipe
     from qbench.runner.hub import go_offline_if_unreachable
 
-    recipe = load_recipe(options.recipe)
+    recipe = load_recipe(options.recipe, trust_task_code=options.trust_task_code)
     go_offline_if_unreachable(recipe)
     from qbench.runner.fetch import fetch  # after it, since this imports huggingface_hub
 
@@ -249,7 +268,7 @@ def _fetch(options: argparse.Namespace) -> int:
 def _add_table(commands: Commands) -> None:
     from qbench.report.render import DEFAULT_KIND, FORMATS, KINDS
 
-    purpose = "make Δ tables of results as Markdown, LaTeX, CSV, JSON, an HTML report or plots"
+    purpose = "show results as tables (Markdown, LaTeX, CSV, JSON), as an HTML report, or as plots"
     example = (
         "qbench table results/runs/mini --format latex --kind damage --out damage.tex\n"
         "  qbench table results/paper --plots figures"
@@ -269,18 +288,25 @@ def _add_table(commands: Commands) -> None:
 def _add_compare(commands: Commands) -> None:
     from qbench.report.render import COMPARISON_FORMATS
 
-    purpose = "compare results with published numbers: whether they agree, and whether the models were really quantized"
+    purpose = "check whether results agree with published numbers, and whether the published models were quantized"
     example = "qbench compare results/runs/paper-340m --with results/paper"
     parser = _add(commands, "compare", _compare, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
-    parser.add_argument("--with", dest="published", type=Path, metavar="DIR", required=True, help="published numbers")
+    parser.add_argument(
+        "--with",
+        dest="published",
+        type=Path,
+        metavar="DIR",
+        required=True,
+        help="published numbers: a CSV file or folder",
+    )
     parser.add_argument("--format", choices=COMPARISON_FORMATS, default="md", help="default: md")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
 
 
 def _add_audit(commands: Commands) -> None:
     purpose = (
-        "show the audits of a set of results, and list scores that look unquantized or impossible; exit code 1 if any"
+        "show the audits of results, and list scores that look unquantized or impossible; exit code 1 if there are any"
     )
     parser = _add(commands, "audit", _audit, purpose, "qbench audit results/paper")
     parser.add_argument("source", type=Path, metavar="DIR|CSV", help=RESULTS)
@@ -333,7 +359,7 @@ def _write(text: str, file: Path | None) -> None:
 def _add_check(commands: Commands) -> None:
     purpose = (
         "compare a run with its baseline: exit code 1 if a score got worse, an audit changed, or a cell failed or is "
-        "missing; tolerances are in the recipe's `gate`"
+        "missing; tolerances come from the recipe's `gate` field"
     )
     example = "qbench check results/runs/mini --baseline results/mini --junit gate.xml"
     parser = _add(commands, "check", _check, purpose, example)
@@ -346,12 +372,12 @@ def _add_check(commands: Commands) -> None:
 
 
 def _add_accept(commands: Commands) -> None:
-    purpose = "print what changes and make a run the new baseline, without asking; its CHANGES.jsonl keeps the reason"
+    purpose = "replace a baseline with a run, without asking: print what changes, log the reason in CHANGES.jsonl"
     example = (
         'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23 uses a different kernel"'
     )
     parser = _add(commands, "accept", _accept, purpose, example)
-    _add_folders(parser, baseline="the baseline to replace, or the folder of a new one")
+    _add_folders(parser, baseline="the baseline to replace, or a new folder")
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why the baseline changes")
 
 
@@ -359,14 +385,18 @@ def _add_power(commands: Commands) -> None:
     purpose = "estimate how many documents the gate needs to detect a given loss, from the noise of recorded results"
     parser = _add(commands, "power", _power, purpose, "qbench power results/mini --against results/runs/mini")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of records")
-    against = "another run of the same cells; default: compare each quantized cell with its unquantized one"
-    parser.add_argument("--against", type=Path, metavar="DIR", help=against)
-    cells = "how many of these cells change; those that do not cannot fail and do not count; default: all"
+    against = (
+        "measure the noise between DIR and RUN, with the same cells; default: between quantized and unquantized cells"
+    )
+    parser.add_argument("--against", type=Path, metavar="RUN", help=against)
+    cells = "how many of these cells change: those that do not cannot fail, and do not count; default: all"
     parser.add_argument("--cells", type=int, metavar="N", help=cells)
     parser.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
 
 
-def _add_folders(parser: argparse.ArgumentParser, baseline: str = "the folder to compare it with") -> None:
+def _add_folders(
+    parser: argparse.ArgumentParser, baseline: str = "the baseline to compare with, a folder of records"
+) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help=RECORDS)
     parser.add_argument("--baseline", type=Path, metavar="DIR", required=True, help=baseline)
 
@@ -385,20 +415,22 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _accept(options: argparse.Namespace) -> int:
-    from qbench.gate.accept import accept, is_new
+    from qbench.gate.accept import accept, check_reason, is_new
     from qbench.gate.render import to_text
     from qbench.gate.verdict import check
 
+    check_reason(options.reason)
     report, not_compared, new = None, "", is_new(options.baseline)
     try:
         report = check(options.folder, options.baseline)
         print(to_text(report))
     except InputError as error:  # no baseline yet, or one with different documents: accept is there to replace it
         not_compared = str(error)
-        print(f"Not compared: {not_compared}\n")
     size = accept(options.folder, options.baseline, options.reason, report, not_compared)
-    became = "is a new baseline:" if new else "is now"
-    print(f"{options.baseline} {became} what {options.folder} was ({byte_size(size)}).")
+    if not_compared:  # only now: if accept fails, its error is enough
+        print(f"Not compared: {not_compared}\n")
+    has = "is a new baseline with" if new else "now has"
+    print(f"{options.baseline} {has} the records of {options.folder} ({byte_size(size)}).")
     return DONE
 
 
@@ -442,7 +474,7 @@ def _add_doctor(commands: Commands) -> None:
     parser.add_argument(
         "--report",
         action="store_true",
-        help="write checks, tracebacks and timings to qbench-doctor.md, to send to others",
+        help="write checks, tracebacks and timings to qbench-doctor.md, to share",
     )
 
 

@@ -1,10 +1,18 @@
 """Errors that are sentences for the caller, and phrases that messages share."""
 
 import difflib
+import resource
 from collections.abc import Iterable, Iterator, Sequence
 
 # What torch's CPU allocator, CUDA, cuBLAS and the kernel say; torch has an exception type for CUDA only.
 NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "cublas_status_alloc_failed")
+# What Python, C++, Rust and the loader of libraries write before a process dies of it.
+LAST_WORDS = (*NO_MEMORY, "memoryerror", "std::bad_alloc", "memory allocation of", "failed to map segment")
+# Under a limit (`ulimit -v`), what starting a thread says.
+LAST_WORDS_WITHIN_LIMIT = ("resource temporarily unavailable", "can't start new thread")
+
+
+MAX_SHOWN = 80  # characters of a value in messages
 
 
 class InputError(ValueError):
@@ -15,6 +23,12 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """' Did you mean arc_easy?' if a known name is close, else nothing; to append to a sentence."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def shown(value: object) -> str:
+    """A value of a file in a message, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
@@ -36,6 +50,13 @@ def one_line(error: BaseException) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error, or what caused it, says that memory ran out."""
     return any(map(_says_so, _causes(error)))
+
+
+def died_of_memory(log: str) -> bool:
+    """Whether the last lines of a process that died say that memory ran out."""
+    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    words = (*LAST_WORDS, *LAST_WORDS_WITHIN_LIMIT) if limited else LAST_WORDS
+    return any(word in log.lower() for word in words)
 
 
 def _says_so(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Files and folders written whole or not at all, and names that are safe for them.
+"""Files read with limits, files and folders written whole or not at all, and names that are safe for them.
 
 A folder is replaced with the help of three neighbours, whatever fails or is killed in between:
 .NAME.accept    marks the two folders next to it as ours; written first, removed last
@@ -9,32 +9,116 @@ A folder is replaced with the help of three neighbours, whatever fails or is kil
 import contextlib
 import fcntl
 import hashlib
+import json
+import math
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from qbench.errors import InputError
 
 HASH_LETTERS = 10
+MAX_FILE_BYTES = 2**30  # of a file that is read whole; the largest samples.parquet of ours have a few megabytes
+MAX_JSON_BYTES = 2**26  # a record of 100 layers has half a megabyte, the index of a model with 1,000 shards ten
+MAX_JSON_DEPTH = 64  # objects and lists within each other; ours have ten
 MARK = "`qbench accept` made the .new and .old folders next to this file; the next `qbench accept` removes them.\n"
+
+
+def read_content(file: Path, error: type[InputError] = InputError, most: int = MAX_FILE_BYTES) -> bytes:
+    """The bytes of a file; the error says why there are none: a pipe would block, and a huge file fill the memory."""
+    try:
+        if file.exists() and not file.is_file():
+            raise error(f"{file} is not a regular file.")
+        if (size := file.stat().st_size) > most:
+            raise error(f"{file} has {size:,} bytes; at most {most:,} are read.")
+        return file.read_bytes()
+    except OSError as problem:
+        raise error(f"{file} cannot be read ({problem.strerror or problem}).") from None
+
+
+def read_json(file: Path, error: type[InputError] = InputError) -> Any:
+    """The content of a JSON file; the error names the file and says what is wrong with it."""
+    return parse_json(read_content(file, error, MAX_JSON_BYTES), file, error)
+
+
+def parse_json(content: bytes | str, where: object, error: type[InputError] = InputError) -> Any:
+    """The value of a JSON text, as strict as the standard; where: what it is, for errors."""
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_fields)
+        too_deep = _depth(value) > MAX_JSON_DEPTH
+    except RecursionError:
+        too_deep = True
+    except ValueError as problem:  # not UTF-8, not JSON, or a number with thousands of digits
+        raise error(f"{where} is not JSON ({' '.join(str(problem).split())}).") from None
+    if too_deep:
+        raise error(f"{where} has values more than {MAX_JSON_DEPTH} levels deep; no file of this kind has.")
+    return value
+
+
+def not_too_deep(value: Any) -> Any:
+    """The value; a ValueError if it is nested more deeply than what reads it can follow."""
+    if _depth(value) > MAX_JSON_DEPTH:
+        raise ValueError(f"it is more than {MAX_JSON_DEPTH} levels deep")
+    return value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of an object. Readers differ in which of two equal names counts."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"the field {twice!r} occurs twice in one object")
+    return fields
+
+
+def _depth(value: Any) -> int:
+    """How many objects and lists are within each other. A lone surrogate, which no file can hold, is a ValueError."""
+    level, depth = [value], 0
+    while level:
+        inner: list[Any] = []
+        for own in level:
+            if isinstance(own, str):
+                own.encode()
+            elif isinstance(own, dict):
+                inner += [*own, *own.values()]
+            elif isinstance(own, list):
+                inner += own
+        level, depth = inner, depth + 1
+    return depth - 1
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Write the file whole, or leave it as it was."""
-    handle, unfinished = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    unfinished = file.parent / f".{file.name}.{secrets.token_hex(8)}"
+    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the umask
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(content.encode() if isinstance(content, str) else content)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(unfinished, 0o644)  # mkstemp's files can be read only by their owner
         os.replace(unfinished, file)
         _sync_folder(file.parent)
     except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
+
+
+def shown_path(path: Path) -> str:
+    """A path for a message: without `..` in it, and absolute if it leads out of the working folder."""
+    text = os.path.normpath(path)
+    return os.path.abspath(text) if text.startswith("..") else text
 
 
 def file_name(text: str) -> str:

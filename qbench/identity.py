@@ -233,7 +233,7 @@ def remembered(
         stored = json.loads(note.read_text())
         if stored["files"] == state + _stamps(read(stored["value"])):
             return stored["value"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # missing or damaged: computed again
     value = compute()
     try:

@@ -14,6 +14,7 @@ from lm_eval.api.registry import register_model
 from qbench.checkpoint.layout import CheckpointError
 from qbench.checkpoint.load import load_checkpoint
 from qbench.evaluate.scorer import Scorer, ScoringError
+from qbench.evaluate.task_code import trusting
 from qbench.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -63,7 +64,8 @@ class CheckpointScorer(Scorer):
 def main() -> None:
     """Run lm-eval's command line."""
     try:
-        cli_evaluate()
+        with trusting(True):  # the folders given to --include_path, as lm-eval itself does
+            cli_evaluate()
     except (CheckpointError, ScoringError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)

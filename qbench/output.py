@@ -99,6 +99,16 @@ def printable(text: str, at_line_start: bool = True, control: re.Pattern[str] = 
     return first + newline + RUNNER_COMMAND.sub(r"\1: ", rest)
 
 
+def on_one_line(text: str) -> str:
+    """A text without line breaks, for places that a line break would end; its control characters are escaped."""
+    return escaped(" ".join(text.split()))
+
+
+def escaped(text: str) -> str:
+    """A text whose control characters are escaped, all but tab and newline."""
+    return CONTROL.sub(_escaped, text)
+
+
 def encodable(text: str, encoding: str) -> str:
     """A text that this encoding has: similar ASCII characters in place of those that it does not have."""
     try:

@@ -180,7 +180,7 @@ def identity_of(cell: CellRef, limit: int | None = None, **changes: Any) -> Iden
 
 
 def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: Any) -> Record:
-    """A finished record of these samples, or a failed one where there are none."""
+    """A finished record with these samples, or a failed one if there are none."""
     identity = changes.get("identity", identity_of(cell))
     fields: dict[str, Any] = {
         "state": "failed" if samples is None else "done",
@@ -201,7 +201,7 @@ def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: A
 def write_run(
     folder: Path, cells: Mapping[CellRef, pd.DataFrame | None], *, planned: bool = True, limit: int | None = None
 ) -> Path:
-    """A folder of records; a cell without samples is one that failed. planned: with a run.json."""
+    """A folder of records; a cell without samples has failed. planned: also write a run.json."""
     entries = []
     for cell, samples in cells.items():
         record = make_record(cell, samples, identity=identity_of(cell, limit))

@@ -1,4 +1,4 @@
-"""GPUs that are not there: a library that answers as the driver's does, and a tool that prints what nvidia-smi does."""
+"""Simulated GPUs: a library that answers like the driver's, and a tool that prints what nvidia-smi prints."""
 
 import ctypes
 import functools
@@ -87,7 +87,7 @@ class Driver:
         self.tool("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", code=9)
 
     def tool(self, printed: str, code: int = 0) -> None:
-        """An nvidia-smi that prints this, whatever it is asked."""
+        """An nvidia-smi that always prints this."""
         file = self.folder / "nvidia-smi"
         file.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\nexit {code}\n")
         file.chmod(0o755)
@@ -101,5 +101,5 @@ class Driver:
 
 @pytest.fixture
 def driver(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """A machine whose driver is as the test says; none at first."""
+    """A machine whose driver the test chooses; at first it has none."""
     return Driver(tmp_path_factory.mktemp("driver"), monkeypatch)

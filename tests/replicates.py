@@ -21,7 +21,7 @@ def gptq(attention: str, draw: int | None) -> CellRef:
 
 
 def unquantized(attention: str) -> CellRef:
-    """Its unquantized one."""
+    """The unquantized cell of an attention."""
     return cell_ref(attention, "none", 16, "none-16")
 
 
@@ -60,5 +60,5 @@ def twins(losses: Mapping[str, Mapping[int | None, float]], documents: int = 40)
 
 
 def numbered(losses: Iterable[float]) -> dict[int | None, float]:
-    """Losses as those of draws 1, 2, …"""
+    """Losses by draw: 1, 2, …"""
     return dict(enumerate(losses, start=1))

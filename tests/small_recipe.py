@@ -37,6 +37,7 @@ def fields() -> dict[str, Any]:
         ],
         "tasks": ["piqa", "mine"],
         "task_folders": ["tasks"],
+        "trust_task_code": True,
         "data": {"piqa": {"validation": "piqa.jsonl", "train": "train.jsonl"}, "mine": "mine.jsonl"},
         "calibration": {"source": "corpus.txt", "samples": 2, "length": 8},
         "device": "cpu",

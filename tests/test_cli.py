@@ -47,17 +47,17 @@ BAD_RECIPES = [
     ("checkpoints: [a\ntasks", "recipe.yaml, line 2: not YAML"),
     (ONE + "task: [piqa]", "recipe.yaml, line 3: task: …Did you mean tasks?…description,"),
     (ONE + "task: [piqa]", "extends."),
-    (ONE, "recipe.yaml: tasks: …missing"),
+    (ONE, "recipe.yaml: …`tasks`"),
     (
         QUANTIZED + "checkpoints: {340M: {softmax: 3}}\ntasks: [piqa]",
-        "line 2: checkpoints.340M.softmax: …3",
+        "line 2: checkpoints.340M.softmax …3",
     ),
     (
         QUANTIZED + "checkpoints: [a/b]\ntasks: [piqa]",
-        'line 2: checkpoints: …["a/b"]…mapping…family',
+        'line 2: checkpoints …["a/b"]…mapping…family',
     ),
-    (ONE + "tasks: [piqa]\ndata: {piqa: 1}", "line 4: data.piqa: …1…string…mapping"),
-    (ONE + "tasks: [piqa]\ndata: nothing", 'line 4: data: …"nothing"…mapping'),
+    (ONE + "tasks: [piqa]\ndata: {piqa: 1}", "line 4: data.piqa …1…string…mapping"),
+    (ONE + "tasks: [piqa]\ndata: nothing", 'line 4: data …"nothing"…mapping'),
     (ONE + "tasks: [piqa]\ndata: {piqa: none.jsonl}", "line 4: data.piqa: {folder}/none.jsonl…file"),
 ]
 
@@ -176,3 +176,33 @@ def test_without_network_it_says_what_is_missing_and_finds_what_is_cached(tmp_pa
         assert line.startswith(facts.partition(":")[0])
         assert states(line, facts), line
     assert states(done.stderr.splitlines()[-1], f"5 …{recipe}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "meant"),
+    [
+        (["tabel", "results/mini"], "'tabel'", "table"),
+        (["table", "results/mini", "--fromat", "md"], "--fromat", "--format"),
+        (["plan", "recipe.yaml", "--limt=3"], "--limt", "--limit"),
+        (["table", "results/mini", "--kind", "sumary"], "'sumary'", "summary"),
+        (["run", "recipe.yaml", "--no-preflihgt"], "--no-preflihgt", "--no-preflight"),
+    ],
+)
+def test_a_misspelled_word_is_answered_with_the_nearest(
+    arguments: list[str], given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert given in said
+    assert said.rstrip().endswith(f"Did you mean {meant}?")
+
+
+def test_few_choices_are_listed_without_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    """gpu is nearest to cpu, which is not what it means."""
+    with pytest.raises(SystemExit):
+        main(["run", "recipe.yaml", "--device", "gpu"])
+    said = capsys.readouterr().err
+    assert all(name in said for name in ("--device", "'gpu'", "auto", "cpu", "cuda"))
+    assert "Did you mean" not in said

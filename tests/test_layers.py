@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("softpick",),
     ("qbench.errors",),
-    ("qbench.plugins", "qbench.gpus"),
+    ("qbench.plugins", "qbench.gpus", "qbench.validation", "qbench.arguments"),
     ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.output", "qbench.attention.kinds"),
     ("qbench.uncertainty", "qbench.tokenizer"),
     ("qbench.gate.settings",),

@@ -2,8 +2,10 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,35 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setattr("qbench.report.render.audit", stopped)
     assert cli.main(["audit", str(ROOT / "results/mini")]) == 130
     assert "stopped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", [0.4, 1.2])
+def test_ctrl_c_during_imports(seconds: float, tmp_path: Path) -> None:
+    def as_in_a_terminal() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if the tests run in the background
+
+    command = [sys.executable, "-m", "qbench.cli", "plan", "recipes/mini.yaml"]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"QBENCH_CACHE": str(tmp_path)},
+        start_new_session=True,
+        preexec_fn=as_in_a_terminal,
+    ) as process:
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode in (130, -signal.SIGINT)  # shells call both 130
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_head_does_not_stop_a_run(tmp_path: Path) -> None:
+    run = f"'{sys.executable}' -m qbench.cli run recipes/mini.yaml --limit 2 --only '*hqq-3*' --out '{tmp_path}'"
+    done = shell(f"{run} | head -1; exit ${{PIPESTATUS[0]}}")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    assert len(list(tmp_path.glob("*/record.json"))) == 2

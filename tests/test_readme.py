@@ -137,7 +137,7 @@ def is_make(command: str) -> bool:
 
 
 # A run starts with ten seconds of imports. One is enough for `make test`: the quantizer's, whose code is in a clone.
-SLOW = {"Your own models", "A task of your own", "Why it hurts"}
+SLOW = {"Your own models", "A task of your own", "Why quantization hurts"}
 RUN = [
     pytest.param(page, title, marks=[pytest.mark.slow] * (title in SLOW), id=f"{page.stem}: {title}")
     for page in (README, CONTRIBUTING, *DOCS)

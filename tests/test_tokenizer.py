@@ -5,10 +5,11 @@ import random
 from pathlib import Path
 
 import pytest
+from jinja2.exceptions import SecurityError
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from qbench.tokenizer import load_tokenizer
+from qbench.tokenizer import TokenizerError, check_tokenizer, load_tokenizer
 
 MINI = Path(__file__).parents[1] / "recipes" / "mini" / "softmax"
 WORDS = ["Robert", "Boulter", "is", "an", "English", "actor", ",", "=", "@-@", "2", "000", "3.14", "naïve", "中文", "é"]
@@ -140,3 +141,57 @@ def test_a_folder_without_a_tokenizer_json_is_transformers_business(tmp_path: Pa
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
     assert load_tokenizer(tmp_path).encode("ab") == [3]
+
+
+# --- Tokenizers that cannot be used
+
+
+def copied(folder: Path, **changes: object) -> Path:
+    """Mini's tokenizer, with fields of tokenizer_config.json changed."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (folder / name).write_bytes((MINI / name).read_bytes())
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "facts"),
+    [
+        ("tokenizer.json", "{}", "model"),
+        ("tokenizer.json", '{"model": {"type": "BPE"}}', "tokenizer"),
+        ("tokenizer.json", "[" * 100_000, "levels deep"),
+        ("tokenizer_config.json", "[]", "object"),
+        ("tokenizer_config.json", '{"bos_token": {"a": 1}}', "tokenizer"),
+        ("special_tokens_map.json", "nonsense", "JSON"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str, facts: str) -> None:
+    (copied(tmp_path) / name).write_text(content)
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert facts in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_with_neither_bos_nor_eos(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(copied(tmp_path))
+    tokenizer.bos_token = tokenizer.eos_token = None
+    with pytest.raises(TokenizerError, match="neither a BOS nor an EOS"):
+        check_tokenizer(tokenizer, 10**6, tmp_path)
+
+
+def test_a_vocabulary_larger_than_the_models() -> None:
+    tokenizer = load_tokenizer(MINI)
+    check_tokenizer(tokenizer, len(tokenizer), MINI)
+    with pytest.raises(TokenizerError, match=str(len(tokenizer) - 1)):
+        check_tokenizer(tokenizer, len(tokenizer) - 1, MINI)
+
+
+def test_code_and_templates_of_a_folder_cannot_act(tmp_path: Path) -> None:
+    attack = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    (tmp_path / "evil.py").write_text("raise SystemExit('this code was run')")
+    folder = copied(tmp_path, chat_template=attack, auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]})
+    with pytest.raises(SecurityError):
+        load_tokenizer(folder).apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)

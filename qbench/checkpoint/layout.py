@@ -4,13 +4,13 @@ The layouts are Hugging Face's Llama (`model_type: llama`) and flash-linear-atte
 `model_type: transformer`). Both hold the same network under different names.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from qbench.attention.kinds import Attention, Sizes, attentions
-from qbench.errors import InputError, did_you_mean
+from qbench.errors import InputError, did_you_mean, shown
+from qbench.files import read_json as read_any_json
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -69,6 +69,10 @@ FLA_FIXED: dict[str, tuple[Any, ...]] = {
     "logit_soft_cap": (None,),
     "quantization_config": (None,),
 }
+# Sizes far above any model's: building one would take hours and all memory before its weights turn out to be missing.
+MAX_SIZES = {"num_hidden_layers": 10_000, "head_dim": 2**16}
+MAX_SIZE = 2**31 - 1
+MAX_NAME_BYTES = 255  # of a file
 GATE_PER_HEAD = "headwise_gate"  # FLA's field for a gate that we do not run
 # Llama's tensor names to FLA's.
 FLA_TENSORS = {
@@ -85,12 +89,9 @@ class CheckpointError(InputError):
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON file of a checkpoint; it must contain an object."""
-    try:
-        content = json.loads(file.read_text())
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error.strerror}); a checkpoint must have it.") from error
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}.") from error
+    if not file.exists():
+        raise CheckpointError(f"{file} does not exist; a checkpoint must have it.")
+    content = read_any_json(file, CheckpointError)
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} contains a JSON {type(content).__name__}; it must contain an object.")
     return content
@@ -105,7 +106,7 @@ def is_fla(fields: dict[str, Any], file: Path) -> bool:
     known = list(dict.fromkeys(kind.model_type for kind in attentions().values()))
     if model_type != "llama" and model_type not in known:
         raise CheckpointError(
-            f"{file}: model_type is {model_type!r}; supported are 'llama' (Hugging Face's Llama layout) and "
+            f"{file}: model_type is {shown(model_type)}; supported are 'llama' (Hugging Face's Llama layout) and "
             f"{', '.join(map(repr, known))} (flash-linear-attention's)."
         )
     return model_type != "llama"
@@ -234,8 +235,16 @@ def config_sizes(fields: dict[str, Any], file: Path) -> Sizes:
 
     def size(field: str, default: int | None = None) -> int:
         value = default if llama[field] is None else llama[field]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"{file}: {names.get(field, field)} is {value!r}; it must be a positive integer.")
+        most = MAX_SIZES.get(field, MAX_SIZE)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            wanted = "a positive integer" if not isinstance(value, int) or value < 1 else f"at most {most:,}"
+            raise CheckpointError(f"{file}: {names.get(field, field)} is {shown(value)}; it must be {wanted}.")
+        return value
+
+    def flag(field: str) -> bool:
+        value = llama[field]
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{file}: {names.get(field, field)} is {shown(value)}; it must be true or false.")
         return value
 
     hidden, heads = size("hidden_size"), size("num_attention_heads")
@@ -258,9 +267,9 @@ def config_sizes(fields: dict[str, Any], file: Path) -> Sizes:
         num_key_value_heads=kv_heads,
         head_dim=dim,
         max_position_embeddings=size("max_position_embeddings"),
-        tie_word_embeddings=bool(llama["tie_word_embeddings"]),
-        attention_bias=bool(llama["attention_bias"]),
-        mlp_bias=bool(llama["mlp_bias"]),
+        tie_word_embeddings=flag("tie_word_embeddings"),
+        attention_bias=flag("attention_bias"),
+        mlp_bias=flag("mlp_bias"),
     )
 
 
@@ -335,12 +344,17 @@ def weight_files(folder: Path) -> list[Path]:
         )
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map is {weight_map!r}; it must map each tensor to its file.")
+        raise CheckpointError(f"{index}: weight_map is {shown(weight_map)}; it must map each tensor to its file.")
     for name in weight_map.values():
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or not _is_name(name):
             raise CheckpointError(
-                f"{index}: weight_map names {name!r}; it must be the name of a file in the same folder."
+                f"{index}: weight_map names {shown(name)}; it must be the name of a file in the same folder."
             )
         if not (folder / name).is_file():
             raise CheckpointError(f"{index} names the shard {name}, but the folder does not contain it; {GET_AGAIN}.")
     return [folder / name for name in sorted(set(weight_map.values()))]
+
+
+def _is_name(name: str) -> bool:
+    """Whether a string is the name of a file, which cannot lead to another folder. The Hub's cache has links."""
+    return Path(name).name == name and "\0" not in name and len(name.encode()) <= MAX_NAME_BYTES

@@ -5,19 +5,22 @@ is never run.
 """
 
 import os
+import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from qbench.attention.kinds import Attention, Sizes
 from qbench.attention.register import build_model, config_kind, set_attention
 from qbench.checkpoint.layout import (
     CONFIG,
@@ -33,15 +36,20 @@ from qbench.checkpoint.layout import (
     is_fla,
     llama_fields,
     read_json,
+    tensor_shapes,
     weight_files,
 )
-from qbench.errors import one_line
+from qbench.errors import one_line, shown
 from qbench.numbers import counted
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.saving import place_packed
 
 # The dtypes that weights may be stored as and loaded as, by safetensors' names.
 WEIGHT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# The fields of a Llama config that describe the network. Others may cost without limit: `num_labels` makes as many.
+NETWORK_FIELDS = {*LlamaConfig.__annotations__, "rope_theta", "rope_scaling", "partial_rotary_factor"}
+LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -73,15 +81,16 @@ def load_checkpoint(
     if doubt := config_doubt(fields, file, kind):
         warnings.warn(doubt, stacklevel=2)
     config = llama_config(fields, file)
+    stored = _stored_tensors(folder)
+    _check_headers(folder, config_sizes(fields, file), kind, is_fla(fields, file), stored)
     config.dtype = dtype
     config._name_or_path = str(folder)
     set_attention(config, kind)
     try:
         model = empty_model(config)
         rotary = LlamaRotaryEmbedding(config)
-    except (KeyError, AssertionError, ValueError, TypeError) as error:
+    except Exception as error:  # whatever the fields of a config make of transformers' code
         raise CheckpointError(f"{file}: transformers cannot build a Llama from it ({one_line(error)}).") from error
-    stored = _stored_tensors(folder)
     if kind.scaled and is_fla(fields, file):
         _check_logn(config, folder, stored)
     if settings := fields.get("quantization_config"):
@@ -98,9 +107,10 @@ def load_checkpoint(
 def llama_config(fields: dict[str, Any], file: Path) -> LlamaConfig:
     """The LlamaConfig for a config.json of either layout; `file` is named in errors."""
     config_sizes(fields, file)  # raises if a size is wrong
+    network = {name: value for name, value in llama_fields(fields, file).items() if name in NETWORK_FIELDS}
     try:
-        return LlamaConfig.from_dict(llama_fields(fields, file))
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        return LlamaConfig.from_dict(network)
+    except Exception as error:  # its validators raise a dozen types
         raise CheckpointError(f"{file}: not a valid Llama config ({one_line(error)}).") from error
 
 
@@ -151,7 +161,7 @@ def local_folder(path_or_hub_id: str | os.PathLike[str], revision: str | None = 
 def _open(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{file} cannot be read as safetensors ({error}): it is truncated or in another format; {GET_AGAIN}."
         ) from error
@@ -170,6 +180,25 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
                 header = tensors.get_slice(name)
                 found[name] = StoredTensor(file, header.get_shape(), header.get_dtype())
     return found
+
+
+def _check_headers(folder: Path, sizes: Sizes, kind: Attention, fla: bool, stored: Mapping[str, StoredTensor]) -> None:
+    """Compare the config's sizes with the headers, before a model of these sizes is built."""
+    layers = {found[1] for name in stored if (found := LAYER.match(name))}
+    if sizes.num_hidden_layers > len(layers):
+        raise CheckpointError(
+            f"{folder / CONFIG}: num_hidden_layers is {sizes.num_hidden_layers}, but the weights have "
+            f"{counted(len(layers), 'layer')}; the tensors of the others are missing."
+        )
+    for name, shape in tensor_shapes(sizes, kind).items():
+        source = fla_name(name) if fla else name
+        tensor = stored.get(source)
+        # Packed layers have integers of another shape.
+        if tensor and tensor.dtype in WEIGHT_DTYPES and tensor.shape != list(shape):
+            raise CheckpointError(
+                f"{tensor.file}: {source} has shape {tensor.shape}; by config.json it must be {list(shape)}, for "
+                f"{kind.name} attention."
+            )
 
 
 def _place_packed(
@@ -208,12 +237,7 @@ def _read_weights(
     for source, name in expected.items():
         if source not in stored:
             continue
-        tensor, shape = stored[source], list(model.get_parameter(name).shape)
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"{tensor.file}: {source} has shape {tensor.shape}; by config.json it must be {shape}, for "
-                f"{kind.name} attention."
-            )
+        tensor = stored[source]
         if tensor.dtype not in WEIGHT_DTYPES:
             raise CheckpointError(
                 f"{tensor.file}: {source} is stored as {tensor.dtype}; it must be one of {_list(WEIGHT_DTYPES)}."
@@ -249,19 +273,19 @@ def _check_logn(config: LlamaConfig, folder: Path, stored: dict[str, StoredTenso
 
     It follows from the config: models compute it for any t, and the Llama layout does not store it.
     """
-    length = 4 * config.max_position_embeddings
-    wanted = (torch.arange(length, dtype=torch.float64) + 2).log()[:, None, None]
+    shape = [4 * config.max_position_embeddings, 1, 1]
     for number in range(config.num_hidden_layers):
         name = fla_name(f"model.layers.{number}.self_attn.logn")
         if name not in stored:
             kind = config_kind(config).name
             raise CheckpointError(f"{folder}: {name} is missing; {kind} attention needs this table of ln(t + 2).")
         tensor = stored.pop(name)
-        if tensor.shape != list(wanted.shape):
+        if tensor.shape != shape:
             raise CheckpointError(
-                f"{tensor.file}: {name} has shape {tensor.shape}; by config.json it must be {list(wanted.shape)}, "
-                "starting with 4 · max_position_embeddings."
+                f"{tensor.file}: {name} has shape {tensor.shape}; by config.json it must be {shape}, starting with "
+                "4 · max_position_embeddings."
             )
+        wanted = (torch.arange(shape[0], dtype=torch.float64) + 2).log()[:, None, None]
         found = _read_tensor(tensor.file, name, torch.device("cpu"))
         rounding = 2 * torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
         off = (found.double() - wanted).abs() > rounding * wanted
@@ -287,8 +311,16 @@ def _read_tensor(file: Path, name: str, device: torch.device, dtype: torch.dtype
 
 def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
     file = folder / GENERATION_CONFIG
-    generation = GenerationConfig.from_dict(read_json(file)) if file.exists() else GenerationConfig()
-    for field in ("bos_token_id", "eos_token_id", "pad_token_id"):
+    fields = read_json(file) if file.exists() else {}
+    for field in TOKEN_IDS:
+        ids = fields.get(field)
+        if not all(type(token) is int for token in (ids if isinstance(ids, list) else [ids]) if ids is not None):
+            raise CheckpointError(f"{file}: {field} is {shown(ids)}; it must be a token id, or a list of them.")
+    try:
+        generation = GenerationConfig.from_dict(fields)
+    except Exception as error:
+        raise CheckpointError(f"{file}: not a valid generation config ({one_line(error)}).") from error
+    for field in TOKEN_IDS:
         if getattr(generation, field) is None:
             setattr(generation, field, getattr(config, field))
     if generation.pad_token_id is None:  # generate needs one to pad finished rows

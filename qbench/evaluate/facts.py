@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qbench.checkpoint.fingerprint import NotFetchedError
+from qbench.errors import InputError
 from qbench.identity import TaskIdentity, code_hash, json_hash, package_versions, remembered
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
 SAMPLE = 4000  # characters of a task's text
+MAX_FILES = 50_000  # of a folder with task files or data; lm-eval's has 17,000
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,13 @@ def task_facts(
     num_fewshot: Mapping[str, int] | int | None,
     limits: Callable[[Iterable[str]], Mapping[str, int | None]],
     seed: int,
+    trust_code: bool,
 ) -> dict[str, TaskSummary]:
     """The facts of each task; NotFetchedError if a dataset is not on this machine.
 
     limits: how many documents of each task, by the names of the tasks that were found.
     """
-    settings = [list(names), data, list(folders), num_fewshot, limits(names), seed]
+    settings = [list(names), data, list(folders), num_fewshot, limits(names), seed, trust_code]
     asked = f"tasks {json_hash([settings, package_versions(), code_hash(), os.getcwd()])}"
     given = [file for files in data.values() for file in (files.values() if isinstance(files, Mapping) else [files])]
     local = [*map(Path, given), *_task_files([*folders, *filter(is_task_path, names)])]
@@ -64,7 +67,7 @@ def task_facts(
         from qbench.evaluate.tasks import MissingDatasetError, load_tasks
 
         try:
-            tasks = load_tasks(names, data, folders, num_fewshot)
+            tasks = load_tasks(names, data, folders, num_fewshot, trust_code)
         except MissingDatasetError as error:
             raise NotFetchedError(str(error)) from None
         chosen = limits(tasks)
@@ -123,16 +126,28 @@ def _own_data(dataset: str | None, arguments: Mapping[str, Any]) -> tuple[str, .
     by_split = [named] if isinstance(named, str) else named.values() if isinstance(named, Mapping) else named
     patterns = [file for files in by_split for file in ([files] if isinstance(files, str) else files)]
     within = arguments.get("data_dir") or ""
-    folders = [folder for folder in (within, dataset) if folder and Path(folder).is_dir()]
+    folders = [Path(folder) for folder in (within, dataset) if folder and os.path.isdir(folder)]
     found = {file for pattern in patterns for file in glob.glob(os.path.join(within, pattern), recursive=True)}
-    found |= {str(file) for folder in folders for file in Path(folder).rglob("*") if file.is_file()}
+    found |= {str(file) for folder in folders for file in files_below(folder) if file.is_file()}
     return tuple(sorted(found))
 
 
 def _task_files(names: Iterable[str]) -> list[Path]:
     """The files in folders among the names, and next to files among them: task files and their code."""
     places = {Path(name) if Path(name).is_dir() else Path(name).parent for name in names}
-    return sorted({file for folder in places for file in folder.rglob("*") if file.suffix in (".yaml", ".py")})
+    return sorted({file for folder in places for file in files_below(folder) if file.suffix in (".yaml", ".py")})
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files in a folder and in its folders; an error if there are too many, as in /."""
+    found: list[Path] = []
+    for place, _, names in os.walk(folder):
+        found += [Path(place, name) for name in names]
+        if len(found) > MAX_FILES:
+            raise InputError(
+                f"{folder} has more than {MAX_FILES:,} files; task files and data must be in a folder of their own."
+            )
+    return found
 
 
 def _hub_datasets() -> list[Path]:

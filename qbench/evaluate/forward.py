@@ -162,8 +162,10 @@ class StateKeeper:
             if len(self._tokens[request]) < self._wanted.get(request, 0):
                 self._tokens[request].append(token)
                 slots[request].append(slot)
-        for request, own in slots.items():
-            self._parts[request].append(hidden[to_device(torch.tensor(own), hidden.device)])
+        if slots:
+            every = to_device(torch.tensor([slot for own in slots.values() for slot in own]), hidden.device)
+            for request, own in zip(slots, hidden[every].split([len(own) for own in slots.values()]), strict=True):
+                self._parts[request].append(own)
 
     def states(self) -> dict[int, States]:
         """All that was kept, by request."""

@@ -51,6 +51,14 @@ def _read_text(file: Path, task: str) -> str:
 def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # web text has them, but no tokenizer and no table takes them
+        half = error.object[error.start]
+        raise TaskError(
+            f"{where}: {half!r} is half of a character (a surrogate); replace it, for example by \\ufffd."
+        ) from None
+    except RecursionError:
+        raise TaskError(f"{where}: the JSON is nested too deeply.") from None
     except ValueError as error:
         raise TaskError(f"{where}: not JSON ({error}); there must be one JSON object per line.") from None
     if not isinstance(row, dict):

@@ -20,6 +20,7 @@ from qbench.errors import InputError, is_out_of_memory
 from qbench.evaluate.batches import BATCH_TOKENS, GENERATED, Group, Request, device_kind, group_requests, truncate
 from qbench.evaluate.forward import Place, StateKeeper, States, run, score_targets
 from qbench.progress import Bar
+from qbench.tokenizer import TokenizerError, check_tokenizer
 
 Score = tuple[float, bool]  # a continuation's log-probability, and whether greedy decoding gives it
 Work = TypeVar("Work")
@@ -52,12 +53,10 @@ class Scorer(HFLM):
         for name, value in (("max_length", max_length), ("batch_tokens", batch_tokens)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ScoringError(f"{name} is {value!r}; it must be a positive integer, or None.")
-        largest = max(tokenizer.get_vocab().values(), default=0)
-        if largest >= model.config.vocab_size:
-            raise ScoringError(
-                f"The tokenizer's vocabulary goes up to id {largest}, but the model's ends at "
-                f"{model.config.vocab_size - 1}; use the tokenizer that the model was trained with."
-            )
+        try:
+            check_tokenizer(tokenizer, model.config.vocab_size)
+        except TokenizerError as error:
+            raise ScoringError(str(error)) from None
         # LLM.int8 pools its outlier columns over a batch: a row's scores depend on its neighbours.
         self._pools_batches = any(getattr(module, "ACTIVATION_BITS", None) for module in model.modules())
         if self._pools_batches and batch_tokens is None:

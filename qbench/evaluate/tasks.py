@@ -6,8 +6,9 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,19 @@ from typing import Any
 import datasets
 import lm_eval.tasks
 import lm_eval.utils
+import yaml
 from jinja2 import meta
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from qbench.errors import did_you_mean, one_line
-from qbench.evaluate.facts import is_task_path
+from qbench.evaluate.facts import files_below, is_task_path
 from qbench.evaluate.local_data import TaskError, read_dataset
 from qbench.evaluate.requests import seeded
+from qbench.evaluate.task_code import LM_EVAL_TASKS, TaskCodeError, trusting
+from qbench.evaluate.task_names import names_like
 
 PathLike = str | os.PathLike[str]
 
@@ -46,8 +51,6 @@ log = logging.getLogger(__name__)
 
 # Fields of a task file of which one says where its documents come from.
 SOURCES = {"dataset_path", "custom_dataset", "class", "task_list", "group"}
-# lm-eval recompiles a task's template for every document, which takes a hundred times as long as rendering it.
-lm_eval.utils.env.from_string = lru_cache(maxsize=4096)(lm_eval.utils.env.from_string)
 
 
 class MissingDatasetError(TaskError):
@@ -71,12 +74,14 @@ def load_tasks(
     data: Mapping[str, DataFiles] | None = None,
     folders: Sequence[PathLike] = (),
     num_fewshot: int | Mapping[str, int] | None = None,
+    trust_code: bool = False,
 ) -> dict[str, Task]:
     """lm-eval's task objects by name; groups and tags expand to their tasks.
 
     names: tasks, groups or tags of `folders` or lm-eval, a task's .yaml file, or a folder of such files.
     data: local .jsonl files that replace a task's dataset; the rest of the task is unchanged.
     num_fewshot: for all tasks that take examples, or by name; by default what the task's file says, or 0.
+    trust_code: run the functions that task files outside lm-eval's package name (`!function`); an error otherwise.
     """
     if isinstance(names, str):
         raise TaskError(f"names is the string {names!r}; it must be a list of task names.")
@@ -85,7 +90,11 @@ def load_tasks(
     for name in names:
         manager, members = _find(name, folders)
         for member in members:
-            loaded = _load(manager, member, data, _shots(num_fewshot, member))
+            try:
+                with trusting(trust_code):
+                    loaded = _load(manager, member, data, _shots(num_fewshot, member))
+            except TaskCodeError as error:
+                raise TaskCodeError(f"The task {member}: {error}") from None
             if twice := sorted(loaded.keys() & tasks.keys()):
                 raise TaskError(f"The task {twice[0]} is listed twice; list each once.")
             tasks |= loaded
@@ -153,24 +162,39 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
             raise TaskError(f"{given} is not a folder; it must be a folder with task files (.yaml).")
     own = [_manager(folder) for folder in folders]
     # lm-eval keeps most tasks in a folder named after the first part of the task's name; reading all files takes 15 s.
-    root, parts = Path(lm_eval.tasks.__file__).parent, name.split("_")
-    likely = [root / "_".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    parts = name.split("_")
+    likely = [LM_EVAL_TASKS / "_".join(parts[:end]) for end in range(len(parts), 0, -1)]
     own += [_manager(folder) for folder in likely if (folder / f"{name}.yaml").is_file()]
     for manager in own:
-        if name in manager.all_subtasks:
+        if _is_whole(manager, name):
             return manager, [name]
-    log.info("Looking for the task %s in all of lm-eval's files; this takes a while.", name)
-    index = all_tasks(*(str(Path(folder).resolve()) for folder in folders))
-    if name not in index.task_index:
-        raise TaskError(
-            f"There is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}."
-            + did_you_mean(name, index.all_tasks)
-        )
-    return index, [name]
+    in_text, known = names_like(name, LM_EVAL_TASKS)
+    if in_text or any(name in manager.task_index for manager in own):
+        log.info("Looking for the task %s in all of lm-eval's files; this takes a while.", name)
+        index = all_tasks(*(str(Path(folder).resolve()) for folder in folders))
+        if name in index.task_index:
+            return index, [name]
+    raise TaskError(
+        f"there is no task {name!r} in {' or '.join(['lm-eval', *map(str, folders)])}."
+        + did_you_mean(name, [*known, *(str(found) for manager in own for found in manager.task_index)])
+    )
+
+
+def _is_whole(manager: TaskManager, name: str) -> bool:
+    """Whether the manager has this task, tag or group, and every task of the group."""
+    entry = manager.task_index.get(name) if isinstance(name, str) else None
+    if entry is None or entry.kind is not Kind.GROUP:
+        return entry is not None
+    members = (entry.cfg or {}).get("task")
+    return isinstance(members, list) and all(own != name and _is_whole(manager, own) for own in members)
 
 
 def _manager(folder: PathLike) -> TaskManager:
-    return TaskManager(include_path=str(folder), include_defaults=False)
+    files_below(Path(folder))
+    try:
+        return TaskManager(include_path=str(folder), include_defaults=False)
+    except TypeError as error:  # it sorts the names
+        raise TaskError(f"{folder}: the names of tasks, groups and tags must be strings ({error}).") from None
 
 
 @cache
@@ -187,8 +211,11 @@ def _file(manager: TaskManager, name: str) -> Path | None:
 def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots: int | None) -> dict[str, Task]:
     if name in data:
         return {name: _local_task(manager, name, data[name], shots)}
+    _check_source(manager, name)
     try:
         tasks = manager.load([name])["tasks"]
+    except TaskError:
+        raise
     except Exception as error:  # anything that the Hub, the task's file, its functions or its templates raise
         if isinstance(error, OSError | datasets.exceptions.DatasetsError) or "Couldn't find cache" in str(error):
             raise MissingDatasetError(
@@ -210,11 +237,23 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
     return tasks
 
 
+def _check_source(manager: TaskManager, name: str) -> None:
+    """An error if the task's dataset is a huge folder, such as /: datasets would look at all its files."""
+    config: dict[str, Any] = {}
+    with suppress(yaml.YAMLError, OSError, ValueError):  # reported when the task is loaded
+        config = load_yaml(file, resolve_func=False) if (file := _file(manager, name)) else {}
+    arguments = config.get("dataset_kwargs")
+    places = [config.get("dataset_path"), arguments.get("data_dir") if isinstance(arguments, dict) else None]
+    for place in places:
+        if isinstance(place, str) and os.path.isdir(place):
+            files_below(Path(place))
+
+
 def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | None) -> Task:
     file = _file(manager, name)
     if file is None or name not in manager.all_subtasks:
         raise TaskError(f"data gives a file for {name}, which is a group; list its tasks instead.")
-    config = load_yaml(file)
+    config = _read_config(file, name)
     if "class" in config:
         raise TaskError(f"data gives a file for {name}, a task that loads its own data (`class` in {file}); remove it.")
     config = {key: value for key, value in config.items() if key not in ("tag", "group", "task_list")}
@@ -238,9 +277,28 @@ def _local_task(manager: TaskManager, name: str, data: DataFiles, shots: int | N
     config |= {"fewshot_config": examples or None, "metadata": {**(config.get("metadata") or {})}}
     try:
         return LocalTask(config, datasets.DatasetDict(dataset))
+    except TaskError:
+        raise
     except Exception as error:  # lm-eval tries its templates on the first document
         first = files[_evaluated(config)]
         raise TaskError(f"{name}, document 0 ({first}): {one_line(error)}") from error
+
+
+def _read_config(file: Path, name: str) -> dict[str, Any]:
+    """A task file with its functions; an error if the fields that are used here have other types."""
+    try:
+        config = load_yaml(file)
+    except TaskError:
+        raise
+    except Exception as error:  # anything that YAML and the modules of its functions raise
+        raise TaskError(f"The task {name} ({file}) cannot be loaded: {one_line(error)}") from error
+    for fields, kind, what in ((SPLITS, str, "a string"), (("fewshot_config", "metadata"), dict, "a mapping")):
+        for field in fields:
+            if not isinstance(config.get(field) or kind(), kind):
+                raise TaskError(f"{file}: {field} is {config[field]!r}; it must be {what}.")
+    if not (config.get("test_split") or config.get("validation_split")):
+        raise TaskError(f"{file}: the task has neither test_split nor validation_split; it must have one of them.")
+    return config
 
 
 def _evaluated(config: Mapping[str, Any]) -> str:

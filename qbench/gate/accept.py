@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qbench.errors import InputError, first_of
-from qbench.files import aside, replacing
+from qbench.files import aside, parse_json, read_content, replacing
 from qbench.gate.pairing import CheckError, holds_records
 from qbench.gate.render import score, sentence
 from qbench.gate.verdict import GateReport, check, settings_of
@@ -35,8 +35,7 @@ def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, no
 
     report: of the run against the old baseline; None if they could not be compared, and not_compared says why.
     """
-    if not reason.strip():
-        raise CheckError("--reason is empty; it must say why the baseline changes.")
+    check_reason(reason)
     results = read_results(run)
     target = baseline.resolve()  # checked and written: a link stays, its target is replaced
     try:
@@ -50,6 +49,12 @@ def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, no
         problem = f"{baseline}: the baseline cannot be written ({error.strerror or error})."
         raise CheckError(problem + _where_the_old_one_is(target)) from error
     return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+
+
+def check_reason(reason: str) -> None:
+    """An error if the reason is empty."""
+    if not reason.strip():
+        raise CheckError("--reason is empty; it must say why the baseline changes.")
 
 
 def is_new(baseline: Path) -> bool:
@@ -118,8 +123,8 @@ def _has_record(cell: Path) -> bool:
 def _is_log(file: Path) -> bool:
     """Whether the file is a log of accepted runs, and not just a file with that name."""
     try:
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
+        lines = [parse_json(line, file) for line in read_content(file).decode().splitlines()]
+    except ValueError:
         return False
     return bool(lines) and all(isinstance(line, dict) and {"when", "who", "why"} <= line.keys() for line in lines)
 

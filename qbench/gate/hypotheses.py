@@ -10,6 +10,7 @@ import numpy as np
 from qbench.gate.pairing import GOLD_LOGPROB, Floats, Ints, PairedDocuments
 from qbench.gate.settings import GateSettings, MetricKind, Tolerances
 from qbench.gate.sign_flip import interval, ratio, smallest_p, upper_end
+from qbench.records.kept import shared
 from qbench.records.metrics import Better, facts_of, is_nats
 from qbench.records.samples import AGGREGATIONS, WEIGHT, Aggregation
 from qbench.records.schema import CellRef, MetricValue
@@ -108,20 +109,22 @@ class Hypothesis:
         return Estimate(loss, (documents, self.calibration)).p / 2
 
 
+MOST_CHANGED = 10
+
+
 @dataclass(frozen=True)
 class Documents:
-    """The values behind the losses, to show which documents changed."""
+    """How many documents a hypothesis is about, and those that lost most: id, value before and value after."""
 
-    ids: Ints
-    before: Floats  # the mean over draws of calibration, as the next
-    after: Floats
-    losses: Floats  # the sum over them
-    weights: Floats  # of one draw
+    count: int
+    most_changed: tuple[tuple[int, float, float], ...]
 
-    def most_changed(self, count: int = 10) -> list[tuple[int, float, float]]:
-        """Id, value before and value after for the documents that lost most."""
-        first = np.argsort(-self.losses, kind="stable")[:count]
-        return [(int(self.ids[i]), float(self.before[i]), float(self.after[i])) for i in first if self.losses[i] > 0]
+    @classmethod
+    def of(cls, ids: Ints, before: Floats, after: Floats, losses: Floats) -> "Documents":
+        """From all documents; before, after: the means over draws of calibration."""
+        first = np.argsort(-losses, kind="stable")[:MOST_CHANGED]
+        changed = [(int(ids[i]), float(before[i]), float(after[i])) for i in first if losses[i] > 0]
+        return cls(len(ids), tuple(changed))
 
 
 def in_unit(kind: MetricKind, mean_loss: float) -> float:
@@ -226,9 +229,9 @@ def _hypothesis(
         before=values[0],
         after=values[1],
         losses=np.bincount(group, losses).astype(np.float64),
-        weights=draws * np.bincount(group, weights).astype(np.float64),
-        groups=groups,
-        documents=Documents(paired.ids[both], before, after, losses, weights),
+        weights=shared(draws * np.bincount(group, weights).astype(np.float64)),
+        groups=shared(groups),
+        documents=Documents.of(paired.ids[both], before, after, losses),
         draws=draws,
         by_draw=None if draws < 2 or paired.same_calibration else (means[0], means[1]),
         margin=None if margin is None else in_unit_of_losses(kind, margin, values[0], settings.tolerances),

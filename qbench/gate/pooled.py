@@ -9,6 +9,7 @@ from qbench.gate.hypotheses import Documents, Hypothesis
 from qbench.gate.pairing import Floats
 from qbench.gate.settings import GateSettings
 from qbench.gate.sign_flip import ratio
+from qbench.records.kept import shared
 from qbench.records.samples import AGGREGATIONS
 
 ALL_TASKS, POOLED = "all_tasks", "pooled"
@@ -28,7 +29,6 @@ def pooled(cell: Sequence[Hypothesis], settings: GateSettings) -> Hypothesis:
     losses, weights = (np.concatenate(side) for side in zip(*tasks, strict=True))
     first = cell[0]
     parts = sorted(((f"{h.task} {h.metric}", _in_tolerances(h)) for h in cell), key=lambda part: -part[1])
-    nothing = np.empty(0)
     return Hypothesis(
         cell=first.cell,
         task=ALL_TASKS,
@@ -41,9 +41,9 @@ def pooled(cell: Sequence[Hypothesis], settings: GateSettings) -> Hypothesis:
         before=0.0,
         after=ratio(losses, weights),
         losses=losses,
-        weights=weights,
-        groups=np.arange(len(losses)),
-        documents=Documents(nothing.astype(np.int64), nothing, nothing, nothing, nothing),
+        weights=shared(weights),
+        groups=shared(np.arange(len(losses))),
+        documents=Documents(len(losses), ()),
         draws=first.draws,
         by_draw=_by_draw(cell),
         margin=settings.margin("pooled", ALL_TASKS, POOLED),

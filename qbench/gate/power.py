@@ -157,7 +157,7 @@ def binomial_tail(successes: Floats, trials: Floats | int, chance: float) -> Flo
 def to_text(rows: Sequence[Power], style: str = "text") -> str:
     """The powers as a table for people, and how to read it."""
     markdown = style == "markdown"
-    header = ["task", "metric", "documents", *(f"loss seen\n({percent(power, 0)})" for power in POWERS)]
+    header = ["task", "metric", "documents", *(f"detects\n({percent(power, 0)})" for power in POWERS)]
     header += [f"documents for\n{times}× tolerance ({percent(POWERS[0], 0)})" for times in MULTIPLES]
     shown = []
     for row in rows:
@@ -174,16 +174,16 @@ def _reading(rows: Sequence[Power]) -> str:
     """How to read the first row that finds anything."""
     row = next((row for row in rows if all(map(math.isfinite, row.found.values()))), None)
     if row is None:
-        return "There are too few documents to find any loss."
-    seen = [f"{_in_words(row.found[power], row.kind)} with a probability of {percent(power, 0)}" for power in POWERS]
+        return "There are too few documents to detect any loss."
+    seen = [f"{_in_words(row.found[power], row.kind)} with {percent(power, 0)} probability" for power in POWERS]
     needed = [
-        f"{_in_words(loss, row.kind)} ({times} times the tolerance) takes {_documents(n)} documents"
+        f"{_documents(n)} documents for {_in_words(loss, row.kind)} ({times} times the tolerance)"
         for times, (loss, n) in zip(MULTIPLES, row.needed.items(), strict=True)
     ]
     return (
-        f"How to read it: with {count(row.documents)} documents of {row.task}, the gate finds a loss in {row.metric} "
+        f"How to read it: with {count(row.documents)} documents of {row.task}, the gate detects a loss in {row.metric} "
         f"of {', and of '.join(seen)}.\n"
-        f"To find a loss with a probability of {percent(POWERS[0], 0)}: {'; '.join(needed)}."
+        f"To detect a loss with {percent(POWERS[0], 0)} probability, it needs {', and '.join(needed)}."
     )
 
 

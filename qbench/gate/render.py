@@ -13,6 +13,7 @@ from qbench.errors import first_of, some
 from qbench.gate.settings import UNITS, MetricKind
 from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
 from qbench.numbers import counted, p_value, percent, signed_significant, significant
+from qbench.output import on_one_line
 
 MAX_DIFFERENCES, MAX_UNCLEAR, MAX_PARTS = 20, 5, 10  # shown to people; JSON has all
 SCORE = ("cell", "task", "metric", "before", "after")
@@ -34,28 +35,29 @@ def headline(report: GateReport) -> str:
     scores = sum(not outcome.hypothesis.parts for outcome in report.tested)
     if report.worse:
         pooled = sum(bool(outcome.hypothesis.parts) for outcome in report.worse)
-        found.append(f"{len(report.worse) - pooled} of {scores} scores got worse")
+        found.append(f"{len(report.worse) - pooled} of {counted(scores, 'score')} got worse")
         if pooled:
             found.append(f"the pooled loss of {counted(pooled, 'cell')} too")
     if report.not_excluded:
         found.append(f"{len(report.not_excluded)} may be worse by more than the required margin")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
     if audits:
-        found.append(counted(audits, "audit finding"))
+        found.append(f"{counted(audits, 'failure')} in the audit")
     if others := len(report.failures) - audits:
-        found.append(f"{counted(others, 'finding')} in the records")
-    what = ", ".join(found) or f"none of {scores} scores got worse"
+        found.append(f"{counted(others, 'failure')} in the records")
+    what = ", ".join(found) or f"none of {counted(scores, 'score')} got worse"
     alone = " by scores alone (the checkpoint differs from the baseline's)" if report.by_scores_alone else ""
-    return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what}. {report.run} against {report.baseline}"
+    return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what} ({report.run} compared with {report.baseline})"
 
 
 def explanation(report: GateReport) -> str:
     """What the verdict means."""
     alphas = {outcome.hypothesis.alpha for outcome in report.tested} or {report.settings.alpha}
+    able = sum(outcome.hypothesis.smallest_p < 1 for outcome in report.tested)
     return (
-        f"A score fails if its loss is above its tolerance and beyond chance: if nothing got worse, at most "
-        f"{100 * max(alphas):g}% of whole tables fail (paired sign flips; Holm, counting what can fail: "
-        f"{len([o for o in report.tested if o.hypothesis.smallest_p < 1])} of {len(report.tested)} hypotheses)."
+        "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "
+        f"{100 * max(alphas):g}% of checks fail (paired sign flips; Holm over what can fail: {able} of "
+        f"{len(report.tested)} hypotheses)."
     )
 
 
@@ -89,9 +91,9 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
         yield ReportSection("Before you read the scores", lines=report.changed)
     for by in ("audit", "records"):
         if lines := tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by):
-            yield ReportSection(f"Failures found by the {by}", lines=lines)
+            yield ReportSection(f"Failures in the {by}", lines=lines)
     if report.worse:
-        yield ReportSection("Failures found by the scores", rows=tuple(map(row, report.worse)))
+        yield ReportSection("Failures in the scores", rows=tuple(map(row, report.worse)))
         lines = tuple(f"{outcome.hypothesis.name}: {changed_documents(outcome)}" for outcome in report.worse)
         yield ReportSection("Documents that lost most (id: before → after)", lines=lines)
     if report.not_excluded:
@@ -154,7 +156,7 @@ def changed_documents(outcome: TestedHypothesis) -> str:
     """The ten documents that lost most, in one line; of a pooled loss the ten metrics, in units of their tolerances."""
     if parts := outcome.hypothesis.parts:
         return ", ".join(f"{name}: {signed_significant(loss)} tolerances" for name, loss in parts[:MAX_PARTS])
-    changed = outcome.hypothesis.documents.most_changed()
+    changed = outcome.hypothesis.documents.most_changed
     return ", ".join(f"{i}: {significant(before, 4)} → {significant(after, 4)}" for i, before, after in changed)
 
 
@@ -194,9 +196,10 @@ def to_markdown(report: GateReport) -> str:
 
 def _escaped(text: str) -> str:
     """Text shown literally: escaped, on one line."""
+    text = on_one_line(text)
     for sign in "\\`*_|<[":
         text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+    return text
 
 
 def to_json(report: GateReport) -> str:
@@ -237,13 +240,13 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
         "alpha": h.alpha,
         "p": outcome.p,
         "adjusted_p": outcome.adjusted_p,
-        "documents": len(h.documents.ids) or len(h.losses),
+        "documents": h.documents.count,
         "calibration_draws": h.draws,
     }
     if h.parts:
         found["in_tolerances"] = dict(h.parts)
     elif outcome.verdict == "worse":
-        changed = h.documents.most_changed()
+        changed = h.documents.most_changed
         found["most_changed"] = [{"doc_id": i, "before": before, "after": after} for i, before, after in changed]
     return found
 
@@ -283,7 +286,7 @@ def _add_score(suite: ElementTree.Element, outcome: TestedHypothesis, report: Ga
     hypothesis = outcome.hypothesis
     case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.metric}")
     if outcome.verdict in ("worse", "not_excluded"):
-        failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": sentence(outcome)})
+        failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": _printable(sentence(outcome))})
         lines = [f"Documents that lost most: {changed_documents(outcome)}", *_differing(report, hypothesis.cell.name)]
         failure.text = _printable("\n".join(lines))
     ElementTree.SubElement(case, "system-out").text = f"{not_worse(outcome)} at 95%"

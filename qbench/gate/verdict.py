@@ -45,6 +45,7 @@ from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef
 from qbench.records.store import Results, read_results
 from qbench.records.suspicious import suspicious_records
+from qbench.validation import problem
 
 Verdict = Literal["worse", "not_excluded", "better", "unclear", "same"]
 
@@ -127,8 +128,8 @@ def check(
     then = read_baseline(Path(baseline), now.folder)
     settings = settings or settings_of(now)
     joined = join(now, then, settings)
-    _check_altered(then, joined)
     suspected = suspicious_records([after for _, after in joined.pairs], then.current)
+    _check_altered(then, joined)
     parts = {_cell_of(pairs).name: _parts_of(pairs) for pairs in joined.by_cell}
     failures, warnings = _unfinished(joined), []
     failures += [Finding(found.cell, found.found_by, found.message) for found in suspected]
@@ -202,13 +203,11 @@ def parse_settings(values: Any, where: str) -> GateSettings:
     except ValidationError as error:
         first = error.errors()[0]
         *place, name = map(str, first["loc"])
-        problem = f"{first['msg']}."
-        if first["type"] == "must":
-            problem = f"is {first['input']!r}; it must {first['msg']}."
-        elif first["type"] == "extra_forbidden":
+        hint = ""
+        if first["type"] == "extra_forbidden":
             allowed = list((PARTS[place[0]] if place else GateSettings).model_fields)
-            problem = f"unknown field.{did_you_mean(name, allowed)} Allowed are {', '.join(allowed)}."
-        raise CheckError(f"{'.'.join([where, *place, name])}: {problem}") from None
+            hint = f"{did_you_mean(name, allowed)} Allowed are {', '.join(allowed)}."
+        raise CheckError(f"{'.'.join([where, *place, name])} {problem(first)}{hint}") from None
 
 
 def _verdict(hypothesis: Hypothesis, loss: float, adjusted: float, adjusted_gain: float) -> Verdict:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from qbench.errors import did_you_mean
 from qbench.quantizers.declaration import Options, QuantizeError
+from qbench.validation import problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,9 +104,8 @@ def _options(axis: Axis, given: Any) -> Options:
         return axis.options(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise QuantizeError(
-            f"{axis.name}'s option {first['loc'][0]} is {first['input']!r}: {first['msg']}.{_yaml_hint(first['input'])}"
-        ) from None
+        hint = _yaml_hint(first["input"])
+        raise QuantizeError(f"{axis.name}'s {first['loc'][0]} {problem(first)}{hint}") from None
 
 
 def _yaml_hint(value: Any) -> str:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qbench.errors import one_line
+from qbench.errors import did_you_mean, one_line
+from qbench.files import parse_json
 from qbench.quantizers.declaration import QuantizeError
+from qbench.validation import problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,9 +180,10 @@ def _source(fields: Mapping[str, Any]) -> Calibration:
         return Calibration(**fields)
     except ValidationError as error:
         first = error.errors()[0]
-        where = "".join(f" {name} is {first['input']!r}:" for name in first["loc"] if name in fields)
-        where = where or "".join(f" {name}:" for name in first["loc"])
-        raise QuantizeError(f"The calibration source is wrong:{where} {first['msg']}.") from None
+        name = "".join(f"'s {name}" for name in first["loc"])
+        what = problem(first) if name else f"is wrong: {first['ctx']['error']}."  # a check of several fields
+        near = did_you_mean(first["loc"][0], Calibration.model_fields) if first["type"] == "extra_forbidden" else ""
+        raise QuantizeError(f"The calibration source{name} {what}{near}") from None
     except TypeError:
         raise QuantizeError(f"The calibration source's fields are {list(fields)}; they must be names.") from None
 
@@ -234,10 +237,7 @@ def _hub_documents(source: Calibration) -> Iterator[str]:
 
 def _jsonl_field(path: Path, number: int, line: str, field: str) -> str:
     where = f"{path}, line {number}"
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise QuantizeError(f"{where}: not JSON ({error}). A .jsonl file must have one object per line.") from None
+    row = parse_json(line, where, QuantizeError)
     if not isinstance(row, dict) or field not in row:
         found = f"it has {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
         raise QuantizeError(f"{where}: no field {field!r}; {found}.")

@@ -16,6 +16,7 @@ from qbench.plugins import declared
 from qbench.quantizers.axes import AXES, Part, parts_of
 from qbench.quantizers.declaration import Options, QuantizeError, Quantizer
 from qbench.records.audit import UNQUANTIZED
+from qbench.validation import problem
 
 ENTRY_POINTS = "qbench.quantizers"  # the group in which other packages declare theirs
 
@@ -148,7 +149,7 @@ def quantization(method: str, bits: int, **options: Any) -> Quantization:
         return Quantization(method, bits, kind(**options), parts)
     except ValidationError as error:
         first = error.errors()[0]
-        raise QuantizeError(f"{method}'s option {first['loc'][0]} is {first['input']!r}: {first['msg']}.") from None
+        raise QuantizeError(f"{method}'s {first['loc'][0]} {problem(first)}") from None
 
 
 def _ours() -> list[Quantizer]:

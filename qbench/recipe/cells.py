@@ -271,6 +271,7 @@ def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
             num_fewshot=recipe.shots(),
             limits=recipe.limits,
             seed=recipe.seed,
+            trust_code=recipe.trust_task_code,
         )
         return loaded | generated
     except (NotFetchedError, RecipeError):

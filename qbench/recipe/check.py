@@ -11,7 +11,7 @@ from qbench.attention.kinds import attentions
 from qbench.checkpoint.layout import CONFIG, config_sizes, read_json
 from qbench.errors import did_you_mean, some
 from qbench.evaluate.facts import is_task_path
-from qbench.files import file_name
+from qbench.files import file_name, shown_path
 from qbench.quantizers.axes import AXES, parts_of
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.quantizers.declaration import QuantizeError
@@ -131,12 +131,12 @@ def _check_source(where: Where, text: str, recipe: Recipe) -> None:
     path = recipe.file.parent / text
     if path.is_dir():
         return
-    near = did_you_mean_folder(text, recipe)
+    near, place = did_you_mean_folder(text, recipe), shown_path(path)
     if Path(text).is_dir():  # it would load from this working folder, but not from another one
-        raise recipe._file.error(where, f"{path} is not a folder; paths are relative to the recipe's folder.{near}")
+        raise recipe._file.error(where, f"{place} is not a folder; paths are relative to the recipe's folder.{near}")
     if HUB_ID.fullmatch(text) and not path.exists():
         return
-    raise recipe._file.error(where, f"{path} is not a folder, and {text!r} is not a Hub id (owner/name).{near}")
+    raise recipe._file.error(where, f"{place} is not a folder, and {text!r} is not a Hub id (owner/name).{near}")
 
 
 def did_you_mean_folder(text: str, recipe: Recipe) -> str:
@@ -144,7 +144,10 @@ def did_you_mean_folder(text: str, recipe: Recipe) -> str:
     here = recipe.file.parent.resolve()
     places = [] if (here / text).is_dir() else [Path.cwd(), here.parent, *sorted(here.glob("*/"))]
     meant = next((place / text for place in places if (place / text).is_dir()), None)
-    return f" Did you mean {os.path.relpath(meant, here)}?" if meant else ""
+    if not meant:
+        return ""
+    near = here.parent == meant or here.parent in meant.resolve().parents
+    return f" Did you mean {os.path.relpath(meant, here) if near else meant.resolve()}?"
 
 
 def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
@@ -160,7 +163,7 @@ def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: Rec
                 quantizer(entry.method)  # first, because it raises if the method is unknown
                 raise file.error(where, f"bits are missing; give {entry.method} a list such as `bits: [4, 8]`.")
         except QuantizeError as error:
-            raise file.error((*where, "method"), str(error)) from None
+            raise file.error((*where, "method"), str(error).removeprefix("method ")) from None
         if strangers := [bits for bits in entry.options_by_bits if bits not in entry.widths]:
             raise file.error(
                 (*where, "options_by_bits", strangers[0]),
@@ -179,7 +182,7 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
         if not offers(entry.method, bits):
             return NotOffered(entry.method, bits, parts_of(entry.axes))
     except QuantizeError as error:
-        raise file.error((*where, "method"), str(error)) from None
+        raise file.error((*where, "method"), str(error).removeprefix("method ")) from None
     by_bits = {("options_by_bits", bits, name): value for name, value in entry.options_by_bits.get(bits, {}).items()}
     shared = {("options", name): value for name, value in entry.options.items()}
     axes = {(name,): value for name, value in entry.axes.items()}
@@ -188,7 +191,8 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
             quantization(entry.method, bits, **{str(option[-1]): value})
         except QuantizeError as error:
             hint = " Give it under options_by_bits." if option in shared and "not at" in str(error) else ""
-            raise file.error((*where, *option), f"{error}{hint}") from None
+            message = str(error).removeprefix(f"{entry.method}'s {option[-1]} ")
+            raise file.error((*where, *option), f"{message}{hint}") from None
     return quantization(entry.method, bits, **entry.arguments(bits))
 
 
@@ -217,8 +221,8 @@ def _check_file(where: Where, source: Calibration, recipe: Recipe) -> None:
     if source.is_file and not Path(recipe.locate(source.source)).is_file():
         raise recipe._file.error(
             where,
-            f"{recipe.file.parent / source.source} is not a file; source must be a file, {' or '.join(NAMED)}, or a "
-            "dataset on the Hub with its revision.",
+            f"{shown_path(recipe.file.parent / source.source)} is not a file; source must be a file, "
+            f"{', '.join(NAMED)}, or a dataset on the Hub with its revision.",
         )
 
 
@@ -269,10 +273,12 @@ def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
     here = file.file.parent
     for index, folder in enumerate(recipe.task_folders):
         if not (here / folder).is_dir():
-            raise file.error(("task_folders", index), f"{here / folder} is not a folder.")
+            raise file.error(("task_folders", index), f"{shown_path(here / folder)} is not a folder.")
     for name in filter(is_task_path, recipe.tasks):
         if not (here / name).exists():
-            raise file.error(("tasks", name), f"{here / name} does not exist; it must be a task file or folder.")
+            raise file.error(
+                ("tasks", name), f"{shown_path(here / name)} does not exist; it must be a task file or folder."
+            )
         if recipe.tasks[name].model_fields_set:
             raise file.error(
                 ("tasks", name),
@@ -290,4 +296,4 @@ def _check_tasks(recipe: Recipe, file: RecipeFile) -> None:
         by_split = {(*where, split): f for split, f in files.items()} if isinstance(files, dict) else {where: files}
         for field, path in by_split.items():
             if not (here / path).is_file():
-                raise file.error(field, f"{here / path} is not a file.")
+                raise file.error(field, f"{shown_path(here / path)} is not a file.")

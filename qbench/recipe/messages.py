@@ -1,7 +1,6 @@
 """What pydantic found wrong with a recipe, as a sentence with the file, the line, the field and what is allowed."""
 
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,21 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from qbench.errors import did_you_mean
 from qbench.recipe.yaml import Field, RecipeError, RecipeFile
-
-# pydantic's error types, each with what the value must be or have instead.
-MUST_BE = {
-    "string_type": "be a string",
-    "int_type": "be a whole number",
-    "float_type": "be a number",
-    "bool_type": "be true or false",
-    "tuple_type": "be a list",
-    "dict_type": "be a mapping",
-    "model_type": "be a mapping",
-    "greater_than": "be more than {gt:g}",
-    "greater_than_equal": "be {ge} or more",
-    "too_short": "have at least one",
-    "string_too_short": "be a string that is not empty",
-}
+from qbench.validation import choices, wanted, wanted_by
 
 
 def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[Field], Sequence[str]]) -> RecipeError:
@@ -34,19 +19,20 @@ def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[F
     first = found[0]
     kind, field = first["type"], written_field(read.content, first["loc"], first["type"])
     if kind == "invalid_key" or first["loc"][-1] == "[key]":
-        return read.error(field, f"the name is {shown(first['input'])}; it must {_must_be([first])}.")
+        return read.error(field, f"the name is {shown(first['input'])}; it must {wanted(first)}.")
     if kind == "extra_forbidden":
         allowed = fields_at(field[:-1])
         return read.error(field, f"unknown field.{did_you_mean(field[-1], allowed)} Allowed are {', '.join(allowed)}.")
     if kind == "missing":
-        return read.error(field, "is missing.")
+        *around, name = field
+        return read.error(tuple(around), f"{'has' if around else 'the recipe has'} no `{name}`.")
     if kind == "value_error":
         return read.error(field, f"{first['ctx']['error']}.")
     # A union gives one error for each type that the value could have had.
     alike = [e for e in found if written_field(read.content, e["loc"], e["type"]) == field]
-    hint = did_you_mean(first["input"], _choices(first)) if kind == "literal_error" else ""
+    hint = did_you_mean(first["input"], choices(first)) if kind == "literal_error" else ""
     hint += f" Allowed are {', '.join(fields_at(field))}." if kind == "model_type" else ""
-    return read.error(field, f"is {shown(first['input'])}; it must {_must_be(alike)}.{hint}")
+    return read.error(field, f"is {shown(first['input'])}; it must {wanted_by(alike)}.{hint}")
 
 
 def must(what: str) -> PydanticCustomError:
@@ -79,22 +65,3 @@ def shown(value: Any) -> str:
     """A value as YAML would have it, on one line and not too long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else text[:79] + "…"
-
-
-def _must_be(errors: Iterable[Any]) -> str:
-    return " or ".join(dict.fromkeys(map(_wanted, errors)))
-
-
-def _wanted(error: Any) -> str:
-    kind, context = error["type"], error.get("ctx", {})
-    if kind == "invalid_key":
-        return MUST_BE["string_type"]
-    if kind == "literal_error":
-        return f"be one of {', '.join(_choices(error))}"
-    if kind == "must":
-        return error["msg"]
-    return MUST_BE[kind].format(**context) if kind in MUST_BE else f"be right: {error['msg']}"
-
-
-def _choices(error: Any) -> list[str]:
-    return re.findall(r"'([^']*)'", error["ctx"]["expected"])

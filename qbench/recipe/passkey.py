@@ -37,7 +37,7 @@ def with_passkey_lengths(recipe: Recipe) -> Recipe:
     if left_out:
         _say_left_out(recipe, lengths, left_out, most, limit)
     elif untrained := _split(lengths, positions.get(name, most))[1]:
-        beyond = f"{_listed(untrained)} tokens are beyond the {positions[name]:,} positions of {name}"
+        beyond = f"lengths of {_listed(untrained)} tokens exceed the {positions[name]:,} positions of {name}"
         log.warning("%s: %s; max_length allows them. %s", PASSKEY, beyond, WHAT_THE_PAPER_DID)
     task = recipe.tasks[PASSKEY].model_copy(update={"lengths": lengths})
     return recipe.model_copy(update={"tasks": {**recipe.tasks, PASSKEY: task}})
@@ -46,13 +46,13 @@ def with_passkey_lengths(recipe: Recipe) -> Recipe:
 def _say_left_out(recipe: Recipe, lengths: tuple[int, ...], left_out: tuple[int, ...], most: int, limit: str) -> None:
     """Raise an error if the recipe asks for lengths that do not fit, or if none fits; otherwise warn."""
     given = recipe.tasks[PASSKEY].lengths
-    beyond = f"{_listed(left_out)} tokens and {NEW_TOKENS} for the answer are beyond {limit}."
-    allow = f"`max_length: {max(left_out) + NEW_TOKENS}` runs them on any model. {WHAT_THE_PAPER_DID}"
+    beyond = f"lengths of {_listed(left_out)} tokens, plus {NEW_TOKENS} for the answer, exceed {limit}."
+    allow = f"`max_length: {max(left_out) + NEW_TOKENS}` runs them anyway. {WHAT_THE_PAPER_DID}"
     if lengths and not given:
         log.warning("%s: %s They are left out; %s", PASSKEY, beyond, allow)
         return
     where: Where = ("tasks", PASSKEY, "lengths") if given else ("tasks", PASSKEY)
-    fitting = f"Lengths of at most {most:,} fit: `tasks: {{{PASSKEY}: {{lengths: [{most}]}}}}`."
+    fitting = f"At most {most:,} fit: `tasks: {{{PASSKEY}: {{lengths: [{most}]}}}}`."
     raise recipe._file.error(where, f"{beyond} {fitting} {allow}")
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.passkey import PasskeySettings
-from qbench.gate.settings import PARTS, GateSettings
+from qbench.gate.settings import GateSettings, Margins, Override, Tolerances
 from qbench.gpus import has_cuda
 from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
@@ -160,7 +160,7 @@ def _named_quantization(value: Any) -> Any:
         return value
     method, _, bits = value.rpartition("-")
     if not method or not bits.isdecimal():
-        raise must("be a list of quantizations such as hqq-3, or mappings as in quantizations")
+        raise must("list names such as hqq-3, or mappings as in `quantizations`")
     return {"method": method, "bits": int(bits)}
 
 
@@ -175,6 +175,7 @@ class Recipe(_RecipePart):
     quantizations: tuple[QuantizationEntry, ...] = Field(min_length=1)
     tasks: dict[str, TaskSettings] = Field(min_length=1)
     task_folders: tuple[str, ...] = ()  # folders with task files (.yaml)
+    trust_task_code: bool = False  # run the functions that task files outside lm-eval's package name (`!function`)
     data: dict[str, str | dict[str, str]] = {}  # local files instead of a task's dataset
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)  # only the first documents of each task
@@ -248,8 +249,8 @@ class Recipe(_RecipePart):
         return self.file.parent / self.output if self.output else Path("results", "runs", self.name)
 
     def content(self) -> dict[str, Any]:
-        """The whole recipe as plain data with its defaults, for records and reports; without the output folder."""
-        return self.model_dump(mode="json", exclude={"output"})
+        """The recipe as plain data with its defaults, for records and reports; without what no number depends on."""
+        return self.model_dump(mode="json", exclude={"output", "trust_task_code"})
 
     def task_names(self) -> list[str]:
         """The tasks as load_tasks takes them: all except generated ones."""
@@ -317,11 +318,15 @@ class Recipe(_RecipePart):
 
 def fields_at(field: Where) -> list[str]:
     """The names that are allowed at a field."""
-    if field[:1] == ("analysis",) and len(field) > 1:
-        items: dict[Any, type[BaseModel]] = {"maps": HeadPlace, "sensitivity": QuantizationEntry}
-        return list(items[field[1]].model_fields)
-    if field[:1] == ("gate",) and len(field) > 1:
-        return list(PARTS[str(field[1])].model_fields)
+    items: dict[Where, type[BaseModel]] = {
+        ("analysis", "maps"): HeadPlace,
+        ("analysis", "sensitivity"): QuantizationEntry,
+        ("gate", "tolerances"): Tolerances,
+        ("gate", "noninferiority"): Margins,
+        ("gate", "overrides"): Override,
+    }
+    if field[:2] in items:
+        return list(items[field[:2]].model_fields)
     parts: dict[Any, type[BaseModel]] = {
         "analysis": AnalysisSettings,
         "checkpoints": CheckpointSource,

@@ -11,6 +11,7 @@ import yaml
 
 from qbench.errors import InputError
 from qbench.evaluate.facts import is_task_path
+from qbench.files import shown_path
 
 Field = tuple[Hashable, ...]  # the path to a field: ("checkpoints", "340M", "softpick")
 Lines = dict[Field, tuple[Path, int]]  # where each field is written
@@ -34,6 +35,7 @@ FILES_OR_NAMES: tuple[Field, ...] = (
     ("calibration", "source"),
     ("analysis", "source"),
 )
+MAX_BYTES = 10_000_000
 MAX_NODES = 100_000  # of a recipe; the largest of ours has 150
 MAX_NAME, MAX_PATH = 200, 4000  # in characters; file systems allow 255 bytes and 4,096
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # surrogates are not text
@@ -57,7 +59,8 @@ class RecipeFile:
         """An error at a field, or at the nearest one around it that has a line."""
         around = next((field[:n] for n in range(len(field), 0, -1) if field[:n] in self.lines), None)
         where = f"{self.file}" if around is None else _place(*self.lines[around])
-        return RecipeError(f"{where}: {field_name(field)}{': ' if field else ''}{message}")
+        joint = " " if message.startswith(("is ", "has ", "must ")) else ": "
+        return RecipeError(f"{where}: {field_name(field)}{joint if field else ''}{message}")
 
 
 def field_name(field: Field) -> str:
@@ -81,7 +84,7 @@ def read_recipe_file(file: Path, _within: tuple[Path, ...] = ()) -> RecipeFile:
     if target.resolve() in within:
         raise own.error(("extends",), f"{base} extends this recipe; a recipe must not extend itself.")
     if not target.is_file():
-        raise own.error(("extends",), f"{target} is not a file.")
+        raise own.error(("extends",), f"{shown_path(target)} is not a file.")
     below = read_recipe_file(target, within)
     return _on_top_of(move_paths(below, file.parent), own)
 
@@ -157,7 +160,7 @@ def _read_one(file: Path) -> RecipeFile:
 
 def _parse(file: Path) -> tuple[yaml.Node | None, Any]:
     try:
-        loader = yaml.SafeLoader(file.read_bytes().decode("utf-8-sig"))
+        loader = yaml.SafeLoader(_content(file).decode("utf-8-sig"))
         node = loader.get_single_node()
         if node:
             _check_nodes(node, file)
@@ -179,6 +182,14 @@ def _parse(file: Path) -> tuple[yaml.Node | None, Any]:
         raise RecipeError(f"{file}: not YAML: {' '.join(str(error).split())}.") from None
 
 
+def _content(file: Path) -> bytes:
+    with file.open("rb") as stream:  # it may be a pipe or a device, which have no size
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise RecipeError(f"{file}: has more than {MAX_BYTES:,} bytes; recipes are small.")
+    return content
+
+
 def _check_nodes(root: yaml.Node, file: Path) -> None:
     """An error if aliases (&, *) make the recipe huge or endless, or if a text is not fit for names and paths."""
     sizes: dict[int, int] = {}  # by node, with what aliases in it stand for; 0 while it is being counted
@@ -186,6 +197,7 @@ def _check_nodes(root: yaml.Node, file: Path) -> None:
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
             sizes[id(node)] = 0
+            _check_names(node, file)
             sizes[id(node)] = 1 + sum(map(size, _children(node)))
             if isinstance(node, yaml.ScalarNode):
                 _check_text(node, file)
@@ -203,6 +215,14 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _check_names(node: yaml.Node, file: Path) -> None:
+    """An error if a name (a key of a mapping) has a line break or a tab: it goes into tables, file names and logs."""
+    for name, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(name, yaml.ScalarNode) and (wrong := re.search(r"[\t\n\u2028\u2029]", name.value)):
+            where = _place(file, name.start_mark.line + 1)
+            raise RecipeError(f"{where}: the name {name.value[:60]!r} has the character {wrong[0]!r}; use one line.")
 
 
 def _check_text(node: yaml.ScalarNode, file: Path) -> None:

@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qbench.errors import InputError, one_line
+from qbench.errors import InputError
 from qbench.records.analysis_facts import AnalysisFacts, LinearDamage, Quartiles
+from qbench.records.samples import one_array, open_parquet, parquet_errors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,21 +182,29 @@ def sums_to_parquet(analysis: Analysis) -> bytes:
 
 def read_analysis(facts: AnalysisFacts, content: bytes, where: object) -> Analysis:
     """The analysis with these facts from the bytes of its parquet file; where: its path, for errors."""
-    try:
-        table = pq.read_table(pa.BufferReader(content), use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise AnalysisError(f"{where} is not a Parquet file ({one_line(error)}); run the analysis again.") from None
+    with parquet_errors(where, AnalysisError):
+        table = open_parquet(content, where, AnalysisError).read(use_threads=False)
+        table.validate(full=True)
     arrays: dict[str, Any] = {}
     for name, shape in shapes(facts).items():
         if name not in table.column_names:
             raise AnalysisError(f"{where} lacks the column {name}; run the analysis again.")
-        column = table[name].combine_chunks()
+        column = one_array(table[name])
+        if column.null_count or not _is_numeric(column.type):
+            raise AnalysisError(
+                f"{where}: the column {name} has type {column.type}; it must have numbers, and no nulls."
+            )
         flat = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy(zero_copy_only=False)
         wanted = (len(table), *shape)
         if flat.size != np.prod(wanted, dtype=int):
             raise AnalysisError(f"{where}: the column {name} has {flat.size} values; it must have {wanted}.")
         arrays[name] = flat.reshape(wanted)
     return Analysis(facts, TextSums(**arrays))
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    inner = kind.value_type if pa.types.is_list(kind) else kind
+    return pa.types.is_floating(inner) or pa.types.is_integer(inner)
 
 
 def _column(array: np.ndarray) -> pa.Array:

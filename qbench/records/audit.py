@@ -1,11 +1,12 @@
 """The audit: what is measured on a quantized model, and when it proves nothing. measure.py takes the numbers."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from qbench.errors import first_of
+from qbench.records.limits import Bits, Count
 
 UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is quantized
 
@@ -53,16 +54,19 @@ class AuditError(RuntimeError):
         self.reasons = reasons
 
 
+Energy = Annotated[float, Field(ge=0)]
+
+
 class _Stored(BaseModel):
     """Bytes and energies, and the figures that follow from them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    weights: int
-    code_bytes: int
-    metadata_bytes: int
-    source_energy: float  # Σ w²
-    error_energy: float  # Σ (ŵ - w)²
+    weights: Count
+    code_bytes: Count
+    metadata_bytes: Count
+    source_energy: Energy  # Σ w²
+    error_energy: Energy  # Σ (ŵ - w)²
 
     @model_validator(mode="before")
     @classmethod
@@ -93,14 +97,15 @@ class _Stored(BaseModel):
         """Signal to noise in decibels; None if there is no noise."""
         if not self.error_energy or not self.source_energy:
             return None
-        return 10 * math.log10(self.source_energy / self.error_energy)
+        ratio = self.source_energy / self.error_energy
+        return 10 * math.log10(ratio) if 0 < ratio < math.inf else None
 
 
 class LayerAudit(_Stored):
     """One quantized layer: the width of its codes, its storage, and how far its weights are from the source's."""
 
     name: str
-    bits: int  # what the layer says of itself
+    bits: Bits  # what the layer says of itself
     group_size: int
     levels: int  # the most distinct levels in any one group
     codes_used: int  # distinct codes in the whole layer
@@ -164,12 +169,12 @@ class Audit(_Stored):
 
     label: str
     method: str
-    bits: int
+    bits: Bits
     activation_bits: int | None  # 8 for LLM.int8; None: activations are not quantized
     execution: str  # dense: weights dequantized once; packed: the library's kernels; none: unquantized
     dtype: str
-    linear_weights: int  # weights of all linear layers, lm_head's too
-    target_weights: int  # of those that were to be quantized
+    linear_weights: Count  # weights of all linear layers, lm_head's too
+    target_weights: Count  # of those that were to be quantized
     layers: tuple[LayerAudit, ...] = ()
     untouched: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()  # quantized, but not a target

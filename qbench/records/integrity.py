@@ -16,7 +16,13 @@ ROUNDING = 1e-9
 
 
 def altered(stored: StoredRecord) -> list[str]:
-    """What a record says that does not follow from its samples and its identity, one sentence each."""
+    """What a record says that does not follow from its samples and its identity, one sentence each; computed once."""
+    if "altered" not in stored.found:
+        stored.found["altered"] = _altered(stored)
+    return stored.found["altered"]
+
+
+def _altered(stored: StoredRecord) -> list[str]:
     record = stored.record
     found = _other_identity(record)
     if record.cell.measured:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from qbench.errors import one_line
 from qbench.records.analysis import AnalysisError, AttentionMap
+from qbench.records.samples import open_parquet, parquet_errors
 
 
 def maps_to_parquet(maps: Sequence[AttentionMap]) -> bytes:
@@ -27,15 +28,17 @@ def maps_to_parquet(maps: Sequence[AttentionMap]) -> bytes:
 
 def read_maps(content: bytes, where: object) -> list[AttentionMap]:
     """The maps from the bytes of such a file; where: its path, for errors."""
+    with parquet_errors(where, AnalysisError):
+        rows = open_parquet(content, where, AnalysisError).read(use_threads=False).to_pylist()
     try:
-        rows = pq.read_table(pa.BufferReader(content), use_threads=False).to_pylist()
         return [_map(row) for row in rows]
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise AnalysisError(f"{where} is not a file of attention maps ({one_line(error)}); run it again.") from None
 
 
 def _map(row: dict[str, list[float]]) -> AttentionMap:
     weights = np.array(row["weights"], dtype=np.float32)
     size = math.isqrt(weights.size)
+    layer, head = int(row["layer"]), int(row["head"])  # type: ignore[call-overload]
     tokens = tuple(int(token) for token in row["tokens"])
-    return AttentionMap(row["layer"], row["head"], tokens, weights.reshape(size, size))  # type: ignore[arg-type]
+    return AttentionMap(layer, head, tokens, weights.reshape(size, size))

@@ -1,6 +1,7 @@
 """The bootstrap's draws: cells with equally many documents or texts are resampled with the same draws."""
 
 import math
+from collections.abc import Iterator, Sequence
 from functools import cache
 from statistics import NormalDist
 
@@ -9,6 +10,9 @@ import numpy as np
 from qbench.uncertainty import LEVEL
 
 RESAMPLES = 2000
+# Columns at once. Which columns are multiplied together can move a sum's last bit: with 768 (OpenBLAS, one thread) the
+# tables of results/mini and of benchmarks/large_folder.py are those of all columns at once; nothing guarantees it.
+COLUMNS_PER_BLOCK = 768
 RESAMPLES_PER_BLOCK = 250  # at once: a block of counts stays at a few megabytes
 SEED = 0
 
@@ -18,15 +22,29 @@ def resampled_sums(values: np.ndarray, stream: int = 0) -> np.ndarray:
 
     stream: if several sets of documents are added up, each set needs its own draws.
     """
-    count = len(values)
+    return np.concatenate([counts.astype(np.float64) @ values for counts in _counts(len(values), stream)])
+
+
+def sums_of_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """The same for columns of one length, [columns, RESAMPLES], with memory for a few hundred of them at a time."""
+    sums = np.empty((len(columns), RESAMPLES))
+    blocks = [counts.astype(np.uint16) for counts in _counts(len(columns[0]))]
+    for first in range(0, len(columns), COLUMNS_PER_BLOCK):
+        values = np.stack(columns[first : first + COLUMNS_PER_BLOCK], axis=1)
+        for n, counts in enumerate(blocks):
+            start = n * RESAMPLES_PER_BLOCK
+            own = sums[first : first + COLUMNS_PER_BLOCK, start : start + len(counts)]
+            own[:] = (counts.astype(np.float64) @ values).T
+    return sums
+
+
+def _counts(count: int, stream: int = 0) -> Iterator[np.ndarray]:
+    """How often each document is drawn in each resample: [resamples of the block, documents]."""
     draw = np.random.default_rng([SEED, count, stream] if stream else [SEED, count])
-    blocks = []
     for start in range(0, RESAMPLES, RESAMPLES_PER_BLOCK):
         size = min(RESAMPLES_PER_BLOCK, RESAMPLES - start)
         chosen = draw.integers(count, size=(size, count)) + count * np.arange(size)[:, None]
-        counts = np.bincount(chosen.ravel(), minlength=size * count).reshape(size, count)
-        blocks.append(counts.astype(np.float64) @ values)
-    return np.concatenate(blocks)
+        yield np.bincount(chosen.ravel(), minlength=size * count).reshape(size, count)
 
 
 @cache

@@ -5,10 +5,11 @@ the log-likelihood for perplexities, the sum over tokens for KL; `<metric>.weigh
 or tokens of a page.
 """
 
+import contextlib
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from qbench.errors import InputError, one_line
 from qbench.files import write_atomically
+from qbench.records.limits import MAX_LOGLIKELIHOOD
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +45,10 @@ FIELDS = pa.schema(
         ("tokens", pa.list_(pa.int32())),  # scored tokens of each; null if the model does not report them
     ]
 )
+NEVER_NULL = ("task", "doc_id", "doc_hash")
 LENGTHS = ("characters", "bytes", "tokens")
+
+MAX_COLUMNS, MAX_VALUES = 1000, 2 * 10**8  # of a file; ours have 20 columns, and a few values per document in each
 
 # What verdicts and tables need; reading the whole file takes several times as long.
 NEEDED = ("task", "doc_id", "doc_hash", "gold", "loglikelihoods", "characters")
@@ -101,17 +106,45 @@ def read_samples(file: str | os.PathLike[str] | io.BytesIO) -> "pd.DataFrame":
 
 def read_table(content: bytes, where: object) -> pa.Table:
     """The needed columns and all metrics of a samples.parquet, in one chunk each; where: its path, for errors."""
-    try:
-        file = pq.ParquetFile(pa.BufferReader(content))
+    with parquet_errors(where, SamplesError):
+        file = open_parquet(content, where, SamplesError)
         schema = file.schema_arrow
         _check_columns(schema, where)
         metrics = [name for name in schema.names if name not in FIELDS.names]
-        return file.read([*NEEDED, *metrics], use_threads=False).combine_chunks()
-    except (pa.ArrowException, OSError) as error:
-        raise SamplesError(f"{where} is not a Parquet file ({one_line(error)}); run the cell again.") from None
+        table = file.read([*NEEDED, *metrics], use_threads=False).combine_chunks()
+        table.validate(full=True)
+    _check_values(table, where)
+    return table
+
+
+@contextlib.contextmanager
+def parquet_errors(where: object, error: type[InputError]) -> Iterator[None]:
+    """What pyarrow raises for a damaged file, as a sentence."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as problem:
+        if isinstance(problem, InputError):
+            raise
+        raise error(f"{where} is not a Parquet file ({one_line(problem)}); run the cell again.") from None
+
+
+def open_parquet(content: bytes, where: object, error: type[InputError]) -> pq.ParquetFile:
+    """A Parquet file; an error if it has more values than any of ours: a few bytes can stand for billions."""
+    file = pq.ParquetFile(pa.BufferReader(content))
+    about = file.metadata
+    groups = [about.row_group(n) for n in range(about.num_row_groups)]
+    values = sum(group.column(n).num_values for group in groups for n in range(group.num_columns))
+    if about.num_columns > MAX_COLUMNS or values > MAX_VALUES:
+        raise error(
+            f"{where} has {about.num_columns:,} columns and {values:,} values; at most {MAX_COLUMNS:,} columns "
+            f"and {MAX_VALUES:,} values are read."
+        )
+    return file
 
 
 def _check_columns(schema: pa.Schema, where: object) -> None:
+    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+        raise SamplesError(f"{where} has the column {twice[0]} more than once; run the cell again.")
     for name in NEEDED:
         if name not in schema.names:
             raise SamplesError(f"{where} lacks the column {name}; run the cell again.")
@@ -119,6 +152,22 @@ def _check_columns(schema: pa.Schema, where: object) -> None:
         wanted = FIELDS.field(field.name).type if field.name in FIELDS.names else pa.float64()
         if field.type != wanted:
             raise SamplesError(f"{where}: the column {field.name} has type {field.type}; it must be {wanted}.")
+
+
+def _check_values(table: pa.Table, where: object) -> None:
+    """An error for values that nothing measures: they would pair documents wrongly, or overflow in sums."""
+    for name in NEVER_NULL:
+        if nulls := table[name].null_count:
+            raise SamplesError(f"{where}: the column {name} has {nulls:,} nulls; it must have none.")
+    scores = {name: as_floats(table[name]) for name in table.column_names if name not in FIELDS.names}
+    scores["loglikelihoods"] = lists(table["loglikelihoods"])[0]
+    for name, column in scores.items():
+        finite = column[np.isfinite(column)]
+        largest = finite[np.abs(finite).argmax()] if len(finite) else 0.0
+        if abs(largest) > MAX_LOGLIKELIHOOD:
+            raise SamplesError(f"{where}: the column {name} has {largest:g}; no score is that large.")
+        if name.endswith(WEIGHT) and not (finite > 0).all():
+            raise SamplesError(f"{where}: the column {name} has {finite.min():g}; a divisor must be above 0.")
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -138,6 +187,8 @@ def as_floats(column: pa.ChunkedArray | pa.Array) -> Floats:
     """
     array = one_array(column) if isinstance(column, pa.ChunkedArray) else column
     valid, content = array.buffers()
+    if not len(array):
+        return np.empty(0)
     numbers = np.frombuffer(content, array.type.to_pandas_dtype())[array.offset : array.offset + len(array)]
     numbers = numbers.astype(np.float64)
     if valid is not None and array.null_count:

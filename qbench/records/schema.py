@@ -2,17 +2,22 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from qbench.files import not_too_deep
 from qbench.identity import Identity, WithoutUnused
 from qbench.records.analysis_facts import AnalysisFacts, LinearDamage, MapsFacts
 from qbench.records.audit import Audit
+from qbench.records.limits import Bits, Count, Finite
 
 SCHEMA_VERSION: Literal[1] = 1
 
 # What may be measured instead of scores. Each has its own record and its own settings.
 Measured = Literal["analysis", "maps", "sensitivity"]
 FailureKind = Literal["error", "audit", "out-of-memory", "killed", "crashed", "timeout"]
+
+
+JsonFields = Annotated[dict[str, Any], AfterValidator(not_too_deep)]
 
 
 class _RecordPart(BaseModel):
@@ -26,7 +31,7 @@ class CellRef(_RecordPart, WithoutUnused):
     attention: str  # softmax, softpick, …
     checkpoint: str  # as the recipe names it
     method: str
-    bits: int  # 16 for method none
+    bits: Bits  # 16 for method none
     label: str  # the quantization's full name, such as hqq-3-g64
     draw: Annotated[int, Field(ge=1)] | None = None  # of calibration, if there are several
     step: Annotated[int, Field(ge=0)] | None = None  # of training, if it is not the final model
@@ -51,11 +56,11 @@ class MetricValue(_RecordPart):
 
     task: str
     metric: str
-    value: float
-    stderr: float | None
+    value: Finite
+    stderr: Finite | None
     better: Literal["higher", "lower"] | None
     aggregation: str  # how documents' values become one: a name in qbench.records.samples.AGGREGATIONS
-    documents: int
+    documents: Count
 
 
 class Divergence(_RecordPart):
@@ -88,24 +93,24 @@ class QuantizerFacts(_RecordPart):
 class Cost(_RecordPart):
     """The cost of a cell."""
 
-    seconds: dict[str, float]  # by phase: load, quantize, evaluate
-    tokens: int | None = None  # forwarded while evaluating
-    tokens_per_second: float | None = None
-    peak_host_bytes: int | None = None
-    peak_device_bytes: int | None = None
+    seconds: dict[str, Finite]  # by phase: load, quantize, evaluate
+    tokens: Count | None = None  # forwarded while evaluating
+    tokens_per_second: Finite | None = None
+    peak_host_bytes: Count | None = None
+    peak_device_bytes: Count | None = None
     # The token budget of a batch, and its value after each time memory ran out; None in older records.
     batch_tokens: tuple[int, ...] | None = None
-    weight_bytes: int | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
+    weight_bytes: Count | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
 
 
 class Provenance(_RecordPart):
     """Everything needed to reproduce the numbers."""
 
     recipe: str  # the file's name
-    resolved_recipe: dict[str, Any]
+    resolved_recipe: JsonFields
     packages: dict[str, str]
     git_commit: str | None  # with a + if the working tree has changes
-    machine: dict[str, Any]  # cpu, cores, threads, memory, gpu, driver, python, platform
+    machine: JsonFields  # cpu, cores, threads, memory, gpu, driver, python, platform
     precision: dict[str, str | bool] | None = None  # torch's settings for matrix products on CUDA
     started: str  # ISO 8601, UTC
     finished: str
@@ -156,5 +161,5 @@ class RunPlan(_RecordPart):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     recipe: str
-    resolved_recipe: dict[str, Any]
+    resolved_recipe: JsonFields
     cells: tuple[PlannedCell, ...]

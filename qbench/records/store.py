@@ -16,15 +16,16 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from pydantic import ValidationError
 
-from qbench.errors import InputError
-from qbench.files import file_name, write_atomically
+from qbench.errors import InputError, shown
+from qbench.files import MAX_JSON_BYTES, file_name, parse_json, read_content, write_atomically
+from qbench.records.kept import Kept
 from qbench.records.schema import SCHEMA_VERSION, CellRef, PlannedCell, Record, RunPlan
+from qbench.validation import problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +44,9 @@ CELL_FOLDER = re.compile(rf"-[0-9a-f]{{{KEY_LETTERS}}}$")
 Samples = Union["pd.DataFrame", bytes, None]  # per-document results, or the Parquet file of an analysis
 
 
+KEPT_TABLES: Kept = Kept(most=2**25)  # bytes: all of a small folder, and the latest cells of a large one
+
+
 class StoreError(InputError):
     """Why a folder of records cannot be read or written, in a sentence."""
 
@@ -53,6 +57,7 @@ class StoredRecord:
 
     record: Record
     folder: Path
+    found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what was computed of it, by name
 
     @property
     def has_samples(self) -> bool:
@@ -83,27 +88,31 @@ class StoredRecord:
 
         return read_samples(io.BytesIO(self.samples_content()))
 
-    @cached_property
+    @property
     def table(self) -> "pa.Table":
-        """The part of the samples that verdicts and tables need, read once; the same error."""
-        from qbench.records.samples import read_table
+        """The part of the samples that verdicts and tables need; read again if too many others were read since."""
+        return self._documents()[0]
 
-        return read_table(self.samples_content(), self.parquet)
-
-    @cached_property
+    @property
     def gold_logprobs(self) -> "Floats":
-        """What `samples.gold_logprobs` gives for the table, computed once: suspicions and verdicts both need it."""
-        from qbench.records.samples import gold_logprobs
+        """What `samples.gold_logprobs` gives for the table, kept with it: suspicions and verdicts both need it."""
+        return self._documents()[1]
 
-        return gold_logprobs(self.table)
+    def _documents(self) -> "tuple[pa.Table, Floats]":
+        from qbench.records.samples import gold_logprobs, read_table
+
+        def read() -> "tuple[pa.Table, Floats]":
+            table = read_table(self.samples_content(), self.parquet)
+            return table, gold_logprobs(table)
+
+        return KEPT_TABLES.get((self.parquet, self.record.samples_sha256), read, lambda found: found[0].nbytes)
 
     def samples_content(self) -> bytes:
         """The bytes of the Parquet file; the same error."""
         file = self.parquet
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise StoreError(f"{file}: the samples of {self.record.cell.name} cannot be read ({error}).") from None
+        if not file.exists():
+            raise StoreError(f"{file}: the samples of {self.record.cell.name} are missing; run the cell again.")
+        content = read_content(file, StoreError)
         if hashlib.sha256(content).hexdigest() != self.record.samples_sha256:
             raise StoreError(f"{file} does not match the checksum in its {RECORD}; run the cell again.")
         return content
@@ -174,7 +183,7 @@ def cell_folder(folder: Path, cell: CellRef, key: str) -> Path:
 
 
 def parquet_name(record: Record) -> str:
-    """The name of the Parquet file beside a record."""
+    """The name of the Parquet file next to a record."""
     return f"{record.cell.measured}.parquet" if record.cell.measured else SAMPLES
 
 
@@ -223,6 +232,8 @@ def remove_unfinished(folder: Path) -> None:
 
     Call only while holding the folder's lock.
     """
+    if not folder.is_dir():  # someone removed it while a run was writing to it
+        return
     cells = [found for found in folder.iterdir() if found.is_dir() and CELL_FOLDER.search(found.name)]
     for file in [path for place in (folder, *cells) for path in place.glob(".*.*")]:
         if file.name.startswith(tuple(f".{name}." for name in (RECORD, RUN, ANALYSES, *PARQUET))):
@@ -245,32 +256,27 @@ def _read_plan(file: Path) -> RunPlan | None:
 
 
 def _read_json(file: Path, kind: type[Model]) -> Model:
-    try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{file} cannot be read ({error.strerror}).") from None
+    text = read_content(file, StoreError, MAX_JSON_BYTES)
     try:
         read = kind.model_validate_json(text)  # three times as fast as the way that reports what is wrong
         if "schema_version" in read.model_fields_set:
             return read
-    except ValidationError:
-        pass
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise StoreError(f"{file} is not JSON ({error}); remove its folder and run the cell again.") from None
+        wrong = ""
+    except ValidationError as error:
+        wrong = _first_problem(error)
+    content = parse_json(text, file, StoreError)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise StoreError(
-            f"{file} has the schema version {version!r}; this qbench reads version {SCHEMA_VERSION}. "
+            f"{file} has the schema version {shown(version)}; this qbench reads version {SCHEMA_VERSION}. "
             "Run the recipe again, or read it with the version of qbench that wrote it."
         )
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise StoreError(f"{file}: {where or 'the record'}: {first['msg']}.") from None
+    raise StoreError(f"{file}: {wrong}")
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the record'} {problem(first)}"
 
 
 def _check_one_each(records: list[StoredRecord], folder: Path, by: Callable[[Record], object], why: str) -> None:

@@ -8,7 +8,7 @@ All limits were set on the 20 quantized cells of results/mini (5 tasks with 400 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ import numpy as np
 from qbench.numbers import significant
 from qbench.records.audit import UNQUANTIZED, Audit, failures
 from qbench.records.impossible import ClaimedScore, impossible_scores
+from qbench.records.integrity import altered
+from qbench.records.kept import Kept
 from qbench.records.metrics import KL, METRICS
 from qbench.records.samples import WEIGHT, Floats, lists, metric_columns, padded_lists, rows_of_tasks
 from qbench.records.schema import CellRef, Record
@@ -77,6 +79,12 @@ class TaskScores:
     lengths: Floats  # [documents, choices] characters
     metrics: Mapping[str, Floats]  # [documents] by column
 
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory."""
+        arrays = (self.hashes, self.values, self.decisions, self.gold, self.lengths, *self.metrics.values())
+        return sum(own.nbytes for own in arrays)
+
     def take(self, rows: np.ndarray) -> "TaskScores":
         """The documents of these rows, in this order."""
         metrics = {name: column[rows] for name, column in self.metrics.items()}
@@ -94,6 +102,7 @@ class MeasuredCell:
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
     tasks: Mapping[str, TaskScores]
     same_as: str = ""  # the label of a cell that this one may equal, such as one without masked heads
+    compared: dict[int, "_Comparison"] = field(default_factory=dict, compare=False, repr=False)  # by id of the other
 
     @cached_property
     def probes(self) -> "frozenset[tuple[str, str, str, bytes]]":
@@ -106,6 +115,17 @@ class MeasuredCell:
                 own = values[~np.isnan(values)]  # cells may be padded to different widths
                 found.add((self.cell.family, task, str(scores.hashes[row]), own.tobytes()))
         return frozenset(found)
+
+    @cached_property
+    def following(self) -> "dict[tuple[str, str], int]":
+        """By task and metric: in how many documents it does not follow from the log-likelihoods."""
+        return _following(self.tasks)
+
+    def compare(self, unquantized: "MeasuredCell") -> "_Comparison":
+        """This cell next to the unquantized model; computed once."""
+        if id(unquantized) not in self.compared:
+            self.compared[id(unquantized)] = _comparison(_common(self, unquantized))
+        return self.compared[id(unquantized)]
 
     @property
     def base(self) -> str:
@@ -144,10 +164,11 @@ Rule = Callable[[Evidence], Iterator[Suspicion]]
 def suspicious_records(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> list[Suspicion]:
     """What is wrong with the current records of a folder; references: the records of the run's baseline."""
     done = [stored for stored in records if stored.record.state == "done"]
+    with np.errstate(invalid="ignore"):  # -inf - -inf is NaN, and such documents do not count
+        scores = suspicious_scores(Evidence(_measured(records), _measured(references)))
     unproved = [found for stored in done if (found := _unproved(stored.record))]
     unproved += [found for stored in done for found in _impossible(stored)]
-    with np.errstate(invalid="ignore"):  # -inf - -inf is NaN, and such documents do not count
-        return unproved + suspicious_scores(Evidence(_measured(records), _measured(references)))
+    return unproved + scores
 
 
 def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
@@ -155,6 +176,7 @@ def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
 
     A cell that is accused is not used as evidence against others.
     """
+    _read_once(evidence)
     found: dict[CellRef, Suspicion] = {}
     rules: list[Rule] = [_same_weights, _too_near, _too_good, _recovered, _not_its_log_likelihoods]
     for rule in rules:
@@ -162,6 +184,17 @@ def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
             found.setdefault(suspicion.cell, suspicion)
         evidence = replace(evidence, cells=[cell for cell in evidence.cells if cell.cell not in found])
     return list(found.values())
+
+
+def _read_once(evidence: Evidence) -> None:
+    """Compute what the rules need of each cell's documents while they are in memory: it is small, and they are not."""
+    unquantized = [_unquantized(evidence.cells), _unquantized(evidence.references)]
+    for cells, against in ((evidence.cells, unquantized), (evidence.references, unquantized[1:])):
+        for cell in sorted(cells, key=lambda own: own.model):
+            _ = cell.probes, cell.following
+            for models in against if cell.is_quantized else ():
+                if cell.model in models:
+                    cell.compare(models[cell.model])
 
 
 def audit_failures(record: Record, audit: Audit) -> list[str]:
@@ -188,15 +221,24 @@ def _unproved(record: Record) -> Suspicion | None:
 
 def _impossible(stored: StoredRecord) -> Iterator[Suspicion]:
     """Scores that no model can have, whatever its weights."""
-    columns = metric_columns(stored.table) if stored.has_samples else {}
+    others = _not_right_or_wrong(stored) if stored.has_samples else []
     claims = []
     for m in stored.record.metrics:
-        values = columns.get(m.metric, np.empty(0))
-        right_or_wrong = bool((np.isnan(values) | (values == 0) | (values == 1)).all())
-        claims.append(ClaimedScore(m.task, m.metric, m.value, m.better, m.documents if right_or_wrong else None))
+        documents = None if m.metric in others else m.documents
+        claims.append(ClaimedScore(m.task, m.metric, m.value, m.better, documents))
     for found in impossible_scores(claims):
         message = f"{found.score.task} {found.score.metric}: {found.why}"
         yield Suspicion(stored.record.cell, "records", message)
+
+
+def _not_right_or_wrong(stored: StoredRecord) -> list[str]:
+    """The columns with values other than 0 and 1; computed once."""
+    if "not right or wrong" not in stored.found:
+        columns = metric_columns(stored.table).items()
+        stored.found["not right or wrong"] = [
+            name for name, own in columns if not (np.isnan(own) | (own == 0) | (own == 1)).all()
+        ]
+    return stored.found["not right or wrong"]
 
 
 def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
@@ -273,25 +315,24 @@ def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Suspicion]:
     A task may define acc differently from lm-eval; then few cells agree, if any, and none is accused.
     """
     every = (*evidence.cells, *evidence.references)
-    agreeing = Counter(key for cell in every for key in _following(cell, agree=True))
-    differing = Counter(key for cell in every for key in _following(cell, agree=False))
+    agreeing = Counter(key for cell in every for key, off in cell.following.items() if not off)
+    differing = Counter(key for cell in every for key, off in cell.following.items() if off)
     for cell in evidence.cells:
-        for (task, metric), off in _following(cell, agree=False).items():
-            if agreeing[task, metric] > differing[task, metric]:
+        for (task, metric), off in cell.following.items():
+            if off and agreeing[task, metric] > differing[task, metric]:
                 message = f"in {task} {metric} does not follow from the log-likelihoods of {off} documents."
                 yield Suspicion(cell.cell, "records", message)
 
 
-def _following(cell: MeasuredCell, agree: bool) -> dict[tuple[str, str], int]:
-    """The tasks and metrics that follow from log-likelihoods, or those that do not, and for how many documents."""
+def _following(tasks: Mapping[str, TaskScores]) -> dict[tuple[str, str], int]:
+    """By task and metric: how many documents' values do not follow from their log-likelihoods."""
     found = {}
-    for task, scores in cell.tasks.items():
+    for task, scores in tasks.items():
         for metric, expected in _expected(scores).items():
             given = scores.metrics[metric]
             counted = ~np.isnan(given)
-            off = int((counted & (given != expected)).sum())  # NaN differs
-            if counted.sum() >= MIN_DOCUMENTS and (off == 0) == agree:
-                found[task, metric] = off
+            if counted.sum() >= MIN_DOCUMENTS:
+                found[task, metric] = int((counted & (given != expected)).sum())  # NaN differs
     return found
 
 
@@ -320,11 +361,8 @@ def _too_near(evidence: Evidence) -> Iterator[Suspicion]:
     pairs = [(c, found[c.model]) for c in evidence.cells if c.is_quantized for found in unquantized if c.model in found]
     for cell, model in pairs:
         error = cell.weight_error
-        for task, (after, before) in _common(cell, model).items():
-            moves = _moves(before.values, after.values)
-            if not error or len(moves) < MIN_DOCUMENTS_MOVED:
-                continue
-            if (move := float(np.median(moves)) / error) < MIN_MOVE:
+        for task, moved in cell.compare(model).moves.items():
+            if error and (move := moved / error) < MIN_MOVE:
                 message = (
                     f"in {task} its log-likelihoods are too close to the unquantized model's: they moved by {move:.1g} "
                     f"per unit of the audit's relative weight error ({error:.2g}); honest cells move by at least 0.5."
@@ -335,21 +373,18 @@ def _too_near(evidence: Evidence) -> Iterator[Suspicion]:
 def _too_good(evidence: Evidence) -> Iterator[Suspicion]:
     """Quantized cells that are significantly better than the unquantized model."""
     for cell, unquantized in evidence.with_unquantized():
-        for task, (after, before) in _common(cell, unquantized).items():
-            gain, unit, limit = _gain(after, before)
-            if len(gain) < MIN_DOCUMENTS:
-                continue
-            mean, error = float(gain.mean()), float(gain.std(ddof=1)) / math.sqrt(len(gain))
-            if mean > limit and mean > SURE_T * error:
+        for task, gain in cell.compare(unquantized).gains.items():
+            mean, error = gain.mean, gain.error
+            if mean > MAX_GAIN and mean > SURE_T * error:
                 message = (
-                    f"in {task} it is better than the unquantized model by {significant(mean)} {unit} (standard error "
-                    f"{significant(error)}); honest cells gain at most a fifth of the limit, {significant(limit)}."
+                    f"in {task} it is better than the unquantized model by {significant(mean)} {gain.unit} (standard "
+                    f"error {significant(error)}); honest cells gain at most a fifth of the limit, {MAX_GAIN:g}."
                 )
                 yield Suspicion(cell.cell, "records", message)
 
 
-def _gain(after: TaskScores, before: TaskScores) -> tuple[Floats, str, float]:
-    """How much each document improved, the unit, and the limit.
+def _gain(after: TaskScores, before: TaskScores) -> tuple[Floats, str]:
+    """How much each document improved, and the unit.
 
     In answers if there are any: noise makes a model less sure, and so it gains nats where it is surely wrong.
     Otherwise in nats per word or target, if the model knows the text: one that does not gains nats from noise too.
@@ -357,20 +392,20 @@ def _gain(after: TaskScores, before: TaskScores) -> tuple[Floats, str, float]:
     for name in ANSWERS:
         if name in after.metrics and np.isfinite(after.metrics[name]).any():
             gain = after.metrics[name] - before.metrics.get(name, np.nan)
-            return gain[np.isfinite(gain)], "right answers per document", MAX_GAIN
+            return gain[np.isfinite(gain)], "right answers per document"
     gain = after.decisions - before.decisions
     known = np.nanmean(before.decisions) > MIN_NATS if np.isfinite(before.decisions).any() else False
-    return gain[np.isfinite(gain)] if known else np.empty(0), "nats per decision", MAX_GAIN
+    return gain[np.isfinite(gain)] if known else np.empty(0), "nats per decision"
 
 
 def _recovered(evidence: Evidence) -> Iterator[Suspicion]:
     """Cells that have almost none of the damage that the same cell has in the baseline."""
     damages = {
-        (cell.cell.name, cell.checkpoint): _damages(cell, unquantized)
+        (cell.cell.name, cell.checkpoint): cell.compare(unquantized).damages
         for cell, unquantized in Evidence(evidence.references).with_unquantized()
     }
     for cell, unquantized in evidence.with_unquantized():
-        then, now = damages.get((cell.cell.name, cell.checkpoint), {}), _damages(cell, unquantized)
+        then, now = damages.get((cell.cell.name, cell.checkpoint), {}), cell.compare(unquantized).damages
         large = [t for t, d in then.items() if t in now and d.mean > max(LARGE_DAMAGE, SURE_T * d.error)]
         before, after = sum(then[task].mean for task in large), sum(now[task].mean for task in large)
         error = math.sqrt(sum(now[task].error ** 2 for task in large))
@@ -383,22 +418,41 @@ def _recovered(evidence: Evidence) -> Iterator[Suspicion]:
 
 
 @dataclass(frozen=True)
-class _Damage:
-    """What quantization costs, in nats per decision."""
+class _Mean:
+    """A mean over documents: what quantization costs or gains."""
 
     mean: float
     error: float  # standard error, of paired documents
+    unit: str = "nats per decision"
 
 
-def _damages(cell: MeasuredCell, unquantized: MeasuredCell) -> dict[str, _Damage]:
-    """The damage in each task with enough documents in common."""
-    found = {}
-    for task, (after, before) in _common(cell, unquantized).items():
+@dataclass(frozen=True)
+class _Comparison:
+    """A quantized cell next to the unquantized model, by task; only tasks with enough documents in common."""
+
+    moves: Mapping[str, float]  # the median of how far log-likelihoods moved
+    gains: Mapping[str, _Mean]
+    damages: Mapping[str, _Mean]
+
+
+def _comparison(common: Mapping[str, tuple[TaskScores, TaskScores]]) -> _Comparison:
+    moves, gains, damages = {}, {}, {}
+    for task, (after, before) in common.items():
+        moved = _moves(before.values, after.values)
+        if len(moved) >= MIN_DOCUMENTS_MOVED:
+            moves[task] = float(np.median(moved))
+        gain, unit = _gain(after, before)
+        if len(gain) >= MIN_DOCUMENTS:
+            gains[task] = _mean(gain, unit)
         lost = before.decisions - after.decisions
         lost = lost[np.isfinite(lost)]
         if len(lost) >= MIN_DOCUMENTS:
-            found[task] = _Damage(float(lost.mean()), float(lost.std(ddof=1)) / math.sqrt(len(lost)))
-    return found
+            damages[task] = _mean(lost)
+    return _Comparison(moves, gains, damages)
+
+
+def _mean(values: Floats, unit: str = "nats per decision") -> _Mean:
+    return _Mean(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), unit)
 
 
 def _unquantized(cells: Sequence[MeasuredCell]) -> dict[tuple[str, str], MeasuredCell]:
@@ -445,7 +499,7 @@ def _measured(records: Sequence[StoredRecord]) -> list[MeasuredCell]:
             stored.record.cell,
             stored.record.identity.what.checkpoint,
             stored.record.audit.relative_error if stored.record.audit else None,
-            task_scores(stored),
+            _StoredTasks(stored),
             _same_as(stored.record.audit),
         )
         for stored in records
@@ -458,6 +512,33 @@ def _same_as(audit: Audit | None) -> str:
     if audit is None:
         return ""
     return "-".join([audit.weight_label, *(part.label for part in audit.parts if not part.may_change_nothing)])
+
+
+KEPT_SCORES = Kept(most=2**25)  # bytes
+
+
+class _StoredTasks(Mapping[str, TaskScores]):
+    """The documents of a record's tasks; read again if too many others were read since."""
+
+    def __init__(self, stored: StoredRecord) -> None:
+        self.stored = stored
+
+    def _read(self) -> dict[str, TaskScores]:
+        key = (self.stored.parquet, self.stored.record.samples_sha256)
+        return KEPT_SCORES.get(key, self._scores, lambda tasks: sum(own.nbytes for own in tasks.values()))
+
+    def _scores(self) -> dict[str, TaskScores]:
+        _ = altered(self.stored), _not_right_or_wrong(self.stored)  # while its table is in memory
+        return task_scores(self.stored)
+
+    def __getitem__(self, task: str) -> TaskScores:
+        return self._read()[task]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
 
 
 def task_scores(stored: StoredRecord) -> dict[str, TaskScores]:

@@ -164,7 +164,7 @@ def _figure_table(
     table = Table(
         name=name,
         title=title,
-        caption=f"{title} of {', '.join(dict.fromkeys(model.cell.family for model in models))}.",
+        caption=f"{title} of the {' and '.join(dict.fromkeys(model.cell.family for model in models))} models.",
         reading=[*reading, READ_RATES],
         columns=[*heads, *(Column(c.title, group=c.group) for c in there)],
         heads=len(heads) - 1,

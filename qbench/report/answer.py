@@ -14,20 +14,20 @@ from qbench.report.tidy import DataRow
 UNITS = {"nats": "nats per decision", "points": "points of accuracy"}
 READ_HEADLINE = (
     "How much less an attention lost than {reference}, averaged over tasks and methods; positive: it lost less. Nats "
-    "per decision: the log-probability of the right choice among the choices, of the target, or per word of a page."
+    "per decision: the log-probability of the right choice (softmax over choices), of the target or per word of a page."
 )
 READ_HEADLINE_INTERVAL = (
-    "The 95% intervals are not adjusted. They include the choice of documents and, if there are several, of "
-    f"calibration draws and training seeds. p is adjusted over all lines (Holm); p ≤ {ALPHA:g} claims a difference."
+    "The 95% intervals are not adjusted. They cover the choice of documents and, if there are several, of "
+    f"calibration draws and training seeds. p is adjusted for all rows (Holm); p ≤ {ALPHA:g} counts as a difference."
 )
 READ_CLAIMS = (
-    "Intervals are 95%, not adjusted; a difference is claimed if its p, adjusted for {comparisons} (Holm), is at "
-    f"most {ALPHA:g}."
+    "The 95% intervals are not adjusted. A difference is claimed if p ≤ "
+    f"{ALPHA:g} after adjustment for {{comparisons}} (Holm)."
 )
-READ_SCALES = "Also: points of accuracy, logits of accuracy, and damage ÷ {reference}'s damage in nats."
+READ_SCALES = "Points and logits are of accuracy. Damage ratio: damage ÷ {reference}'s damage, in nats."
 READ_PUBLISHED = (
-    "Published accuracies come without documents: the intervals are wider than needed, since they ignore that all "
-    "models saw the same documents, but they do not include calibration."
+    "Published numbers have no per-document results. The intervals therefore ignore that all models saw the same "
+    "documents, which makes them too wide. They do not cover the choice of calibration text."
 )
 
 
@@ -127,6 +127,7 @@ def _sentence(lines: Sequence[Headline]) -> str:
     others = [line for line in lines if not line.claims]
     parts = [
         f"{kind_name(line.attention)} lost {_size(line)} {unit} {_direction(line)} than {reference} {_interval(line)}"
+        f"{_opposed(line)}"
         for line in claims
     ]
     if others and len(lines) == 1:
@@ -138,8 +139,10 @@ def _sentence(lines: Sequence[Headline]) -> str:
     elif others:
         names = ", ".join(kind_name(line.attention) for line in others)
         parts.append(f"there is no evidence either way for {names}")
-    scales = [_on_other_scales(line) for line in claims if line.depends_on_scale or len(lines) == 1]
-    return f"At {bits} bits {'; '.join(parts)}{_of_what(lines[0])}.{''.join(scales)}"
+    alone = len(lines) == 1 and bool(claims)
+    first = "the answer depends on the scale: " if alone and claims[0].depends_on_scale else ""
+    agreeing = _agreeing(claims[0]) if alone else ""
+    return f"At {bits} bits {first}{'; '.join(parts)}{_of_what(lines[0])}.{agreeing}"
 
 
 def _why(line: Headline) -> str:
@@ -169,26 +172,44 @@ def _of_what(line: Headline) -> str:
     return f" (mean of {pairs} trained pairs)" if pairs > 1 else " (one trained pair)"
 
 
-def _on_other_scales(line: Headline) -> str:
-    """A claim on other scales; and why, if it differs there."""
-    name, reference = kind_name(line.attention), kind_name(line.reference)
-    others = {"points": line.scales.points, "logits": line.scales.logits}
-    shown = ", ".join(f"{signed(value)} {scale}" for scale, value in others.items() if value is not None)
-    if not shown:
-        return ""
-    ratio = "" if line.scales.ratio is None else f"; {score(line.scales.ratio)} of {reference}'s damage"
-    if not (line.depends_on_scale and line.level):
-        return f" On other scales: {shown} of accuracy{ratio}."
-    before, own = map(score, line.level)
-    return (
-        f" The answer depends on the scale ({signed(line.value, 3)} {line.unit}, {shown} of accuracy, positive if "
-        f"{name} lost less{ratio}), because the models start at different mean accuracies: {before}% for {reference}, "
-        f"{own}% for {name}."
-    )
+def _opposed(line: Headline) -> str:
+    """The scales on which a claim has the opposite sign: ', but 4.94 points of accuracy more'."""
+    opposed = _on_other_scales(line, less=line.value < 0)
+    return f", but {opposed}" if opposed else ""
+
+
+def _agreeing(line: Headline) -> str:
+    """The scales that agree with a claim, as a sentence."""
+    agreeing, ratio = _on_other_scales(line, less=line.value >= 0), line.scales.ratio
+    parts = [f"also lost {agreeing}"] if agreeing else []
+    if ratio is not None:
+        parts.append(f"lost {score(ratio)} times as many nats as {kind_name(line.reference)}")
+    return f" {kind_title(line.attention)} {', and '.join(parts)}." if parts else ""
+
+
+def _on_other_scales(line: Headline, *, less: bool) -> str:
+    """What the attention lost less of, or else more of: '4.94 points and 1.28 logits of accuracy more'."""
+    scales = {"points": line.scales.points, "logits": line.scales.logits}
+    found = [f"{score(abs(own))} {name}" for name, own in scales.items() if own and (own > 0) == less]
+    return f"{' and '.join(found)} of accuracy {'less' if less else 'more'}" if found else ""
+
+
+def _start_levels(lines: Sequence[Headline]) -> list[str]:
+    """Why scales disagree, if they do: one sentence per family."""
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for line in lines:
+        if line.claims and line.depends_on_scale and line.level:
+            names = kind_name(line.reference), kind_name(line.attention)
+            found.setdefault(line.families, {}).update(zip(names, map(score, line.level), strict=True))
+    return [
+        f"The unquantized {' and '.join(families)} models start at different mean accuracies, so scales can disagree: "
+        f"{', '.join(f'{level}% for {name}' for name, level in levels.items())}."
+        for families, levels in found.items()
+    ]
 
 
 def _remarks(lines: Sequence[Headline]) -> list[str]:
-    found = list(dict.fromkeys(note for line in lines for note in line.notes))
+    found = [*_start_levels(lines), *dict.fromkeys(note for line in lines for note in line.notes)]
     if judged := [line for line in lines if line.judged]:
         found.append(READ_CLAIMS.format(comparisons=counted(len(judged), "comparison")))
     if lines[0].unit == "points":

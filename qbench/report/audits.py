@@ -10,12 +10,14 @@ from qbench.report.tables import Column, Field, Table, number_field
 
 CAPTION = "Measured on the quantized models: stored bits per weight, weight errors, and next-token predictions."
 READ_BITS = (
-    "Quantized: share of the target weights. Code bits: stored bits per code, as the method packs them (HQQ packs ten "
-    "3-bit codes into 32 bits: 3.2 bits per code, more if words are not full). Storage bits: with scales and zeros."
+    "Quantized: share of the target weights that is quantized. Code bits: stored bits per code, as the method packs "
+    "them (HQQ packs ten 3-bit codes into 32 bits: 3.2 bits per code, more if words are not full). Storage bits: plus "
+    "scales and zeros."
 )
 READ_PROBE = (
-    "KL and top-1 agreement compare the next token with the unquantized model's on the audit's probe: by default a "
-    "fixed batch of pseudo-random tokens. Models are far less sure of those than of text; 80% agreement is normal."
+    "KL and top-1 agreement compare next-token predictions with the unquantized model's, by default on a fixed batch "
+    "of pseudo-random tokens. Models are less certain about these than about text, so even harmless quantization can "
+    "change a fifth of the top-1 predictions."
 )
 # By the column's title: the number in the audit, and how it is written.
 MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qbench.records.resampling import RESAMPLES, SEED, resampled_sums, tail_share
+from qbench.records.resampling import RESAMPLES, SEED, sums_of_columns, tail_share
 from qbench.records.samples import Aggregation
 from qbench.report.values import Values
 from qbench.uncertainty import LEVEL, ChanceSource, Estimate, of_draws
@@ -78,13 +78,14 @@ def resample(columns: Sequence[MetricDocuments]) -> list[Resampled]:
     for count in {len(column.values.values) for column in columns}:
         own = [i for i, column in enumerate(columns) if len(column.values.values) == count]
         weights = {id(columns[i].values.weights): columns[i].values.weights for i in own}  # many share theirs
-        drawn = resampled_sums(np.stack([*(columns[i].values.values for i in own), *weights.values()], axis=1)).T
+        drawn = sums_of_columns([*(columns[i].values.values for i in own), *weights.values()])
         totals = dict(zip(weights, drawn[len(own) :], strict=True))
         for i, sums in zip(own, drawn, strict=False):
             column = columns[i]
             with np.errstate(invalid="ignore"):  # a resample may have none of the documents that have a value
-                draws = column.factor * sums / totals[id(column.values.weights)]
-            found[i] = Resampled(column.score, draws, count, column.aggregation.exponential, column.share)
+                sums *= column.factor  # in place: there are thousands of them
+                sums /= totals[id(column.values.weights)]
+            found[i] = Resampled(column.score, sums, count, column.aggregation.exponential, column.share)
     return [found[i] for i in range(len(columns))]
 
 
@@ -101,7 +102,8 @@ def interval(*terms: Term) -> Interval | None:
     first = by_draw[0][1][0]
     if first.documents < 2:
         return None
-    (shown, _), (tested, estimate) = (_ends(by_draw, in_units) for in_units in (True, False))
+    tested, estimate = _ends(by_draw, in_units=False)
+    shown = _ends(by_draw, in_units=True)[0] if first.logarithm else tested  # otherwise the two scales are one
     if not np.isfinite([shown, tested]).all():
         return None
     low, high = min(shown[0], tested[0]), max(shown[1], tested[1])

@@ -174,10 +174,10 @@ def _table(group: Sequence[Comparison]) -> Table:
     table = Table(
         name=f"compare-{about.family}-{about.method}",
         title=f"{about.family}, {about.method_title}: ours and published",
-        caption=f"Our numbers of {about.family}, {about.method_title}, next to the published ones.",
+        caption=f"Our numbers for {about.family}, {about.method_title}, next to the published ones.",
         reading=[
-            "Difference: ours − published. Repeat noise (95%): how much a repeat on the same documents may differ, "
-            "through rounding, dtype, batches and calibration draws. Nearer to: our quantized or our unquantized "
+            "Difference: ours − published. Repeat noise (95%): how much a rerun on the same documents may differ "
+            "because of rounding, dtype, batches and calibration draws. Nearer to: our quantized or our unquantized "
             "score, whichever is closer to the published one; undecided if the noise could change that."
         ],
         columns=[*(Column(title, "l") for title in texts), *map(Column, numbers)],

@@ -105,8 +105,8 @@ def _low_bits_without_damage(report: ReportData) -> Iterator[Doubt]:
         chance = _joint((m, _chance_within(limits[m], m, y, spread)) for m, _, y in pairs)
         if chance < MAX_CHANCE:
             shown = ", ".join(f"{m.task} {m.metric} {score(x.value)} ({score(y.value)})" for m, x, y in pairs)
-            what = f"these are scores of an unquantized or nearly lossless model, not of {result.cell.bits} bits"
-            yield Doubt(result.cell.name, f"{what} ({_by_chance(chance)}); unquantized in brackets: {shown}.")
+            what = f"these are scores of an unquantized or nearly lossless model, not of a {result.cell.bits}-bit one"
+            yield Doubt(result.cell.name, f"{what} ({_by_chance(chance)}). Scores (unquantized in brackets): {shown}.")
 
 
 def _impossible_scores(report: ReportData) -> Iterator[Doubt]:
@@ -184,4 +184,4 @@ def _documents(m: Measure, own: Score) -> int:
 
 
 def _by_chance(chance: float) -> str:
-    return f"the probability by chance is below {magnitude(10.0 ** math.ceil(math.log10(max(chance, 1e-12))))}"
+    return f"probability by chance: below {magnitude(10.0 ** math.ceil(math.log10(max(chance, 1e-12))))}"

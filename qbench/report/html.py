@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qbench.numbers import count, fixed
+from qbench.numbers import count, counted, fixed
 from qbench.records.schema import Cost, Record
 from qbench.report.audits import audit_table
 from qbench.report.delta import ReportData
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEASURED_ON = ("device", "dtype")  # of a record's identity
+# A plot of many quantizations has 200 kB and takes a second; a folder of 500 cells would have 30 of them.
+MAX_PLOT_CHARACTERS = 1_000_000
+MORE_PLOTS = "Only the first plots are drawn here; `qbench table {source} --plots FOLDER` draws all of them."
 
 
 @dataclass(frozen=True)
@@ -121,17 +124,24 @@ def _plots(report: ReportData) -> PageSection:
     from qbench.report.plots import figures
 
     drawn, why = _drawn(lambda: figures(report))
+    if why == [MORE_PLOTS]:
+        why = [MORE_PLOTS.format(source=report.results.source)]
     return PageSection("plots", "Plots", why if drawn or why else ["There is nothing to draw."], plots=drawn)
 
 
 def _drawn(figures: "Callable[[], Iterator[tuple[str, Figure]]]") -> tuple[list[tuple[str, str]], list[str]]:
-    """Pictures to put into the page, or a sentence that says why there are none."""
+    """Pictures to put into the page, and a sentence that says why there are none, or not all."""
     from qbench.report.plots import PlotError, inline_svg
 
+    drawn: list[tuple[str, str]] = []
     try:
-        return [(name, inline_svg(figure)) for name, figure in figures()], []
+        for name, figure in figures():
+            if sum(len(svg) for _, svg in drawn) > MAX_PLOT_CHARACTERS:
+                return drawn, [MORE_PLOTS]
+            drawn.append((name, inline_svg(figure)))
     except PlotError as error:
         return [], [str(error)]
+    return drawn, []
 
 
 def _audits(report: ReportData) -> PageSection | None:
@@ -178,7 +188,7 @@ def _provenance(records: Sequence[Record]) -> PageSection:
         table.rows.append([Field(text) for text in (*texts, _minute(own.started), _minute(own.finished))])
         setting = json.dumps({"machine": own.machine, "packages": own.packages}, indent=1, ensure_ascii=False)
         machines.setdefault(setting, []).append(record.cell.name)
-    listings = [(f"Machine and packages of {len(names)} cells", text) for text, names in machines.items()]
+    listings = [(f"Machine and packages of {counted(len(names), 'cell')}", text) for text, names in machines.items()]
     return PageSection("provenance", "Provenance", tables=[table], listings=listings)
 
 

@@ -10,6 +10,7 @@ from qbench.errors import did_you_mean
 from qbench.report.answer import answer, headline_rows, headline_tables
 from qbench.report.attentions import comparison
 from qbench.report.delta import ReportData
+from qbench.report.divergence import has_kl, kl_rows, kl_tables, why_no_kl
 from qbench.report.layouts import baseline_tables, damage_tables, delta_tables, summary_tables
 from qbench.report.passkey import has_passkey, passkey_rows, passkey_tables
 from qbench.report.remarks import remarks_on_delta
@@ -55,6 +56,10 @@ def _has_sensitivities(report: ReportData) -> bool:
     return bool(report.analyses.sensitivities)
 
 
+def _no_reason(report: ReportData) -> str:
+    return ""
+
+
 def _no_remarks(report: ReportData) -> list[str]:
     return []
 
@@ -78,6 +83,7 @@ class TableKind:
     tables: Callable[[ReportData], list[Table]]  # for people
     rows: Callable[[ReportData], list[DataRow]] | NoRows  # for programs
     on_page: Callable[[ReportData], bool] = _always  # whether the HTML page of all kinds has it
+    why_none: Callable[[ReportData], str] = _no_reason  # if there are no tables, a sentence
     lead: Callable[[ReportData], list[str]] = _no_remarks  # sentences above the tables
     remarks: Callable[[ReportData], list[str]] = _no_remarks  # below the tables
     figures: "Callable[[ReportData], Iterator[tuple[str, Figure]]]" = _no_figures  # pictures with their names
@@ -125,7 +131,7 @@ KINDS = {
         ),
         TableKind(
             name="baseline",
-            help="the unquantized models, families side by side",
+            help="the unquantized models, all families side by side",
             title="Unquantized models",
             tables=baseline_tables,
             rows=baseline_rows,
@@ -140,6 +146,16 @@ KINDS = {
             on_page=has_passkey,
         ),
         TableKind(
+            name="kl",
+            help="KL from the unquantized model over tokens: percentiles, equal top-1, perplexity ratio",
+            title="KL from the unquantized model",
+            tables=kl_tables,
+            rows=kl_rows,
+            on_page=has_kl,
+            why_none=why_no_kl,
+            figures=_of("divergence_plots", "kl_figures"),
+        ),
+        TableKind(
             name="analysis",
             help="sinks, activations, sparsity and dead heads, as `qbench analyze` measured them",
             title="Analysis: why quantization hurts",
@@ -151,7 +167,7 @@ KINDS = {
         ),
         TableKind(
             name="causes",
-            help="what quantization cost each model, next to its kurtosis, largest |x| and sink rate",
+            help="what quantization cost each model, next to its kurtosis, largest activation and sink rate",
             title="Damage and possible causes",
             tables=_of("causes", "cause_tables"),
             rows=_of("causes", "cause_rows"),

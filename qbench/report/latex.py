@@ -4,11 +4,12 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from qbench.output import on_one_line
 from qbench.report.tables import Field, Table
 
 PACKAGES = ("booktabs", "graphicx", "multirow", "xcolor")
 TONE_COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
-READ_COLOURS = "Green: better; red: worse."
+TONE_MARKS = {"better": "▲", "worse": "▼", "same": ""}  # colours alone are lost in print
 MAX_ROWS_PER_PAGE = 45  # longer tables become several
 SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -28,6 +29,9 @@ SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "‖": r"$\|$",
     "ε": r"$\varepsilon$",
     "≤": r"$\leq$",
+    "±": r"$\pm$",
+    "▲": r"$\bigtriangleup$",  # the filled ones need amssymb
+    "▼": r"$\bigtriangledown$",
 }
 
 
@@ -42,7 +46,7 @@ def latex(
             suffix = f" (part {i + 1} of {len(pieces)})" if len(pieces) > 1 else ""
             label = _label(f"{table.name}-{i + 1}" if suffix else table.name, labels)
             parts.append(_float(table, rows, suffix, label))
-    parts += [f"% {remark}\n" for remark in remarks]
+    parts += [f"% {on_one_line(remark)}\n" for remark in remarks]  # a line break would end the comment
     needs = f"% Needs \\usepackage{{{','.join(PACKAGES)}}}\n"
     first = "".join(f"{_escape(sentence)}\n\n" for sentence in lead)
     if standalone:
@@ -58,8 +62,6 @@ def _document(parts: Sequence[str]) -> str:
 
 def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: str) -> str:
     caption = [table.caption, *table.reading, *filter(None, [table.count])]
-    if any(field.tone for row in rows for field in row):
-        caption.append(READ_COLOURS)
     lines = [
         "\\begin{table}[t]",
         "\\centering",
@@ -149,7 +151,7 @@ def _pieces(table: Table) -> list[Sequence[Sequence[Field]]]:
 def _field(field: Field) -> str:
     text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", _escape(field.text))
     if field.tone:
-        text = f"\\textcolor{{{TONE_COLOURS[field.tone]}}}{{{text}}}"
+        text = f"\\textcolor{{{TONE_COLOURS[field.tone]}}}{{{text}{_escape(TONE_MARKS[field.tone])}}}"
     marks = ",".join(mark for mark in ("*" if field.starred else "", field.marks) if mark)
     return text + (f"$^{{{marks}}}$" if marks else "")
 
@@ -167,7 +169,7 @@ def _label(name: str, taken: set[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return "".join(SPECIAL.get(c) or (c if c.isascii() else _plain(c)) for c in text)
+    return "".join(SPECIAL.get(c) or (c if c.isascii() else _plain(c)) for c in on_one_line(text))
 
 
 def _plain(character: str) -> str:

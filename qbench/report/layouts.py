@@ -12,7 +12,7 @@ from qbench.records.metrics import is_share
 from qbench.report.attentions import comparison, kind_name, kind_title
 from qbench.report.delta import DamageRow, DeltaRow, Difference, ReportData
 from qbench.report.evidence import Flips
-from qbench.report.marks import READ_MARKS, Marks, marks_for
+from qbench.report.marks import READ_ADJUSTED, READ_TONES, Marks, marks_for
 from qbench.report.metrics import Measure, first_of_each_task, in_order, in_tables, metric_name, task_name
 from qbench.report.results import NOTHING, FamilyQuantization, Gap
 from qbench.report.tables import (
@@ -32,23 +32,27 @@ R = TypeVar("R", DeltaRow, DamageRow)
 READ_ARROWS = "↑ higher is better, ↓ lower is better."
 READ_STAR = "*: the 95% interval (paired bootstrap over documents) excludes zero."
 READ_ADDED_DOCUMENTS = (
-    "Intervals of accuracies include two extra documents, one changed in each direction: they are about ±3 documents "
-    "wide even if no document changed."
+    "The interval of an accuracy is at least about ±3 documents wide, even if no answer changed, because the bootstrap "
+    "adds one document that got better and one that got worse."
 )
 READ_DELTA = "Δ is {other} − {reference}; accuracies are in percent."
 READ_DIFFERENCE = "The difference is {other}'s damage − {reference}'s; accuracies are in percent."
 READ_FLIPS = "Flips: documents (%) that became wrong / that became right."
 READ_SUMMARY = (
-    "{whose}: first the scores of the unquantized models, then the change under quantization. Accuracies are in "
-    "percent, normalized by length (acc_norm) if the task has that."
+    "{whose}. Unquantized rows show scores; the other rows show what quantization changed. "
+    "Accuracies are in percent, normalized by length (acc_norm) if the task has that metric."
 )
-READ_SUMMARY_TONES = "▲: {other} lost less than {reference}; ▼: it lost more."
+READ_SUMMARY_TONES = "▲ {other} lost less than {reference}, ▼ it lost more"
 READ_LOG_RATIO = "Perplexity damage is 100 × ln(quantized / unquantized), in percent; the CSV has the plain difference."
+# What the count under a table counts.
+COUNT_DELTAS = "Values of Δ"
+COUNT_DIFFERENCES = "Differences between the attentions"
+COUNT_DAMAGES = "Changes"
 # For a family with only one model.
 READ_LONE_DAMAGE = "Damage is quantized − unquantized; accuracies are in percent."
 READ_LONE_SUMMARY = (
-    "First the scores of the unquantized {attention} model, then the change under quantization. Accuracies are in "
-    "percent."
+    "The unquantized row shows the {attention} model's scores; the other rows show what quantization changed. "
+    "Accuracies are in percent."
 )
 
 
@@ -88,7 +92,7 @@ def baseline_tables(report: ReportData) -> list[Table]:
     )
     measures = in_tables(in_order(row.measure for row in rows))
     compared = [row for row in rows if row.measure in measures]
-    marks = _marks(table, [(row.measure, delta) for row in compared for delta in row.deltas.values()])
+    marks = _marks(table, COUNT_DELTAS, [(row.measure, delta) for row in compared for delta in row.deltas.values()])
     for measure in measures:
         for shown in _lines(kinds):
             line = [Field(task_name(measure.task)), Field(metric_name(measure)), *_kind_fields(shown)]
@@ -119,12 +123,13 @@ def _delta_table(about: FamilyQuantization, rows: list[DeltaRow]) -> Table:
     table = Table(
         name=_name("delta", about),
         title=f"{about.family}, {about.method_title}",
-        caption=f"{_against(kinds)} at {about.family}, {how}.",
+        caption=f"{_against(kinds)}, {how}: {about.family}.",
         reading=reading,
         columns=columns,
         heads=_heads(1 if about.is_unquantized else 2, kinds),
     )
-    marks = _marks(table, [(row.measure, delta) for row in _arranged(rows) for delta in row.deltas.values()])
+    deltas = [(row.measure, delta) for row in _arranged(rows) for delta in row.deltas.values()]
+    marks = _marks(table, COUNT_DELTAS, deltas)
     for row in _arranged(rows):
         for shown in _lines(kinds):
             line = [*_head_fields(row), *_kind_fields(shown), *_delta_fields(table, row, shown, marks)]
@@ -149,7 +154,8 @@ def _damage_table(about: FamilyQuantization, rows: list[DamageRow]) -> Table:
         columns=columns,
         heads=_heads(2, kinds),
     )
-    marks = _marks(table, [(row.measure, found) for row in _arranged(rows) for found in row.differences.values()])
+    differences = [(row.measure, found) for row in _arranged(rows) for found in row.differences.values()]
+    marks = _marks(table, COUNT_DIFFERENCES, differences)
     own = marks_for((row.measure, damage.score) for row in _arranged(rows) for damage in row.damages.values())
     for row in _arranged(rows):
         for shown in _lines(kinds):
@@ -183,7 +189,7 @@ def _lone_damage_table(about: FamilyQuantization, rows: list[DamageRow], attenti
         reading=_damage_reading(READ_LONE_DAMAGE, rows, with_intervals, with_flips),
         columns=columns,
     )
-    marks = _marks(table, [(row.measure, damage.score) for row, damage in damages])
+    marks = _marks(table, COUNT_DAMAGES, [(row.measure, damage.score) for row, damage in damages])
     for row, damage in damages:
         line = [*_head_fields(row), difference_field(table, damage.score, row.measure, marks)]
         if with_intervals:
@@ -208,7 +214,8 @@ def _summary_table(family: str, have: Sequence[str], unquantized: list[DeltaRow]
     )
     rows: list[Row] = [*unquantized, *damages]
     first = [row for row in damages if row.measure in measures]
-    marks = _marks(table, [(row.measure, found) for row in first for found in row.differences.values()])
+    differences = [(row.measure, found) for row in first for found in row.differences.values()]
+    marks = _marks(table, COUNT_DIFFERENCES, differences)
     for about, own in groupby(rows, lambda row: row.quantization):
         by_measure = {row.measure: row for row in own}
         for shown in _lines(kinds):
@@ -283,10 +290,10 @@ def _damage_columns(kinds: Sequence[str], with_flips: bool) -> list[Column]:
     return [Column(title, group=kind_title(attention)) for attention in kinds for title in titles]
 
 
-def _marks(table: Table, differences: Sequence[tuple[Measure, Difference | Gap | None]]) -> Marks:
+def _marks(table: Table, what: str, differences: Sequence[tuple[Measure, Difference | Gap | None]]) -> Marks:
     """The adjustment for a table's differences, and its sentence under the table."""
     found = marks_for(differences)
-    table.count = found.sentence
+    table.count = found.sentence(what)
     return found
 
 
@@ -336,14 +343,14 @@ def _short_name(measure: Measure) -> str:
     return f"{name}, %{metric[-2:] if measure.better else ''}" if is_share(measure.metric) else f"{name} {metric}"
 
 
-def _reading(rows: Sequence[Row]) -> list[str]:
-    """How to read the metrics' arrows, and the stars if there are intervals."""
+def _reading(rows: Sequence[Row], tones: str = READ_TONES) -> list[str]:
+    """How to read the metrics' arrows, and if there are intervals the stars and marks. tones: what ▲ and ▼ mean."""
     differences = [difference for row in rows for difference in _differences(row)]
     reading = [READ_ARROWS]
     if any(isinstance(difference, Difference) and difference.log_ratio is not None for difference in differences):
         reading.append(READ_LOG_RATIO)
     if any(isinstance(difference, Difference) and difference.interval for difference in differences):
-        reading += [READ_STAR, READ_MARKS]
+        reading += [READ_STAR, tones + READ_ADJUSTED]
     return reading
 
 
@@ -362,13 +369,11 @@ def _damage_reading(first: str, rows: Sequence[Row], with_intervals: bool, with_
 
 
 def _summary_reading(damages: Sequence[DamageRow], kinds: Sequence[str]) -> list[str]:
-    reading = _reading(damages)
     if len(kinds) == 1:
-        return [READ_LONE_SUMMARY.format(attention=kind_name(kinds[0])), *reading]
-    if READ_STAR in reading:
-        reading.append(_read(READ_SUMMARY_TONES, kinds, "an attention"))
-    pair = f"{kind_title(kinds[0])} / {kind_name(kinds[1])}"
-    return [READ_SUMMARY.format(whose=pair if len(kinds) == 2 else "Each attention"), *reading]
+        return [READ_LONE_SUMMARY.format(attention=kind_name(kinds[0])), *_reading(damages)]
+    reading = _reading(damages, _read(READ_SUMMARY_TONES, kinds, "the attention"))
+    pair = f"Each entry is {kind_name(kinds[0])} / {kind_name(kinds[1])}"
+    return [READ_SUMMARY.format(whose=pair if len(kinds) == 2 else "One row per attention"), *reading]
 
 
 def _differences(row: Row) -> Sequence[Difference | Gap | None]:

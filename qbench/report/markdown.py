@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from qbench.output import on_one_line
 from qbench.report.tables import Field, Table, shared_reading
 
 TONES = {"better": " ▲", "worse": " ▼", "same": "", None: ""}
@@ -42,5 +43,5 @@ def _field(field: Field) -> str:
 
 
 def _escape(text: str) -> str:
-    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    text = on_one_line(text).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_|~]|\](?=\())", r"\\\1", text)

@@ -7,16 +7,17 @@ come from the same answers. Its cut-off then applies to the other metrics too.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qbench.numbers import counted
 from qbench.report.delta import Difference
 from qbench.report.metrics import Measure, first_of_each_task
 from qbench.report.results import Gap
 
 RATE = 0.05  # at most this share of the marks may be chance
 CHANCE = 0.05  # share of rows without any effect that get a star
-READ_MARKS = (
-    "▲ better, ▼ worse, whichever direction the metric has: starred, and significant after adjustment for the table "
-    f"(Benjamini–Hochberg over one metric per task, q ≤ {RATE:g})."
+# What the marks mean, followed by how they are chosen.
+READ_TONES = "▲ better, ▼ worse"
+READ_ADJUSTED = (
+    ": significant after adjustment for all comparisons in the table (Benjamini–Hochberg over one metric per task, "
+    f"q ≤ {RATE:g})."
 )
 
 
@@ -33,14 +34,13 @@ class Marks:
         """Whether a difference is marked."""
         return difference.significant and difference.p is not None and difference.p <= self.cutoff
 
-    @property
-    def sentence(self) -> str:
-        """The sentence under the table; empty if nothing can be judged."""
+    def sentence(self, what: str) -> str:
+        """The sentence under the table; empty if nothing can be judged. what: the differences, in the plural."""
         if not self.tested:
             return ""
         return (
-            f"Starred: {self.starred} of {counted(self.tested, 'comparison')} (about {self.tested * CHANCE:.1f} "
-            f"expected by chance); significant after adjustment: {self.kept}."
+            f"{what} whose 95% interval excludes zero: {self.starred} of {self.tested} (about "
+            f"{self.tested * CHANCE:.1f} expected by chance). Significant after adjustment: {self.kept}."
         )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qbench.errors import InputError
 from qbench.files import file_name, write_atomically
-from qbench.records.metrics import is_perplexity, is_share, passkey_length
+from qbench.records.metrics import is_nats, is_perplexity, is_share, passkey_length
 from qbench.report.attentions import TWINS, kind_name
 from qbench.report.delta import DamageRow, DeltaRow, ReportData
 from qbench.report.looks import COLUMN, FAINT, INK, STYLE, Look, Looks, looks
@@ -223,9 +223,10 @@ def _scores(row: DeltaRow) -> dict[str, Score]:
 def _plotted(rows: Iterable[Any]) -> list[Any]:
     """One accuracy per task, the normalized one if there is one, and its perplexity.
 
-    Passkey has its own figure, and unquantized weights have no width to be drawn at.
+    Passkey and KL have their own figures, and unquantized weights have no width to be drawn at.
     """
-    rows = [row for row in rows if passkey_length(row.measure.task) is None and _has_width(row.quantization)]
+    rows = [row for row in rows if passkey_length(row.measure.task) is None and not is_nats(row.measure.metric)]
+    rows = [row for row in rows if _has_width(row.quantization)]
     chosen: dict[tuple[str, bool], Measure] = {}
     for measure in in_tables(dict.fromkeys(row.measure for row in rows)):
         chosen.setdefault((measure.task, is_perplexity(measure.metric)), measure)

@@ -63,15 +63,16 @@ def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
     def required(names: Sequence[str]) -> Sequence[str]:
         return (*REQUIRED, *(LONG if LONG[0] in names else TWINS))
 
-    return csv_rows(files, required, "published numbers", f", or {', '.join(LONG)} instead of the last two")
+    either = f"{', '.join(REQUIRED)} and either {', '.join(TWINS)} or {', '.join(LONG)}"
+    return csv_rows(files, required, f"published numbers need {either}")
 
 
 def csv_rows(
-    files: Iterable[Path], required: Callable[[Sequence[str]], Sequence[str]], what: str, hint: str = ""
+    files: Iterable[Path], required: Callable[[Sequence[str]], Sequence[str]], rule: str
 ) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The rows of CSV files, each with its file and line; `size` is read as `family`.
 
-    required: which columns are needed, given those in the file. what: what the rows are, for errors.
+    required: which columns are needed, given those in the file. rule: the same in words, for errors.
     """
     for file in files:
         try:
@@ -80,8 +81,7 @@ def csv_rows(
                 names = ["family" if name == "size" else name for name in reader.fieldnames or ()]
                 reader.fieldnames = names
                 if missing := [name for name in required(names) if name not in names]:
-                    needed = ", ".join(required(names))
-                    raise ReportError(f"{file} has no column {', '.join(missing)}; {what} need {needed}{hint}.")
+                    raise ReportError(f"{file} has no column {', '.join(missing)}; {rule}.")
                 for row in reader:
                     where = f"{file}, line {reader.line_num}"
                     if None in row or None in row.values():

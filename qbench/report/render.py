@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qbench.errors import did_you_mean
+from qbench.numbers import counted
 from qbench.report.compare import compare, comparison_remarks, comparison_rows, comparison_tables
 from qbench.report.delta import ReportData, read_report
 from qbench.report.kinds import DEFAULT_KIND, KINDS, NoRows, table_kind
@@ -49,9 +50,10 @@ def render(report: ReportData, format: str, kind: str | None = None, *, standalo
         return FOR_PROGRAMS[format](chosen.rows(report))
     tables = chosen.tables(report)
     if not tables:
-        others = ", ".join(kind.name for kind in KINDS.values() if kind.on_page(report) and kind.tables(report))
+        others = ", ".join(kind.name for kind in KINDS.values() if kind.tables(report))
         instead = f"; it has {others}." if others else "."
-        raise ReportError(f"{report.results.source} has no data for --kind {chosen.name}{instead}")
+        why = f"{report.results.source} has no data for --kind {chosen.name}{instead} {chosen.why_none(report)}"
+        raise ReportError(why.rstrip())
     notes, lead = [*remarks(report), *chosen.remarks(report)], chosen.lead(report)
     return latex(tables, notes, lead, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes, lead)
 
@@ -104,7 +106,8 @@ def audit(source: Path | str) -> tuple[str, bool]:
     parts = [markdown([audits])] if audits else []
     scores = sum(len(result.scores) for result in report.results.parts)
     what = f"{len(found)} suspicious" if found else "nothing suspicious"
-    verdict = f"{what} among {scores} scores of {len(report.results.parts)} cells in {source}"
+    cells = counted(len(report.results.parts), "cell")
+    verdict = f"{what} among {counted(scores, 'score')} of {cells} in {source}"
     return "\n".join([*parts, *map(str, found), verdict]), bool(found)
 
 

@@ -56,7 +56,7 @@ def repeat_noise(measure: Measure, results: Sequence[CellResult], published: int
         variances.append(_numerics(measure, score.value, score.documents or whole, result.cell.bits))
     known = [own for own in variances if own is not None]
     if len(known) < len(variances):
-        return f"Not judged: the repeat noise of {measure.metric} of {measure.task} is unknown."
+        return f"Not judged: the repeat noise of {measure.task} {measure.metric} is unknown."
     sources = (ChanceSource(sum(known), math.inf), *_calibration(measure, results))
     return RepeatNoise(Estimate(0.0, sources).half_width() + ROUNDING, one_draw(*results))
 

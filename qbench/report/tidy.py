@@ -10,12 +10,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from qbench.output import escaped
 from qbench.report.attentions import TWINS
 from qbench.report.delta import Damage, DamageRow, DeltaRow, Difference, ReportData, notes_of
 from qbench.report.results import Score
 
 DataRow = Mapping[str, Any]  # all rows of a kind have the same columns; None if there is no value
 Columns = Mapping[str, str]  # the kind of attention by the name of its column
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # spreadsheets run text that begins so
 R = TypeVar("R", DeltaRow, DamageRow)
 
 
@@ -121,4 +123,6 @@ def _interval(difference: Difference | None) -> DataRow:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, str):  # an apostrophe: as spreadsheets write text that looks like a formula
+        return ("'" if value.startswith(FORMULA) else "") + escaped(value)
     return str(value).lower() if isinstance(value, bool) else value

@@ -6,7 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from qbench.records.samples import WEIGHT, as_floats, gold_logprobs, lists, metric_columns, rows_of_tasks
+from qbench.records.kept import shared
+from qbench.records.samples import WEIGHT, as_floats, lists, metric_columns, rows_of_tasks
 from qbench.records.store import StoredRecord
 
 PER_WORD = "word_perplexity"  # its values are log-likelihoods of pages, and its weights their words
@@ -32,14 +33,20 @@ class TaskDocuments:
 
 
 def read_documents(stored: StoredRecord) -> dict[str, TaskDocuments]:
-    """The documents of each task of a record."""
+    """The documents of each task of a record; read once."""
+    if "documents" not in stored.found:
+        stored.found["documents"] = _read_documents(stored)
+    return stored.found["documents"]
+
+
+def _read_documents(stored: StoredRecord) -> dict[str, TaskDocuments]:
     table = stored.table
     golds, (scores, choices) = lists(table["gold"])[1], lists(table["loglikelihoods"])
     columns = _Columns(
         ids=as_floats(table["doc_id"]).astype(np.int64),
         hashes=np.array(table["doc_hash"].to_pylist(), dtype=object),
         choices=np.where(golds > 0, choices, np.nan),
-        logprobs=np.where(golds > 0, gold_logprobs(table), _only_scores(scores, choices)),
+        logprobs=np.where(golds > 0, stored.gold_logprobs, _only_scores(scores, choices)),
         metrics=metric_columns(table),
     )
     return {name: columns.task(rows) for name, rows in rows_of_tasks(table).items()}
@@ -67,7 +74,7 @@ class _Columns:
             weights = self.metrics[name + WEIGHT][rows] if name + WEIGHT in self.metrics else _ones(len(rows))
             if unknown.any():
                 values, weights = np.where(unknown, 0.0, values), np.where(unknown, 0.0, weights)
-            found[name] = Values(values, weights)
+            found[name] = Values(shared(values), weights)
         return TaskDocuments(
             hashlib.sha256(identity).hexdigest(),
             len(rows),
@@ -78,7 +85,7 @@ class _Columns:
 
     def _decisions(self, rows: np.ndarray) -> Values | None:
         logprobs = self.logprobs[rows]
-        return Values(logprobs, _ones(len(rows))) if np.isfinite(logprobs).all() else None
+        return Values(shared(logprobs), _ones(len(rows))) if np.isfinite(logprobs).all() else None
 
 
 @cache

@@ -158,7 +158,8 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
         torch.cuda.reset_peak_memory_stats()
         job = replace(job, precision=set_precision())
     with phases.phase("load"):
-        model, tokenizer = load_model(cell, job.identity), load_tokenizer(cell, job.identity)
+        tokenizer = load_tokenizer(cell, job.identity)  # first: what is wrong with it is known in a second
+        model = load_model(cell, job.identity)
         tasks = {} if cell.ref.measured else load_cell_tasks(cell)
     reference = _reference(cell, model, tokenizer, tasks, phases)
     audit = None
@@ -256,10 +257,16 @@ def load_model(cell: Cell, identity: Identity) -> Any:
 
 
 def load_tokenizer(cell: Cell, identity: Identity) -> Any:
-    """The cell's tokenizer."""
-    from qbench.tokenizer import load_tokenizer
+    """The cell's tokenizer; an error if the cell's model cannot be scored with it, before the model is loaded."""
+    from qbench.checkpoint.layout import CONFIG, config_sizes, read_json
+    from qbench.checkpoint.load import local_folder
+    from qbench.tokenizer import check_tokenizer, check_vocabulary, load_tokenizer
 
-    return load_tokenizer(cell.tokenizer, commit_of(identity.what.tokenizer))
+    tokenizer = load_tokenizer(cell.tokenizer, commit_of(identity.what.tokenizer))
+    config = local_folder(cell.location, commit_of(identity.what.checkpoint)) / CONFIG
+    check = check_vocabulary if cell.ref.measured else check_tokenizer  # only scores need a token before a text
+    check(tokenizer, config_sizes(read_json(config), config).vocab_size, cell.tokenizer)
+    return tokenizer
 
 
 def quantized_for_cell(cell: Cell, model: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -291,7 +298,7 @@ def load_cell_tasks(cell: Cell) -> "dict[str, Task]":
 
     recipe = cell.recipe
     folders = [recipe.locate(folder) for folder in recipe.task_folders]
-    return load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots())
+    return load_tasks(recipe.task_names(), recipe.task_data(), folders, recipe.shots(), recipe.trust_task_code)
 
 
 def cell_scorer(cell: Cell, model: Any, tokenizer: Any) -> "Scorer":

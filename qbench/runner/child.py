@@ -64,8 +64,10 @@ def fork_server(methods: set[str], device: str) -> ForkServerContext:
     # first, because starting it lifts the block. PYTHONSAFEPATH keeps the working folder off the path: a folder called
     # softpick or torch would hide the package. Everything a cell needs was fetched when the run was planned, so cells
     # are offline.
+    # The tracker removes the semaphores of children that are killed; it need not warn of them.
     with _environment(PYTHONSAFEPATH="1", **dict.fromkeys(OFFLINE_VARIABLES, "1")):
-        resource_tracker.ensure_running()
+        with _environment(PYTHONWARNINGS="ignore:resource_tracker:UserWarning"):
+            resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             forkserver.ensure_running()
@@ -164,7 +166,7 @@ def die_with_parent() -> None:
 def redirect(log: Path) -> None:
     """Send everything this process prints from now on to the log, including output from C libraries."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)

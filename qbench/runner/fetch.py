@@ -87,7 +87,8 @@ def _fetch_task(name: str, data: dict[str, Any], recipe: Recipe) -> tuple[bool, 
 
     print(f"task {name}: {'local data' if data else 'its dataset'}", flush=True)
     try:
-        tasks = load_tasks([name], data, [recipe.locate(folder) for folder in recipe.task_folders])
+        folders = [recipe.locate(folder) for folder in recipe.task_folders]
+        tasks = load_tasks([name], data, folders, trust_code=recipe.trust_task_code)
     except MissingDatasetError as error:
         return False, f"task {name}: {error}"
     return True, f"task {name}: {counted(sum(len(task.eval_docs) for task in tasks.values()), 'document')}"

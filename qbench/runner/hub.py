@@ -11,7 +11,7 @@ from qbench.recipe.cells import Recipe, cells
 
 TIMEOUT = 5  # seconds to wait for an answer
 OFFLINE = "HF_HUB_OFFLINE"  # read when the Hub's library is imported
-OFFLINE_VARIABLES = (OFFLINE, "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+OFFLINE_VARIABLES = (OFFLINE, "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def go_offline_if_unreachable(recipe: Recipe) -> None:

@@ -11,6 +11,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Protocol
 
+from qbench.errors import died_of_memory
 from qbench.records.schema import Failure, FailureKind, Record
 from qbench.records.store import LOG, RECORD, StoreError, cell_folder, read_record, write_record
 from qbench.runner.cell import Job, now, run_cell, with_log_tail
@@ -120,11 +121,13 @@ def _prepare(server: ForkServerContext, job: Job, slot: Slot, out: Path) -> _Run
 
 
 def _start(running: _Running, timeout: float) -> None:
-    (running.folder / RECORD).unlink(missing_ok=True)  # left by an earlier failure
     try:
+        (running.folder / RECORD).unlink(missing_ok=True)  # left by an earlier failure
         running.child.start()
     except (EOFError, ConnectionError) as error:
         raise RunError(f"The fork server for cells did not start ({error!r}); its output is above.") from None
+    except NotADirectoryError as error:
+        raise RunError(f"{error.filename} cannot be written ({error.strerror}).") from None
     running.deadline = time.monotonic() + timeout
 
 
@@ -151,5 +154,8 @@ def _result(running: _Running, late: bool) -> Record:
     reason = "It took longer than timeout_minutes and was killed." if late else how_it_died(code)
     failed = running.job.failed(running.started, Failure(kind=kind, reason=reason, phase=running.phase))
     record = with_log_tail(failed, running.folder / LOG)
+    if kind != "timeout" and record.failure and died_of_memory(record.failure.log_tail or ""):
+        own = {"kind": "out-of-memory", "reason": f"{reason} Its log says that memory ran out."}
+        record = record.model_copy(update={"failure": record.failure.model_copy(update=own)})
     write_record(running.folder, record)
     return record

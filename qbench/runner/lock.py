@@ -29,14 +29,15 @@ def holding(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        (folder / LOCK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder may be gone
+            (folder / LOCK).unlink(missing_ok=True)
         os.close(handle)
 
 
 def _lock(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_current(handle, folder / LOCK):
@@ -68,5 +69,5 @@ def _holder(handle: int) -> str:
     try:
         holder = json.loads(os.pread(handle, 1000, 0))
         return "process {pid} on {host}, since {since}".format(**holder)
-    except (ValueError, KeyError, OSError):
+    except (ValueError, KeyError, OSError, TypeError, IndexError, AttributeError, RecursionError):
         return "the lock file does not say which"

@@ -20,7 +20,7 @@ from qbench.runner.cell import Job
 from qbench.runner.local import run_local
 from qbench.runner.lock import RunError, holding
 from qbench.runner.places import make_slots, usable_gpus
-from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_analysis_plan, make_plan
+from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_analysis_plan, make_plan, no_baseline
 from qbench.runner.preflight import PREFLIGHT, is_short, preflight
 from qbench.runner.view import PlainView, view_for
 
@@ -42,10 +42,11 @@ def run(
     *,
     limit: int | None = None,
     device: str | None = None,
+    trust_task_code: bool | None = None,
     **how: Any,
 ) -> Results:
     """Run every cell of a recipe that has no finished record, and return all records. how: fields of RunOptions."""
-    loaded = load_recipe(recipe, limit=limit, device=device)
+    loaded = load_recipe(recipe, limit=limit, device=device, trust_task_code=trust_task_code)
     folder = Path(out) if out else loaded.out()
     run_matrix(loaded, folder, RunOptions(**how))
     return read_results(folder)
@@ -91,6 +92,8 @@ def _run_plan(plan: Plan, options: RunOptions, file: str) -> PlainView:
     before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
     view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
     view.say(opening(plan, chosen, jobs))
+    if warning := no_baseline(plan):
+        view.say(warning)
     for note in dict.fromkeys(entry.checkpoint_note for entry in chosen if entry.checkpoint_note):
         view.say(f"note: {note}")
     try:

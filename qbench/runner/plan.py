@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Literal
 
 from qbench.checkpoint.fingerprint import NotCachedError, NotFetchedError
+from qbench.errors import some
 from qbench.evaluate.facts import TaskSummary
+from qbench.files import shown_path
 from qbench.identity import Identity, TaskIdentity
 from qbench.quantizers.options import NotOffered
 from qbench.recipe.cells import Cell, analysis_cells, cells, map_cells, recipe_tasks
 from qbench.recipe.check import did_you_mean_folder
 from qbench.recipe.schema import Recipe
 from qbench.recipe.yaml import RecipeError
+from qbench.records.audit import UNQUANTIZED
 from qbench.records.integrity import altered
 from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, cell_folder, read_record
 from qbench.runner.estimate import checkpoint_note
 from qbench.runner.heads import heads_to_draw
+
+MAX_NAMES = 10  # of cells, in an error
 
 
 @dataclass(frozen=True)
@@ -112,8 +117,10 @@ def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
     pattern = only if any(c in only for c in "*?[") else f"*{only}*"
     chosen = [entry for entry in entries if fnmatch.fnmatch(entry.cell.ref.name, pattern)]
     if not chosen:
-        names = ", ".join(entry.cell.ref.name for entry in entries)
-        raise RecipeError(f"--only {only} matches no cell; the cells are {names}.")
+        names = [entry.cell.ref.name for entry in entries]
+        listed = len(names) > MAX_NAMES and not entries[0].cell.ref.measured  # a plan has no analyses
+        more = " `qbench plan` lists all cells." if listed else ""
+        raise RecipeError(f"--only {only} matches no cell; the cells are {some(names, MAX_NAMES)}.{more}")
     return chosen
 
 
@@ -133,6 +140,13 @@ def ignored(plan: Plan) -> str:
     identities = {entry.cell.ref.name: entry.identity for entry in plan.entries}
     reasons = Counter(_why_ignored(stored.record, identities) for stored in plan.superseded)
     return f"ignored records: {', '.join(f'{n} {why}' for why, n in reasons.most_common())}" if reasons else ""
+
+
+def no_baseline(plan: Plan) -> str:
+    """A warning if no cell is unquantized; empty if one is."""
+    if plan.analyzes or any(entry.cell.ref.label == UNQUANTIZED for entry in plan.entries):
+        return ""
+    return "warning: the recipe has no `method: none`; summary, headline and damage tables need unquantized cells"
 
 
 def _why_ignored(record: Record, identities: Mapping[str, Identity | None]) -> str:
@@ -180,7 +194,7 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
 def _where_looked(error: NotFetchedError, recipe: Recipe) -> str:
     if not isinstance(error, NotCachedError):
         return ""
-    looked = recipe.file.parent / error.name
+    looked = shown_path(recipe.file.parent / error.name)
     near = did_you_mean_folder(error.name, recipe)
     return f" Paths are relative to the recipe's folder, and {looked} does not exist.{near}"
 

@@ -8,7 +8,7 @@ from qbench.runner.estimate import Estimate, estimate
 from qbench.runner.local import Slot
 from qbench.runner.lock import RunError
 from qbench.runner.places import make_slots
-from qbench.runner.plan import Plan, PlanEntry, ignored
+from qbench.runner.plan import Plan, PlanEntry, ignored, no_baseline
 from qbench.runner.speed import Speed, speed_of
 
 TO_DO = ("to do", "failed", "stale")
@@ -34,18 +34,18 @@ def render_plan(plan: Plan) -> str:
     speed = speed_of(plan.recipe, slots[0].threads or 1 if slots else 1)
     rows = [_Row(e, estimate(e.cell, plan.tasks, speed) if e.identity else None) for e in plan.entries]
     notes = list(dict.fromkeys(note for entry in plan.entries for note in entry.notes))
-    headers = ["cell", "state", "memory", "work", "time", "took"]
+    headers = ["cell", "state", "memory", "work", "estimated", "measured"]
     cells = [_cells(row, notes) for row in rows]
     table = tabulate(cells, headers=headers, colalign=("left", "left", *["right"] * 4), disable_numparse=True)
     lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
     states = [entry.state for entry in plan.entries]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     work = sum(row.estimate.work for row in rows if row.estimate and row.entry.state in TO_DO)
-    lines.append(f"{counted(len(states), 'cell')}: {counts}; {work / 1e12:,.1f} TFLOP to do")
+    lines.append(f"{counted(len(states), 'cell')}: {counts} ({work / 1e12:,.1f} TFLOP left)")
     lines += _time(rows, speed, slots) + ([f"cannot run on this machine: {problem}"] if problem else [])
     documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
-    lines += [] if plan.analyzes else [f"documents: {documents}"]
-    lines += [f"records: {plan.out}", *filter(None, [ignored(plan)])]
+    lines += [] if plan.analyzes else [f"documents per task: {documents}"]
+    lines += [f"records: {plan.out}", *filter(None, [ignored(plan), no_baseline(plan)])]
     return "\n".join(lines)
 
 
@@ -74,15 +74,16 @@ def _time(rows: Sequence[_Row], speed: Speed | None, slots: Sequence[Slot]) -> l
     lines = []
     if speed and slots and todo and todo[0].seconds:
         total = sum(found.total for found in todo) / len(slots)
-        at_once = f", {len(slots)} at once" if len(slots) > 1 else ""
+        at_once = f", {len(slots)} cells at once" if len(slots) > 1 else ""
         part = f" for {len(todo)} of {counted(len(waiting), 'cell')}" if len(todo) < len(waiting) else ""
-        lines.append(f"time: about {duration(total)}{part}{at_once} ({_by_phase(todo, len(slots))}); {speed}")
+        lines.append(f"time left: about {duration(total)}{part}{at_once} ({_by_phase(todo, len(slots))})")
+        lines.append(f"assumed speed: {speed}")
     done = [row for row in rows if row.estimate and row.estimate.seconds and row.measured]
     if done:
         taken = {phase: sum(row.measured.get(phase, 0.0) for row in done) for phase in done[0].measured}
-        took = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in taken.items())
+        measured = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in taken.items())
         estimated = _by_phase([row.estimate for row in done if row.estimate])
-        lines.append(f"took: {took} for {counted(len(done), 'cell')}; estimated: {estimated}")
+        lines.append(f"time of {counted(len(done), 'finished cell')}: {measured} (estimated: {estimated})")
     return lines
 
 

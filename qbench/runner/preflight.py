@@ -43,7 +43,8 @@ class PreflightWork:
         """Send one sentence for each thing that will not work."""
         first = self.jobs[0]
         try:
-            model, tokenizer = load_model(first.cell, first.identity), load_tokenizer(first.cell, first.identity)
+            tokenizer = load_tokenizer(first.cell, first.identity)
+            model = load_model(first.cell, first.identity)
             lm, tasks = cell_scorer(first.cell, model, tokenizer), load_cell_tasks(first.cell)
             evaluate_model(first.cell, lm, tasks, first.identity.what.tasks, limit=DOCUMENTS)
         except Exception as error:

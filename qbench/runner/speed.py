@@ -61,7 +61,7 @@ class Speed:
         return (operations / self.operations + size / self.bandwidth) / self.efficiency
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.efficiency:.0%} of {self.operations / 1e12:.3g} TFLOP/s"
+        return f"{self.efficiency:.0%} of {self.operations / 1e12:.3g} TFLOP/s ({self.name})"
 
 
 def speed_of(recipe: Recipe, threads: int) -> Speed | None:

@@ -76,7 +76,7 @@ def fla_tensors(attention: str = "softmax", std: float = 0.15) -> dict[str, torc
         for proj in ("gate", "up"):
             tensors[f"{layer}.mlp.{proj}_proj.weight"] = weight(INTERMEDIATE, HIDDEN)
         tensors[f"{layer}.mlp.down_proj.weight"] = weight(HIDDEN, INTERMEDIATE)
-    for layer in (f"model.layers.{n}.attn" for n in range(LAYERS)):  # after all others, which are those of softmax
+    for layer in (f"model.layers.{n}.attn" for n in range(LAYERS)):  # after all others, which softmax has too
         if attention == "gpt_oss_sink":
             tensors[f"{layer}.sinks"] = SINKS.clone()
         if attention in SCALED:

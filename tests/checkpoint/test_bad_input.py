@@ -211,7 +211,7 @@ def test_weights_too_large_for_half_precision_are_reported(tmp_path):
 
 
 class Trap:
-    """Unpickling it leaves a file behind."""
+    """Unpickling it creates a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

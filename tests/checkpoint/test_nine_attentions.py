@@ -56,7 +56,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @torch.no_grad()
 def assert_logits(model: LlamaForCausalLM, ids: torch.Tensor, expected: torch.Tensor) -> None:
-    """Plain, in a batch with padding on its left, and in parts through a cache, padded too."""
+    """Alone, in a batch padded on the left, and in parts through a cache, also padded."""
     length = ids.shape[1]
     assert_close(model(ids, use_cache=False).logits, expected)
 
@@ -203,7 +203,7 @@ def test_the_scorer_gives_the_log_probabilities_of_the_definition(tmp_path: Path
 
 
 def run_as(tensors: dict[str, torch.Tensor], model: LlamaForCausalLM, other: str) -> torch.Tensor:
-    """The logits of a kind's tensors in a model of another kind, as a loader that checks nothing would run them."""
+    """The logits of one kind's tensors in a model of another kind, as a loader without checks would compute them."""
     set_attention(model.config, ATTENTIONS[other])
     wrong = build_model(model.config).eval()
     own = wrong.state_dict()

@@ -11,10 +11,13 @@ import lm_eval.tasks
 import pytest
 from lm_eval.tasks import TaskManager
 
+from qbench.errors import InputError
 from qbench.evaluate import tasks
 from qbench.evaluate.local_data import TaskError
 from qbench.evaluate.requests import build_documents
-from qbench.evaluate.tasks import load_tasks, task_fingerprint
+from qbench.evaluate.task_code import LM_EVAL_TASKS
+from qbench.evaluate.task_names import names_like
+from qbench.evaluate.tasks import all_tasks, load_tasks, task_fingerprint
 
 from ..made_up_texts import SIZES
 
@@ -252,7 +255,7 @@ def test_a_fingerprint_is_of_code_prompt_and_examples(tmp_path: Path, write: Wri
         (folder / "mine.yaml").write_text(config)
         (folder / "code.py").write_text(code)
         data = {"mine": {"validation": file, "train": file}}
-        return task_fingerprint(load_tasks(["mine"], data, folders=[folder], num_fewshot=shots)["mine"])
+        return task_fingerprint(load_tasks(["mine"], data, [folder], shots, trust_code=True)["mine"])
 
     code = "def text(doc):\n    return helper(doc)\n\n\ndef helper(doc):\n    return doc['goal']\n"
     one = fingerprint(code)
@@ -275,7 +278,7 @@ def test_a_fingerprint_is_of_a_partial_functions_arguments(tmp_path: Path, write
             "task: mine\nvalidation_split: validation\noutput_type: multiple_choice\ndoc_to_target: label\n"
             f"doc_to_text: !function code.{function}\ndoc_to_choice: '{{{{[sol1, sol2]}}}}'\n"
         )
-        return task_fingerprint(load_tasks(["mine"], {"mine": write(PIQA)}, folders=[folder])["mine"])
+        return task_fingerprint(load_tasks(["mine"], {"mine": write(PIQA)}, [folder], trust_code=True)["mine"])
 
     assert fingerprint(1, "asked") == fingerprint(2, "asked") != fingerprint(3, "told")
 
@@ -294,8 +297,55 @@ def test_choices_that_a_task_shuffles_are_the_same_each_time(tmp_path: Path, wri
     found = []
     for seed in range(2):
         random.seed(seed)
-        task = load_tasks(["mine"], {"mine": file}, folders=[tmp_path])["mine"]
+        task = load_tasks(["mine"], {"mine": file}, [tmp_path], trust_code=True)["mine"]
         documents = [[(d.choices, d.gold) for d in build_documents(task)] for _ in range(2)]
         found += [(task_fingerprint(task), one) for one in documents]
     assert found == [found[0]] * 4
     assert len({tuple(choices) for choices, _ in found[0][1]}) == 5
+
+
+def test_half_a_character_and_deep_json_name_the_line(write: Write) -> None:
+    for line, fact in (('{"goal": "\\ud800"}', "ud800"), ("[" * 100_000, "nested")):
+        file = write(PIQA)
+        file.write_text(file.read_text() + line + "\n")
+        with pytest.raises(TaskError, match=rf"{file.name}, line 2: .*{fact}"):
+            load_tasks(["piqa"], {"piqa": file})
+
+
+def test_both_halves_of_a_character_are_one(write: Write) -> None:
+    file = write(PIQA)
+    file.write_text(json.dumps(PIQA | {"goal": "\U0001f600"}) + "\n")  # as \\ud83d\\ude00
+    assert build_documents(load_tasks(["piqa"], {"piqa": file})["piqa"])[0].content["goal"] == "\U0001f600"
+
+
+def test_a_huge_folder_is_not_searched(tmp_path: Path) -> None:
+    started = time.process_time()
+    for ask in (lambda: load_tasks(["mine"], folders=["/"]), lambda: load_tasks(["/"])):
+        with pytest.raises(InputError, match="/ has more than"):
+            ask()
+    (tmp_path / "mine.yaml").write_text("task: mine\ndataset_path: /\ntest_split: test\noutput_type: multiple_choice\n")
+    with pytest.raises(InputError, match="/ has more than"):
+        load_tasks(["mine"], folders=[tmp_path])
+    assert time.process_time() - started < 10
+
+
+def test_names_must_be_strings(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("task: a\n")
+    (tmp_path / "b.yaml").write_text("task: 1\n")
+    with pytest.raises(TaskError, match=f"{tmp_path}.*strings"):
+        load_tasks(["a"], folders=[tmp_path])
+
+
+def test_an_unknown_name_is_answered_without_parsing_all_files() -> None:
+    started = time.process_time()
+    with pytest.raises(TaskError, match=r"arc_eazy.*arc_easy"):
+        load_tasks(["arc_eazy"])
+    assert time.process_time() - started < 3
+
+
+@pytest.mark.slow
+def test_every_name_that_lm_eval_has_may_exist() -> None:
+    names = all_tasks().all_tasks
+    assert len(names) > 10_000
+    for name in random.Random(0).sample(names, 60):
+        assert names_like(name, LM_EVAL_TASKS)[0], name

@@ -1,4 +1,4 @@
-"""Runs made up from a population of documents: what one model scored, and the same with noise and with a loss.
+"""Made-up runs: the scores of one model on a population of documents, and the same with noise and with a loss.
 
 Scores of two models on one document are nearly the same, as those of real ones are: of the 400 questions of a task a
 few answers flip, log-likelihoods move by a heavy-tailed noise, and long pages move more than short ones.
@@ -39,7 +39,7 @@ class Population:
     def samples(
         self, noise: float = 0.0, loss: float = 0.0, seed: int = 0, kl: float | None = None, kl_noise: float = 0.0
     ) -> pd.DataFrame:
-        """What a model scores whose log-likelihoods are off by noise, and that of the right answer by a loss too.
+        """The scores with noise on all log-likelihoods, and a loss on that of the right answer.
 
         kl: nats per token of pages, each page's off by kl_noise of it; None for records without KL.
         """

@@ -49,7 +49,7 @@ def cell(folder: Path, name: str = HQQ_2) -> Path:
 
 
 def edit(folder: Path, change: Edit, name: str = HQQ_2) -> None:
-    """Change a record by hand, and nothing else."""
+    """Change only a record, by hand."""
     file = cell(folder, name) / RECORD
     record = json.loads(file.read_text())
     change(record)
@@ -239,7 +239,7 @@ def test_scores_of_another_model_fail(
 def test_the_unquantized_model_of_the_baseline_fails_too(
     run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run of a part of the cells, the unquantized not among them."""
+    """A run of some of the cells, without the unquantized ones."""
     measured(run, "mini-softmax-none-16", "mini-softmax-gptq-2-g128-draw-1")
     plan = json.loads((run / "run.json").read_text())
     plan["resolved_recipe"]["gate"] = {"baseline_may_hold_more": True}

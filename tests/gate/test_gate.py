@@ -125,7 +125,7 @@ def test_the_documents_that_lost_most_are_named(baseline: Path, tmp_path: Path) 
     samples = {cell: spoil(POPULATION.samples(loss=0.1)) for cell in CELLS}
     report = check(write_cells(tmp_path / "run", samples), baseline)
     (pages, _) = [o for o in report.worse if o.hypothesis.task == "wikitext"]
-    changed = pages.hypothesis.documents.most_changed()
+    changed = pages.hypothesis.documents.most_changed
     assert len(changed) == 10
     assert changed[0][0] == 7
     losses = [before - after for _, before, after in changed]
@@ -133,7 +133,7 @@ def test_the_documents_that_lost_most_are_named(baseline: Path, tmp_path: Path) 
 
 
 def test_a_document_counts_once_however_often_it_occurs(tmp_path: Path) -> None:
-    """Five documents a hundred times are no 500 documents."""
+    """Five documents, each repeated a hundred times, are not 500 documents."""
 
     def repeated(samples: pd.DataFrame) -> pd.DataFrame:
         return pd.concat([samples] * 100, ignore_index=True)
@@ -165,7 +165,7 @@ def test_alpha_can_be_set_for_a_metric(baseline: Path, tmp_path: Path) -> None:
     assert worse
 
 
-# --- structure: what fails whatever the scores
+# --- structure: what fails regardless of the scores
 
 
 def test_a_failed_cell_fails(baseline: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Wrong input: a sentence and no verdict, never a pass."""
+"""Wrong input gives an error message and no verdict, never a pass."""
 
 import json
 from collections.abc import Callable
@@ -155,29 +155,17 @@ def test_a_limited_run_or_baseline_is_refused(
 @pytest.mark.parametrize(
     ("gate", "message"),
     [
-        ({"alpha": 0}, "gate.alpha: Input should be greater than 0"),
-        ({"alfa": 0.1}, "gate.alfa: unknown field. Did you mean alpha?"),
-        ({"tolerances": {"accuracy": -1}}, "gate.tolerances.accuracy: Input should be greater than or equal to 0"),
-        ({"overrides": {"piqa": {"acc": {"tolerances": 1}}}}, "acc.tolerances: unknown field. Did you mean tolerance?"),
+        ({"alpha": 0}, "gate.alpha is 0; it must be more than 0"),
+        ({"alfa": 0.1}, "gate.alfa is not a known field. Did you mean alpha?"),
+        ({"tolerances": {"accuracy": -1}}, "gate.tolerances.accuracy is -1; it must be 0 or more"),
+        ({"overrides": {"piqa": {"acc": {"tolerances": 1}}}}, "gate.overrides.piqa.acc.tolerances is not"),
         ({"overrides": {"piqa": {"ac": {"tolerance": 1}}}}, "gate.overrides.piqa.ac is not"),
         ({"overrides": {"wikitext": {"bits_per_byte": {"tolerance": 1}}}}, "Did you mean"),
-        (
-            {"noninferiority": {"perplexty": 1}},
-            "perplexty: unknown field. Did you mean perplexity?",
-        ),
-        (
-            {"noninferiority": {"accuracy": "1%"}},
-            "noninferiority.accuracy: is '1%'; it must be a number of points",
-        ),
-        (
-            {"tolerances": {"perplexity": "1 points"}},
-            "is '1 points'; it must be a number of percent",
-        ),
-        (
-            {"overrides": {"piqa": {"acc": {"noninferiority": "1%"}}}},
-            "acc.noninferiority: is '1%'",
-        ),
-        ({"slower_ratio": 1}, "gate.slower_ratio: Input should be greater than 1"),
+        ({"noninferiority": {"perplexty": 1}}, "perplexty is not a known field. Did you mean perplexity?"),
+        ({"noninferiority": {"accuracy": "1%"}}, 'noninferiority.accuracy is "1%"; it must be a number of points'),
+        ({"tolerances": {"perplexity": "1 points"}}, 'is "1 points"; it must be a number of percent'),
+        ({"overrides": {"piqa": {"acc": {"noninferiority": "1%"}}}}, 'acc.noninferiority is "1%"'),
+        ({"slower_ratio": 1}, "gate.slower_ratio is 1; it must be more than 1"),
     ],
 )
 def test_wrong_settings_are_refused(
@@ -189,7 +177,7 @@ def test_wrong_settings_are_refused(
 
 
 def test_metrics_that_are_no_means_of_documents_are_not_passed_over(tmp_path: Path) -> None:
-    """Where nothing can be tested, there is no pass."""
+    """If nothing can be tested, the gate does not pass."""
     samples = make_samples(DOCUMENTS, tasks=["lambada_openai"])
     for side in ("baseline", "run"):
         record = make_record(SOFTMAX, samples)

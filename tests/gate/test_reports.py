@@ -23,7 +23,7 @@ POPULATION = Population(100)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """A baseline, a run like it, and one with every kind of failure and a warning."""
+    """A baseline, a run equal to it, and a run with every kind of failure and a warning."""
     root = tmp_path_factory.mktemp("reports")
     baseline, same, bad = root / "baseline", root / "same", root / "bad"
     samples = {cell: POPULATION.samples() for cell in CELLS}
@@ -42,17 +42,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
 def test_the_terminal_leads_with_the_verdict(folders: tuple[Path, Path, Path]) -> None:
     baseline, same, bad = folders
     text = to_text(check(same, baseline))
-    assert text.startswith("PASS: none of 36 scores got worse.")
+    assert text.startswith("PASS: none of 36 scores got worse")
     text = to_text(check(bad, baseline))
     report = check(bad, baseline)
-    scores = len(report.worse) - 2
-    pooled = "the pooled loss of 2 cells too"
-    expected = f"FAIL: {scores} of 24 scores got worse, {pooled}, 2 audit findings, 1 finding in the records."
+    scores, pooled = len(report.worse) - 2, "the pooled loss of 2 cells too"
+    expected = f"FAIL: {scores} of 24 scores got worse, {pooled}, 2 failures in the audit, 1 failure in the records"
     assert text.startswith(expected)
     for part in (
-        "Failures found by the audit",
-        "Failures found by the records",
-        "Failures found by the scores",
+        "Failures in the audit",
+        "Failures in the records",
+        "Failures in the scores",
         "Documents that lost most",
         "packages.torch: 2.13.0 → 2.14.0",
         "Its weights take 2,000 bytes",

@@ -105,7 +105,7 @@ def test_a_large_document_that_does_not_hide_the_others_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("documents", "limit"), [(60, 30), (200, 16)])
 def test_skewed_losses_rarely_fail_a_table(documents: int, limit: int) -> None:
-    """Most documents lose a little and a few gain much, by nothing on average. If those few were cut back, a third of
+    """Most documents lose a little and a few gain much; the mean change is zero. If those few were trimmed, a third of
     the tables of 60 documents and a sixth of those of 200 would fail: 52 and 24 of 150."""
     draw, failed = np.random.default_rng(10), 0
     for _ in range(150):
@@ -181,7 +181,7 @@ def heavy(draw: np.random.Generator, n: int) -> np.ndarray:
 
 @pytest.mark.parametrize("documents", [8, 60, 400])
 def test_false_alarms_of_whole_tables_stay_below_alpha(documents: int) -> None:
-    """20 hypotheses a table, heavy tails and answers, alpha 10%: with 300 tables, 43 is one chance in a hundred."""
+    """20 hypotheses per table, heavy tails and answers, alpha 10%: with 300 tables, the chance of 43 failures is 1%."""
     draw = np.random.default_rng(5)
     failed = 0
     for _ in range(300):

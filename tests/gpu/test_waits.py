@@ -10,7 +10,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from qbench.checkpoint import load
-from qbench.evaluate import forward
+from qbench.evaluate import forward, scorer
 from qbench.evaluate.precision import FP32_PRECISION, set_precision
 from qbench.quantizers import measure
 from qbench.quantizers.bnb.layers import Bnb4Linear
@@ -86,13 +86,13 @@ def test_gptqs_solver_waits_for_a_group_and_not_for_a_column(cuda: PretendedCuda
 
 
 def test_an_item_in_the_loop_over_batches_is_found(cuda: PretendedCuda, folders: Folders, monkeypatch) -> None:
-    score = forward._score
+    score = scorer.score_targets
 
     def with_item(model: Any, hidden: torch.Tensor, *rest: Any) -> Any:
         assert hidden.abs().max().item() < 1e4
         return score(model, hidden, *rest)
 
-    monkeypatch.setattr(forward, "_score", with_item)
+    monkeypatch.setattr(scorer, "score_targets", with_item)
     cell = run(cuda, folders("softmax", 1), batch_tokens=128)
     with pytest.raises(AssertionError, match=r"_local_scalar_dense"):
         check_scores(cell)

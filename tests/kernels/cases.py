@@ -226,7 +226,7 @@ def expected(inputs: Inputs, rounding: torch.Generator | None = None) -> Result:
 
 
 def weights(normalizer: str, x: Tensor, seen: Tensor, sinks: Tensor | None, eps: float = 1e-6) -> Tensor:
-    """The formulas as written, without a shift by the maximum: float64 holds e^x up to x = 700."""
+    """The formulas as written, without a shift by the maximum: float64 can represent e^x up to x = 700."""
     e, y = seen * torch.exp(x), seen * torch.expm1(x)
     above = torch.where(x > 0, y, 0)
     m = F.pad(torch.where(seen, x, 0), (0, 1)).detach().amax(-1, keepdim=True)  # max(0, max x)
@@ -255,7 +255,7 @@ def largest_error(actual: Tensor, wanted: Tensor) -> float:
 
 
 def relative_error(actual: Tensor, wanted: Tensor) -> float:
-    """Frobenius norm of the difference over that of the answer (over 1 where float32 holds it as zero, or nearly)."""
+    """Frobenius norm of the difference ÷ that of the answer (÷ 1 if the answer is zero or nearly zero in float32)."""
     norm = wanted.norm().item()
     return ((actual.double() - wanted).norm() / (norm if norm > 1e-30 else 1.0)).item()
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter multiplies bfloat16 bit patterns as integers and truncates casts to it: mended here."""
+"""Fixes for Triton's interpreter, which multiplies bfloat16 bit patterns as integers and truncates casts to it."""
 
 import numpy as np
 import pytest

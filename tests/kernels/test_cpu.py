@@ -19,7 +19,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cpu_attention.py"
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many tiles in a short sequence, so that every boundary between tiles, heads and batch items is crossed."""
+    """Many tiles in a short sequence: every boundary between tiles, heads and batch items is crossed."""
     monkeypatch.setattr(cpu, "ROWS", 32)
     monkeypatch.setattr(cpu, "COLUMNS", 16)
     monkeypatch.setattr(cpu, "SCORES", 1024)

@@ -52,7 +52,7 @@ def test_only_ill_conditioned_gradients_exceed_the_bound(backend, normalizer):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Many tiles in a short sequence, so that every boundary between tiles, heads and batch items is crossed."""
+    """Many tiles in a short sequence: every boundary between tiles, heads and batch items is crossed."""
     for name, size in (("ROWS", 32), ("COLUMNS", 16), ("SCORES", 1024)):
         monkeypatch.setattr(cpu, name, size)
 

@@ -56,7 +56,7 @@ def test_gradcheck():
 
 
 def test_what_the_gradient_leaves_out_is_the_slope_of_m_times_eps():
-    """It matters in a row whose only score is just above 0: there eps e^m is all that the gradient hangs on.
+    """It matters in a row whose only score is just above 0: the gradient then depends only on eps e^m.
 
     One score x > 0: s = y / (y + eps e^x) with y = e^x - 1, whose slope is eps e^x / (y + eps e^x)^2; with m held
     constant it is e^m times that.

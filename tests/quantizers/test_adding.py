@@ -65,14 +65,14 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def inside(folder: Path) -> list[Path]:
-    """A copy of qbench with one folder more."""
+    """A copy of qbench with one additional folder."""
     shutil.copytree(ROOT / "qbench", folder / "qbench", ignore=shutil.ignore_patterns("__pycache__"))
     write(folder / "qbench" / "quantizers" / "rtn", documented_files("qbench.quantizers.rtn"))
     return [folder]
 
 
 def outside(folder: Path, value: str = "nearest:QUANTIZER") -> list[Path]:
-    """An installed package of someone else's."""
+    """An installed third-party package."""
     write(folder / "nearest", documented_files("nearest"))
     metadata = "Metadata-Version: 2.1\nName: nearest\nVersion: 0.3\n"
     entry_points = f"[qbench.quantizers]\nrtn = {value}\n"

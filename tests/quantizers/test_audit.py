@@ -19,7 +19,7 @@ from .conftest import logits
 
 @pytest.fixture
 def sabotage(monkeypatch, untrained, calibration):
-    """Quantize with a method whose quantize_linears is replaced; gives the reasons of the audit's refusal."""
+    """Quantize with a method whose quantize_linears is replaced; returns why the audit rejects it."""
 
     def run(method, bits, replacement, **options):
         real = quantizer(method).quantize_linears
@@ -195,7 +195,7 @@ def shift_hqq(layer):
 
 
 def shift_gptq_as_v2(layer):
-    """What a reader gets that takes v1's zeros for v2's: each zero point one lower."""
+    """What a reader gets if it reads v1's zeros as v2's: each zero point is one lower."""
     dequantize, scales = layer.dequantize(), layer.scales.float()[layer.g_idx].T
     layer.dequantize = lambda: dequantize + scales
 

@@ -47,7 +47,7 @@ def test_four_bits_are_the_librarys(linear, x, kind, double):
     theirs = library_4bit(linear, kind, double)
     weight = bnb.functional.dequantize_4bit(theirs.weight.data, theirs.weight.quant_state)
     assert torch.equal(ours.dequantize(), weight)
-    theirs.train()  # else it multiplies in bfloat16 on CPUs that can
+    theirs.train()  # otherwise it multiplies in bfloat16 on CPUs that support it
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
 

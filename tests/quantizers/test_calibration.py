@@ -23,7 +23,7 @@ WORDS = 500
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A word a token: w7 is 7."""
+    """One token per word: w7 is 7."""
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=words)
@@ -219,9 +219,9 @@ def test_a_source_is_named_as_the_recipe_names_it(
         ),
         ([torch.full((1, 8), 999)], "sample 0.*999"),
         ("wikitext3", "calibration source.*'wikitext3'.*file"),
-        ({"source": "c4", "samples": 0}, "samples.*0.*greater than or equal to 1"),
-        ({"source": "c4", "smaples": 8}, "smaples.*8.*not permitted"),
-        ({"samples": 8}, "source: Field required"),
+        ({"source": "c4", "samples": 0}, "samples.*0.*1 or more"),
+        ({"source": "c4", "smaples": 8}, "smaples.*Did you mean samples"),
+        ({"samples": 8}, "source.*missing"),
         ({1: 8}, "fields.*1.*names"),
     ],
 )

@@ -273,7 +273,7 @@ def test_activations_that_are_not_finite_are_an_error_and_not_round_to_nearest()
 
 
 def test_a_diagonal_that_the_solver_raises_on_its_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    # An eigenvalue of -1.05 and a mean of 1: no damping helps, but on a diagonal of 1.1 the first, 0.99, does.
+    # An eigenvalue of -1.05 and a mean of 1: no damping helps, but with a diagonal of 1.1 the first one, 0.99, does.
     hessian = torch.eye(64)
     hessian[range(64), [i ^ 1 for i in range(64)]] = 2.05
     monkeypatch.setattr(gptq, "hessian", lambda *_: (hessian, 100))

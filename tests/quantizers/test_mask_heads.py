@@ -1,4 +1,4 @@
-"""Masked heads: the right ones, at zero, proved, beside any method; and what a mask that is not there is called."""
+"""Masked heads: the right ones are zero, audited, combined with any method; and errors if a mask is missing."""
 
 import copy
 from pathlib import Path
@@ -28,7 +28,7 @@ EPSILON = 1e-2
 
 @pytest.fixture
 def half_dead(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The trained model with heads whose outputs are a thousandth of what they were, and not zero."""
+    """The trained model, with the outputs of some heads divided by a thousand instead of zero."""
     for layer, heads in DEAD.items():
         rows = slice(heads[0] // 2 * DIM, (heads[0] // 2 + 1) * DIM)
         model.model.layers[layer].self_attn.v_proj.weight[rows] *= 1e-3
@@ -139,7 +139,7 @@ def test_a_copy_keeps_its_mask(half_dead: LlamaForCausalLM, calibration: list[Te
         quantize(masked, "hqq", 4)
 
 
-# What is no mask ---------------------------------------------------------------------------------
+# What is not a mask ---------------------------------------------------------------------------------
 
 
 def never(self: MaskedHeads, model: LlamaForCausalLM) -> None:
@@ -230,7 +230,7 @@ def test_a_mask_cannot_be_lost_afterwards(
     ("given", "facts"),
     [
         ({"epsilon": "1e-6"}, ["epsilon", "'1e-6'", "1.0e-6"]),
-        ({"epsilon": 0.0}, ["epsilon", "0.0", "greater than 0"]),
+        ({"epsilon": 0.0}, ["epsilon", "0.0", "more than 0"]),
         ({"epsilom": 0.1}, ["epsilom", "epsilon?"]),
         (0.1, ["mask_heads", "0.1", "epsilon"]),
     ],

@@ -271,7 +271,7 @@ def test_small_weights_are_quantized_too(untrained, factor):
         if parameter.ndim == 2:
             parameter *= factor
     for bits in (8, 4, 2):
-        _, audit = quantize(untrained, "hqq", bits, copy=True)  # whose steps are 5e-5 at the least
+        _, audit = quantize(untrained, "hqq", bits, copy=True)  # its steps are at least 5e-5
         assert audit.layers[0].codes_used > audit.layers[0].codes_possible / 2
 
 

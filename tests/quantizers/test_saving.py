@@ -34,7 +34,7 @@ OPTIONS = [
     ("gptq", 3, {"group_size": 32, "act_order": True, "sym": False}),
 ]
 HEADS = [(m, bits, {"include_lm_head": True}) for m, bits in [("bnb", 4), ("bnb", 8), ("hqq", 2), ("gptq", 4)]]
-# Tensors that hold codes, by their names' ends; repeated here so the count does not depend on the code.
+# Tensors with codes, by the ends of their names; repeated here so the count does not depend on the code.
 CODES = {"gptq": ".qweight", "hqq": ".W_q", "bnb": ".weight"}
 
 
@@ -135,7 +135,7 @@ def read(load, folder):
         return f"{type(error).__name__}: {error}"
     for layer in model.modules():
         if type(layer).__name__ == "Linear4bit":
-            layer.train()  # else it multiplies in bfloat16 on CPUs that can
+            layer.train()  # otherwise it multiplies in bfloat16 on CPUs that support it
     with torch.no_grad():
         return model(torch.load(ids)).logits
 
@@ -203,7 +203,7 @@ def test_with_optimum_plain_transformers_reads_gptq_folders_and_refuses_softpick
 
 @pytest.mark.parametrize("bits", quantizer("hqq").widths)
 def test_hqq_folders_of_older_versions_are_read(quantized, saved, probe, tmp_path, bits):
-    """They said `quant_method: hqq`, which transformers would try to read itself."""
+    """They had `quant_method: hqq`, which transformers would try to load itself."""
     source = saved("hqq", bits)
     config = json.loads((source / "config.json").read_text())
     settings = config["quantization_config"]

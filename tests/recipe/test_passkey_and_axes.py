@@ -191,7 +191,7 @@ def test_each_draw_of_calibration_may_have_other_dead_heads(tmp_path: Path) -> N
     ("entry", "facts"),
     [
         ({"mask_heads": {"epsilon": "1e-6"}}, ["[1].mask_heads", "'1e-6'", "1.0e-6"]),
-        ({"mask_heads": {"epsilon": 0}}, ["[1].mask_heads", "epsilon", "greater than 0"]),
+        ({"mask_heads": {"epsilon": 0}}, ["[1].mask_heads", "epsilon", "more than 0"]),
         ({"mask_heads": {"eps": 0.1}}, ["[1].mask_heads", "eps", "epsilon"]),
         ({"mask_heads": True}, ["[1].mask_heads", "True", "mapping"]),
         ({"mask_head": {}}, ["[1].mask_head", "mask_heads?", "method, bits, options, options_by_bits, mask_heads"]),

@@ -44,53 +44,56 @@ WRONG = [
     ("quantizations: [{method: hqq, bits: 3, options: {groupsize: 8}}]", "Did you mean group_size?"),
     (
         "quantizations: [{method: hqp, bits: 3}]",
-        "quantizations[0].method: …'hqp'…none, bnb",
+        "quantizations[0].method …'hqp'…none, bnb",
     ),
     ("tasks: {piqa: {limt: 3}}", "tasks.piqa.limt: …Did you mean limit?…num_fewshot, limit, data."),
     ("calibration: {source: c4, sample: 3}", "calibration.sample: …Did you mean samples?…source"),
     ("1: 2", "[1]: …1…string"),
     # what is missing
-    ("tasks: ", "tasks: …null…list…mapping"),
-    ("checkpoints: {a: {softmax: {revision: main}}}", "checkpoints.a.softmax.path: …missing"),
-    ("quantizations: [{bits: 3}]", "quantizations[0].method: …missing"),
+    ("tasks: ", "tasks …null…list…mapping"),
+    ("checkpoints: {a: {softmax: {revision: main}}}", "checkpoints.a.softmax…`path`"),
+    ("quantizations: [{bits: 3}]", "quantizations[0]…`method`"),
     ("quantizations: [{method: hqq}]", "quantizations[0]: …hqq…`bits: [4, 8]`"),
-    ("quantizations: [{method: hqp}]", "quantizations[0].method: …'hqp'"),
-    ("calibration: {samples: 3}", "calibration.source: …missing"),
+    ("quantizations: [{method: hqp}]", "quantizations[0].method …'hqp'"),
+    ("calibration: {samples: 3}", "calibration…`source`"),
     ("calibration:", "quantizations[2]: gptq…`calibration: {source: wikitext2}`."),
     # wrong types
     (
         "checkpoints: [a/b]",
-        'checkpoints: …["a/b"]…mapping…family…`340M: {softmax: FOLDER',
+        'checkpoints …["a/b"]…mapping…family…`340M: {softmax: FOLDER',
     ),
-    ("checkpoints: {a: a/b}", 'checkpoints.a: …"a/b"…mapping'),
-    ("checkpoints: {a: {softmax: 3}}", "checkpoints.a.softmax: …3…folder…Hub id…mapping"),
+    ("checkpoints: {a: a/b}", 'checkpoints.a …"a/b"…mapping'),
+    ("checkpoints: {a: {softmax: 3}}", "checkpoints.a.softmax …3…folder…Hub id…mapping"),
     ("checkpoints: {340: {softmax: softmax}}", "checkpoints[340]: …340…string"),
-    ("quantizations: none", 'quantizations: …"none"…list'),
-    ("quantizations: [none]", 'quantizations[0]: …"none"…mapping…method, bits'),
-    ('quantizations: [{method: hqq, bits: "3"}]', 'quantizations[0].bits: …"3"…whole number…list'),
-    ("quantizations: [{method: hqq, bits: [3, x]}]", 'quantizations[0].bits[1]: …"x"…whole number'),
-    ("quantizations: [{method: hqq, bits: true}]", "quantizations[0].bits: …true…whole number"),
-    ("quantizations: [{method: hqq, bits: 3, options: {group_size: big}}]", "options.group_size: …hqq…group_size"),
+    ("quantizations: none", 'quantizations …"none"…list'),
+    ("quantizations: [none]", 'quantizations[0] …"none"…mapping…method, bits'),
+    ('quantizations: [{method: hqq, bits: "3"}]', 'quantizations[0].bits …"3"…whole number…list'),
+    ("quantizations: [{method: hqq, bits: [3, x]}]", 'quantizations[0].bits[1] …"x"…whole number'),
+    ("quantizations: [{method: hqq, bits: true}]", "quantizations[0].bits …true…whole number"),
+    ("quantizations: [{method: hqq, bits: 3, options: {group_size: big}}]", "options.group_size…'big'…whole number"),
+    ("quantizations: [{method: hqq, bits: 3, options: {group_size: 7}}]", "options.group_size …7…multiple of 8"),
     ('quantizations: [{method: hqq, bits: 3, options_by_bits: {"3": {}}}]', 'by_bits.3: …"3"…whole number'),
-    ("tasks: piqa", 'tasks: …"piqa"…list'),
-    ("tasks: [{piqa: {limit: 3}}]", "tasks: is [{"),
-    ("tasks: {piqa: 3}", "tasks.piqa: …3…mapping…num_fewshot, limit, data."),
-    ("tasks: {piqa: false}", "tasks.piqa: …false…mapping"),
-    ("data: {piqa: 1}", "data.piqa: …1…string or…mapping"),
-    ("seed: 1.5", "seed: …1.5…whole number"),
-    ("limit: true", "limit: …true…whole number"),
-    ("max_length: 4e3", 'max_length: …"4e3"…whole number'),
-    ("description: 2024-01-01", 'description: …"2024-01-01"…string'),
-    ("calibration: wikitext2", 'calibration: …"wikitext2"…mapping…source, sam'),
-    ('calibration: {source: c4, samples: "3"}', 'calibration.samples: …"3"…whole number'),
+    ("tasks: piqa", 'tasks …"piqa"…list'),
+    ("tasks: [{piqa: {limit: 3}}]", "tasks is [{"),
+    ("tasks: {piqa: 3}", "tasks.piqa …3…mapping…num_fewshot, limit, data."),
+    ("tasks: {piqa: false}", "tasks.piqa …false…mapping"),
+    ("data: {piqa: 1}", "data.piqa …1…string or…mapping"),
+    ("seed: 1.5", "seed …1.5…whole number"),
+    ("limit: true", "limit …true…whole number"),
+    ("max_length: 4e3", 'max_length …"4e3"…whole number'),
+    ("description: 2024-01-01", 'description …"2024-01-01"…string'),
+    ("calibration: wikitext2", 'calibration …"wikitext2"…mapping…source, sam'),
+    ('calibration: {source: c4, samples: "3"}', 'calibration.samples …"3"…whole number'),
     ("gate: {alfa: 0.1}", "gate.alfa: …Did you mean alpha?…"),
+    ("gate: {tolerances: {acc: 1}}", "gate.tolerances.acc: …accuracy, perplexity, gold_logprob."),
+    ("gate: {overrides: {arc_easy: {acc: {alfa: 0.1}}}}", "gate.overrides.arc_easy.acc.alfa: …tolerance, alpha."),
     # impossible values
-    ("checkpoints: {}", "checkpoints: …{}…at least one"),
-    ("checkpoints: {a: {}}", "checkpoints.a: …empty…at least one of softmax, softpick"),
+    ("checkpoints: {}", "checkpoints …{}…at least one"),
+    ("checkpoints: {a: {}}", "checkpoints.a …empty…at least one of softmax, softpick"),
     ("checkpoints: {Mini: {softmax: a/b}, mini: {softmax: a/b}}", "checkpoints.mini: …'mini'…'Mini'"),
     ("checkpoints: {\u00c5: {softmax: a/b}, \u212b: {softmax: a/b}}", "Unicode…rename"),
     ("checkpoints: {straße: {softmax: a/b}, STRASSE: {softmax: a/b}}", "'STRASSE'…'straße'…folders"),
-    ("checkpoints: {a: {softmax: ''}}", 'checkpoints.a.softmax: …""…not empty'),
+    ("checkpoints: {a: {softmax: ''}}", 'checkpoints.a.softmax …""…not empty'),
     ("checkpoints: {a: {softmax: ./gone}}", "checkpoints.a.softmax: …/gone…folder"),
     ("checkpoints: {a: {softmax: gone}}", "/gone…folder…'gone'…Hub id…owner/name"),
     ("checkpoints: {a: {softmax: corpus.txt}}", "checkpoints.a.softmax: …/corpus.txt…folder"),
@@ -99,38 +102,38 @@ WRONG = [
     ("tokenizer: a/b--c", "tokenizer: …/a/b--c…folder"),
     ("tokenizer: a/b.", "tokenizer: …/a/b.…folder"),
     ("tokenizer: a/b..c", "/a/b..c…folder…'a/b..c'…Hub id"),
-    ("quantizations: []", "quantizations: …[]…at least one"),
+    ("quantizations: []", "quantizations …[]…at least one"),
     ("quantizations: [{method: hqq, bits: [3, 4, 3]}]", "quantizations[0]: hqq-3-g64…twice"),
     ("quantizations: [{method: hqq, bits: 3}, {method: hqq, bits: 3}]", "quantizations[1]: hqq-3-g64…twice"),
     ("quantizations: [{method: bnb, bits: [2, 2]}]", "quantizations[0]: bnb-2…twice"),
-    ("quantizations: [{method: hqq, bits: 3, options_by_bits: {4: {}}}]", "options_by_bits[4]: …bits…3"),
+    ("quantizations: [{method: hqq, bits: 3, options_by_bits: {4: {}}}]", "options_by_bits[4] …bits…3"),
     (
         "quantizations: [{method: bnb, bits: [4, 8], options: {quant_type: fp4}}]",
         "options.quant_type: …bnb…4…8…options_by_bits",
     ),
-    ("tasks: []", "tasks: …[]…list"),
-    ("tasks: {}", "tasks: …{}…at least one"),
+    ("tasks: []", "tasks …[]…list"),
+    ("tasks: {}", "tasks …{}…at least one"),
     ("tasks: [piqa, piqa]", "piqa…twice"),
-    ("tasks: {piqa: {limit: 0}}", "tasks.piqa.limit: …0…1 or more"),
+    ("tasks: {piqa: {limit: 0}}", "tasks.piqa.limit …0…1 or more"),
     ("tasks: [piqa, ./gone.yaml]", "tasks[./gone.yaml]: …/gone.yaml…exist"),
     ("tasks: {tasks/mine.yaml: {limit: 3}}", "tasks[tasks/mine.yaml]: …task_folders"),
     ("task_folders: [tasks, gone]", "task_folders[1]: …/gone…folder"),
     ("data: {piqa: gone.jsonl}", "data.piqa: …/gone.jsonl…file"),
     ("data: {piqa: {validation: piqa.jsonl, train: gone.jsonl}}", "data.piqa.train: …/gone.jsonl…file"),
-    ("data: {pika: piqa.jsonl}", "data.pika: …Did you mean piqa?"),
+    ("data: {pika: piqa.jsonl}", "data.pika …Did you mean piqa?"),
     ("tasks: {piqa: {data: gone.jsonl}, mine: }", "tasks.piqa.data: …/gone.jsonl…file"),
-    ("dtype: bfloat", 'dtype: …"bfloat"…one of auto, float32, float16, bfloat16. Did you mean bfloat16?'),
-    ("reference: 3", "reference: …3…string"),
-    ("reference: softpik", "reference: …'softpik'…one of softmax, softpick… Did you mean softpick?"),
-    ("device: cuda:0", 'device: …"cuda:0"…one of auto, cpu, cuda. Did you mean cuda?'),
-    ("execution: fast", 'execution: …"fast"…one of dense, packed.'),
-    ("max_length: 1", "max_length: …1…2 or more"),
-    ("workers: 0", "workers: …0…1 or more"),
-    ("timeout_minutes: 0", "timeout_minutes: …0…more than 0"),
+    ("dtype: bfloat", 'dtype …"bfloat"…one of auto, float32, float16, bfloat16. Did you mean bfloat16?'),
+    ("reference: 3", "reference …3…string"),
+    ("reference: softpik", "reference …'softpik'…one of softmax, softpick… Did you mean softpick?"),
+    ("device: cuda:0", 'device …"cuda:0"…one of auto, cpu, cuda. Did you mean cuda?'),
+    ("execution: fast", 'execution …"fast"…one of dense, packed.'),
+    ("max_length: 1", "max_length …1…2 or more"),
+    ("workers: 0", "workers …0…1 or more"),
+    ("timeout_minutes: 0", "timeout_minutes …0…more than 0"),
     ("calibration: {source: gone.txt}", "calibration.source: …/gone.txt…file"),
     ("calibration: {source: corpus}", "calibration: …'corpus'…file…Hub…revision"),
-    ("calibration: {source: c4, seeds: 0}", "calibration.seeds: …0…1 or more"),
-    ("calibration: {source: c4, length: 1}", "calibration.length: …1…2 or more"),
+    ("calibration: {source: c4, seeds: 0}", "calibration.seeds …0…1 or more"),
+    ("calibration: {source: c4, length: 1}", "calibration.length …1…2 or more"),
 ]
 
 
@@ -154,14 +157,14 @@ def test_the_line_is_that_of_the_innermost_field(tmp_path: Path) -> None:
     start = len(file.read_text().splitlines())
     more = "quantizations:\n  - {method: none}\n  - method: hqq\n    bits: 3\n    options:\n      axis: 2\n"
     file.write_text(file.read_text() + more)
-    with pytest.raises(RecipeError, match=rf"line {start + 6}: quantizations\[1\]\.options\.axis: .*hqq.*axis"):
+    with pytest.raises(RecipeError, match=rf"line {start + 6}: quantizations\[1\]\.options\.axis .*2.*0, 1"):
         load_recipe(file)
 
 
 def test_a_required_field_that_is_not_there(tmp_path: Path) -> None:
     for name in ("checkpoints", "quantizations", "tasks"):
         file = write_recipe(tmp_path, **{name: None})
-        with pytest.raises(RecipeError, match=rf"recipe\.yaml: {name}: .*missing"):
+        with pytest.raises(RecipeError, match=rf"recipe\.yaml: .*no `{name}`"):
             load_recipe(file)
 
 
@@ -228,7 +231,7 @@ def test_a_reference_that_a_family_does_not_have_is_an_error(tmp_path: Path, mon
 
 def test_a_reference_that_no_family_has_is_an_error(tmp_path: Path) -> None:
     lone = {"one": {"softmax": "softmax"}}
-    with pytest.raises(RecipeError, match=r"line \d+: reference: .*softpick.*one has softmax"):
+    with pytest.raises(RecipeError, match=r"line \d+: reference .*softpick.*one has softmax"):
         load_recipe(write_recipe(tmp_path, checkpoints=lone, reference="softpick"))
 
 
@@ -428,7 +431,7 @@ def test_seeds_without_a_calibrated_method_are_an_error_unless_another_recipe_ha
     hqq = [{"method": "none"}, {"method": "hqq", "bits": 3}]
     calibration = fields()["calibration"] | {"seeds": 5}
     file = write_recipe(tmp_path, calibration=calibration, quantizations=hqq)
-    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: calibration\.seeds: .*5.*gptq"):
+    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: calibration\.seeds .*5.*gptq"):
         load_recipe(file)
     write_recipe(tmp_path, calibration=calibration)
     (tmp_path / "own.yaml").write_text("extends: recipe.yaml\nquantizations: [{method: hqq, bits: 3}]\n")
@@ -473,5 +476,5 @@ def test_data_of_tasks_that_an_extending_recipe_leaves_out_go_with_them(tmp_path
     own.write_text("extends: recipe.yaml\ntasks: [mine]\n")
     assert [*load_recipe(own).task_data()] == ["mine"]
     own.write_text("extends: recipe.yaml\ntasks: [mine]\ndata: {piqq: piqa.jsonl}\n")
-    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: data\.piqq: .*not one of the tasks"):
+    with pytest.raises(RecipeError, match=r"own\.yaml, line 3: data\.piqq .*not one of the tasks"):
         load_recipe(own)

@@ -51,6 +51,11 @@ def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_recipe_file(tmp_path / "none.yaml")
 
 
+def test_an_endless_file() -> None:
+    with pytest.raises(RecipeError, match=r"/dev/zero: .*10,000,000 bytes"):
+        read_recipe_file(Path("/dev/zero"))
+
+
 def test_a_byte_order_mark_and_utf8_are_fine(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_bytes("\ufeffdescription: Größe\n".encode())
@@ -110,8 +115,8 @@ class TestExtends:
         [
             ("none.yaml", "line 2: extends: {folder}/none.yaml…file"),
             ("own.yaml", "line 2: extends: own.yaml…extends…itself"),
-            ("[a.yaml]", "line 2: extends: …path of another recipe"),
-            ("", "line 2: extends: …path of another recipe"),
+            ("[a.yaml]", "line 2: extends …path of another recipe"),
+            ("", "line 2: extends …path of another recipe"),
             (".", "line 2: extends: {folder}…file"),
         ],
     )
@@ -187,6 +192,8 @@ class TestExtends:
         ('checkpoints: {"a\\0b": {}}', ("line 1", "x00")),
         (f"checkpoints: {{{'f' * 300}: {{}}}}", ("line 1", "300", "200")),
         (f"extends: {'/x' * 3000}", ("line 1", "6,000", "4,000")),
+        ('checkpoints:\n  "a\\n::error::b": {}', ("line 2", "::error::b")),
+        ("? |\n  a\n  b\n: 1", ("line 1", "one line")),
         ("a: &a [*a]", ("line 1", "itself")),
         ("description: " + "[" * 5000 + "]" * 5000, ("nested",)),
         (
@@ -204,3 +211,16 @@ def test_hostile_recipes_are_refused_with_a_sentence(tmp_path: Path, text: str, 
     for fact in facts:
         assert fact in str(refused.value)
     assert str(refused.value).count("hostile.yaml") == 1
+
+
+def test_paths_in_errors_have_no_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "recipes").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for extended, shown in (("../gone.yaml", "gone.yaml"), ("../../gone.yaml", f"{tmp_path / 'gone.yaml'}")):
+        file = Path("recipes", "recipe.yaml")
+        file.write_text(f"extends: {extended}\n")
+        with pytest.raises(RecipeError) as error:
+            read_recipe_file(file)
+        assert str(error.value).startswith(f"{file}, line 1: ")
+        assert f" {shown} " in str(error.value)
+        assert ".." not in str(error.value)

@@ -1,4 +1,4 @@
-"""Labels of quantizations with parts beside the weights."""
+"""Labels of quantizations that change more than the weights."""
 
 import pytest
 

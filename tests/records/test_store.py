@@ -60,7 +60,7 @@ def test_two_records_of_a_cell_without_a_plan_are_an_error(tmp_path: Path) -> No
     [
         ("{", "is not JSON"),
         ('{"schema_version": 99}', r"schema version 99; this qbench reads version 1"),
-        ('{"schema_version": 1}', r"state: Field required"),
+        ('{"schema_version": 1}', r"state is missing"),
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, content: str, message: str) -> None:
@@ -94,7 +94,7 @@ def test_what_killed_writers_left_is_removed_and_finished_cells_stay(tmp_path: P
     (done / ".record.json.abc").write_text("{")
     half = cell_folder(tmp_path, cell_ref("softpick"), "0" * 64)
     empty = cell_folder(tmp_path, cell_ref("softpick"), "1" * 64)
-    others = tmp_path / "notes"  # not ours, whatever it holds
+    others = tmp_path / "notes"  # not ours, so its content does not matter
     for folder in (half, empty, others):
         folder.mkdir()
     for name in ("log.txt", "samples.parquet", ".samples.parquet.xyz"):

@@ -43,7 +43,7 @@ def forged(folder: Path, into: StoredRecord, samples: pd.DataFrame | None = None
 
 
 def replaced(cell: StoredRecord) -> list[StoredRecord]:
-    """Mini with this cell in place of its own."""
+    """Mini, with this cell replacing one of its cells."""
     return [cell if s.record.cell == cell.record.cell else s for s in HONEST]
 
 
@@ -101,7 +101,7 @@ def test_the_unquantized_model_under_a_quantized_label(
     (found,) = suspicious_records(replaced(cell))
     assert (found.cell, found.found_by) == (into.record.cell, "records")
     assert fact in found.message
-    # And if the run holds nothing but this cell.
+    # And if the run has only this cell.
     assert names(suspicious_records([cell], references=HONEST)) == {into.record.cell.name}
     assert suspicious_records([cell]) == []
 
@@ -113,7 +113,7 @@ def test_wide_samples_under_2_bits(label: str, tmp_path: Path) -> None:
     (found,) = suspicious_records(replaced(cell))
     assert found.cell == narrow.record.cell
     assert wide.record.cell.name in found.message
-    # The run alone, against a baseline that holds both.
+    # Only the run, compared with a baseline that has both.
     (found,) = suspicious_records([cell], references=HONEST)
     assert f"the baseline's {wide.record.cell.name}" in found.message
 
@@ -174,7 +174,7 @@ def test_pages_that_are_likelier_than_to_the_model(nats: float, accused: bool, t
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.6])
 def test_a_task_that_is_too_hard_for_the_model_accuses_nobody(kept: float, tmp_path: Path) -> None:
-    """Where a model is surely wrong, noise makes it less sure, and it gains nats: not a sign of forgery."""
+    """If a model is confident and wrong, noise makes it less confident, so it gains nats: not a sign of forgery."""
     draw = np.random.default_rng(0)
     first = find("none-16").samples()
     wrong = [draw.random() > kept for _ in range(len(first))]

@@ -68,7 +68,7 @@ def analysis_of(attention: str, seed: int = 0) -> Analysis:
 
 
 def _power_sums(draw: np.random.Generator, large: float) -> np.ndarray:
-    """Of real values, so that a kurtosis comes out: [texts, states, parts, powers]."""
+    """Moments of real values, which have a kurtosis: [texts, states, parts, powers]."""
     x = draw.normal(size=(TEXTS, LAYERS + 2, 2, TOKENS * HIDDEN // 2))
     x[..., 0] = large
     return np.stack([(x**power).sum(-1) for power in (1, 2, 3, 4)], axis=-1)

@@ -24,7 +24,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mini_report(mini: Path) -> ReportData:
-    """The same, read."""
+    """The same, as a report."""
     return read_report(mini)
 
 
@@ -36,7 +36,7 @@ def mini_page(mini_report: ReportData) -> str:
 
 @pytest.fixture(scope="session")
 def troubled_report(troubled: Path) -> ReportData:
-    """The same, read."""
+    """The same, as a report."""
     return read_report(troubled)
 
 

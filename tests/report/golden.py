@@ -1,4 +1,4 @@
-"""Golden files: what every format looks like, small enough to read. UPDATE_GOLDEN=1 writes them anew."""
+"""Golden files: what every format looks like, small enough to read. UPDATE_GOLDEN=1 rewrites them."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ FOLDER = Path(__file__).parent / "golden"
 
 
 def check(name: str, text: str) -> None:
-    """Fail where the text is not the file's."""
+    """Fail if the text differs from the file."""
     file = FOLDER / name
     if os.environ.get("UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)

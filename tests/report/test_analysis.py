@@ -1,4 +1,4 @@
-"""What `qbench analyze` found, in every format and picture; and beside what was published."""
+"""What `qbench analyze` found, in every format and picture, and next to published numbers."""
 
 import csv
 import io
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> ReportData:
-    """The same, read."""
+    """The same, as a report."""
     return read_report(folder)
 
 
@@ -114,7 +114,7 @@ def test_differences_of_twins_are_paired(report: ReportData) -> None:
 
 @pytest.mark.parametrize(("shift", "starred"), [(1e-7, False), (1e-3, True)])
 def test_rounding_is_no_difference(shift: float, starred: bool, tmp_path: Path, monkeypatch: Any) -> None:
-    """Rows of float32 weights sum to one but for the last digits, and not by chance."""
+    """Rows of float32 weights sum to one except for the last digits, and that is not chance."""
     own = {kind: analysis_of(kind) for kind in ("softmax", "softpick")}
     for kind, sums in {"softmax": 1.0, "softpick": 1.0 + shift}.items():
         own[kind].sums.row_sums[:] = sums * own[kind].sums.tokens[:, None, None]
@@ -237,7 +237,7 @@ def test_nine_models_have_one_panel_each(tmp_path: Path) -> None:
     assert len(pictures["mini-maps"].axes) == 3 * 2 + 1  # and the scale of colours
 
 
-# --- beside what was published
+# --- next to published numbers
 
 
 def test_the_published_figures_are_those_of_the_paper(paper: ReportData) -> None:
@@ -272,7 +272,7 @@ def test_latex_of_the_published_figures_is_in_the_papers_form(paper: ReportData)
 
 
 def test_compare_puts_ours_beside_the_published_figures(tmp_path: Path) -> None:
-    """A folder of analyses alone is enough; figures at the published length, or at the recipe's if none is said."""
+    """A folder with only analyses is enough; figures are at the published length, or else at the recipe's."""
     write_analyses(tmp_path, family="340M")
     rows = [row for row in json.loads(comparison(tmp_path, PAPER, "json")) if not row["task"]]
     by_name = {(row["number"], row["metric"], row["setting"], row["length"]): row for row in rows}
@@ -318,7 +318,7 @@ def test_bad_files_of_figures_are_sentences(content: str, said: str, tmp_path: P
 
 
 def test_a_baseline_may_have_analyses_beside_its_scores(folder: Path, tmp_path: Path) -> None:
-    """Old folders have none, and read as ever."""
+    """Old folders have none, and can still be read."""
     shutil.copytree(
         folder, tmp_path / "old", ignore=shutil.ignore_patterns("*-analysis-*", "*-maps-*", "*sensitivity-*", ANALYSES)
     )

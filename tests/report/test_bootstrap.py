@@ -116,7 +116,7 @@ def test_one_document_has_no_interval() -> None:
 
 @pytest.mark.parametrize("kind", ["few pages", "answers"])
 def test_coverage(kind: str) -> None:
-    """Of intervals at 95% about 95% hold the truth: 12 skewed pages, or 100 answers of which a tenth changed."""
+    """About 95% of the 95% intervals contain the truth: 12 skewed pages, or 100 answers of which a tenth changed."""
     draw = np.random.default_rng(2)
     covered, trials = 0, 300
     for _ in range(trials):

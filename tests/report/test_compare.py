@@ -1,4 +1,4 @@
-"""Ours beside published numbers."""
+"""Our numbers next to published ones."""
 
 import math
 from pathlib import Path
@@ -180,7 +180,7 @@ def test_published_within_itself(paper: ReportData) -> None:
     found = compare(paper, paper)
     assert len(found) == 3 * 162
     assert all(c.difference == 0 and c.agrees for c in found)
-    # The rows of HQQ at 1.8B are those of an unquantized model or nearly so (results/paper/README.md).
+    # The rows of HQQ at 1.8B are nearly those of an unquantized model (results/paper/README.md).
     hqq = [c for c in found if c.quantization.method == "hqq" and c.quantization.family == "1.8B"]
     assert "quantized" not in {c.nearer for c in hqq}
     assert {c.nearer for c in found if c.quantization.bits == 2 and c not in hqq and not c.is_delta} == {"quantized"}

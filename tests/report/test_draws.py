@@ -1,4 +1,4 @@
-"""Draws of calibration in reports: one row per quantization, means over draws, and what is said of missing ones."""
+"""Draws of calibration in reports: one row per quantization, means over draws, and notes on missing ones."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ def damage(report: ReportData, task: str = "wikitext", metric: str = "word_perpl
 
 
 def own(row: DamageRow, attention: str) -> Difference:
-    """A damage that is there."""
+    """A damage that is not a gap."""
     found = row.damages[attention].score
     assert isinstance(found, Difference)
     return found

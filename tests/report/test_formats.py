@@ -1,4 +1,4 @@
-"""Every format against a golden file, LaTeX in a real compiler, and numbers that survive the way out and in again."""
+"""Every format against a golden file, LaTeX in a real compiler, and numbers that are the same when read back."""
 
 import json
 import re
@@ -28,7 +28,7 @@ from .golden import check
 
 COLUMNS = ["family", "method", "bits", "label", "task", "metric", "better", "softmax", "softpick", "delta"]
 TASKS = ("arc_easy", "wikitext")
-# Another label than method and bits, a direction that must be looked up, one that is not known, and a number missing.
+# A label that is not method and bits, a direction that must be looked up, an unknown one, and a missing number.
 PUBLISHED = """\
 size,method,bits,label,task,metric,better,softmax,softpick,delta
 340M,none,16,,arc_easy,acc_norm,higher,56.61,56.73,+0.12
@@ -82,7 +82,7 @@ def test_columns_stand_straight_on_a_screen(small: ReportData) -> None:
 
 
 def test_every_column_has_a_rule_however_narrow_it_is(lone: ReportData) -> None:
-    """GitHub takes no line for a table's in which a column has no hyphen."""
+    """GitHub does not recognize a table if a column of its second line has no hyphen."""
     rules = [line for line in markdown(tables(lone, "delta")).splitlines() if line.startswith("|:")]
     assert rules
     assert all(re.fullmatch(r"(\|:?-+:?)+\|", rule) for rule in rules)
@@ -104,7 +104,7 @@ def test_the_summary_marks_only_differences_that_are_more_than_chance(mini_repor
 
 @pytest.fixture
 def lone(tmp_path: Path) -> ReportData:
-    """A family with one model only, of which one cell failed."""
+    """A family with only one model, which has a failed cell."""
     for label in ("none-16", "hqq-2-g64"):
         samples = samples_of("softmax", label)
         write_cell(tmp_path / "lone", cell("softmax", label), samples[samples["task"].isin(TASKS)])
@@ -235,7 +235,7 @@ def test_csv_and_json(published: ReportData) -> None:
 
 
 def test_html(small_troubled: ReportData) -> None:
-    """All but the plots, and without what every page has."""
+    """The page without plots and without the parts that every page has."""
     text = page(small_troubled)
     main = text[text.index("<main>") : text.index("</main>")]
     main = re.sub(r'<section id="plots">.*?</section>\n', "", main, flags=re.S)
@@ -287,7 +287,7 @@ needs_pdflatex = pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs 
 
 
 def compiled(text: str, folder: Path) -> str:
-    """The log of pdflatex; an error where it fails."""
+    """The log of pdflatex; an error if it fails."""
     (folder / "t.tex").write_text(text, encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")

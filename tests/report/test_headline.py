@@ -1,6 +1,7 @@
-"""The headline: recomputed from the documents, adjusted over the page, and what is said of it."""
+"""The headline: recomputed from the documents, adjusted over the page, and its sentences."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, variance
 
@@ -10,7 +11,7 @@ from scipy import stats
 
 from qbench.report.answer import answer
 from qbench.report.delta import ReportData, read_report
-from qbench.report.headline import Headline, adjusted
+from qbench.report.headline import Headline, Scales, adjusted
 from qbench.uncertainty import ChanceSource, Estimate
 
 from ..replicates import LABEL, numbered, twins, write_cells
@@ -72,7 +73,7 @@ def test_h_is_the_mean_over_tasks_of_how_much_less_was_lost(five_draws: ReportDa
 
 
 def test_the_documents_of_a_task_are_resampled_apart_from_those_of_another(five_draws: ReportData) -> None:
-    """The variance is that of a sum of independent means: from the documents' own variances."""
+    """The variance of a sum of independent means, computed from the documents' variances."""
     (line,) = five_draws.headlines
     tasks = list(dict.fromkeys(measure.task for measure in five_draws.results.measures))
     total = 0.0
@@ -109,15 +110,36 @@ def test_the_sentence_has_bits_both_names_and_the_interval(five_draws: ReportDat
     assert "(one trained pair)" in sentence
 
 
-def test_another_scale_with_the_other_sign_is_said_with_why() -> None:
+def test_scales_that_disagree_are_one_statement_with_both_sizes_and_why() -> None:
     report = read_report(Path(__file__).parents[2] / "results" / "mini")
     three = next(line for line in report.headlines if line.bits == 3)
     assert three.scales.points is not None
     assert three.scales.logits is not None
-    assert three.scales.logits < 0 < three.value
-    assert three.depends_on_scale
-    text = " ".join(answer(report))
-    assert ("depends on the scale" in text) == any(line.claims and line.depends_on_scale for line in report.headlines)
+    assert three.scales.logits < 0 < three.scales.points
+    assert three.value > 0
+    assert three.claims
+    said = answer(report)
+    (sentence,) = [own for own in said if own.startswith("At 3 bits")]
+    assert sentence.index("depends on the scale") < sentence.index("nats per decision less")
+    assert f"but {abs(three.scales.logits):.2f} logits of accuracy more" in sentence
+    assert f"{three.scales.points:.2f} points of accuracy less" in sentence
+    assert three.level is not None
+    (why,) = [own for own in said if all(f"{level:.2f}%" in own for level in three.level)]
+    assert not why.startswith("At ")
+
+
+@pytest.mark.parametrize(("points", "logits"), [(1.0, 2.0), (-1.0, 2.0), (None, None)])
+def test_only_a_scale_of_the_opposite_sign_contradicts_a_claim(
+    five_draws: ReportData, points: float | None, logits: float | None
+) -> None:
+    (line,) = adjusted([replace(headline_of(5.0, 1.0), scales=Scales(points, logits))])
+    report = replace(five_draws)
+    vars(report)["headlines"] = [line]
+    sentence, *_ = answer(report)
+    assert line.claims
+    assert ("but 1.00 points of accuracy more" in sentence) == (points == -1.0)
+    assert ("depends on the scale" in sentence) == (points == -1.0)
+    assert ("2.00 logits of accuracy less" in sentence) == (logits is not None)
 
 
 def test_published_accuracies_have_bounds() -> None:
@@ -134,13 +156,13 @@ def test_published_accuracies_have_bounds() -> None:
 
 
 def write_pairs(folder: Path, families: list[str], replicates: list[str]) -> ReportData:
-    """Families trained with several seeds, each with another difference."""
+    """Families trained with several seeds, each with a different difference."""
     planned = []
     for number, family in enumerate(families):
         for attention in ("softmax", "softpick"):
             for label in ("none-16", "hqq-3-g64"):
                 samples = samples_of(attention, label, 40)
-                if label != "none-16" and attention == "softpick":  # a pair of its own
+                if label != "none-16" and attention == "softpick":  # each pair differs
                     shift = 0.02 * number
                     samples = samples.assign(loglikelihoods=[row - shift for row in samples["loglikelihoods"]])
                 planned.append(write_cell(folder, cell(attention, label, family), samples))
@@ -164,7 +186,7 @@ def test_replicates_are_one_line_whose_interval_has_their_spread(tmp_path: Path)
 
 
 def test_replicates_with_other_documents_of_a_task_are_said_and_that_task_is_left_out(tmp_path: Path) -> None:
-    """The families have equally many documents, so that nothing but their contents tells them apart."""
+    """The families have equally many documents: only the contents differ."""
     planned = []
     for family in ("mini-1", "mini-2"):
         for attention in ("softmax", "softpick"):

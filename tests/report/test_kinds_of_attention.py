@@ -1,4 +1,4 @@
-"""More than two kinds of attention, other kinds than softmax and softpick, and another reference than softmax."""
+"""More than two kinds of attention, kinds besides softmax and softpick, and a reference that is not softmax."""
 
 import json
 import random
@@ -36,7 +36,7 @@ LONG = ["family", "method", "bits", "label", "task", "metric", "better", "attent
 
 @pytest.fixture(autouse=True)
 def gated_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else the table of kinds has."""
+    """Add a kind called gated, whether or not ATTENTIONS has one."""
     monkeypatch.setitem(ATTENTIONS, "gated", SimpleNamespace(title="Gated"))  # type: ignore[misc]
 
 
@@ -49,7 +49,7 @@ def three_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def three(three_folder: Path) -> ReportData:
-    """The same, read."""
+    """The same, as a report."""
     return read_report(three_folder)
 
 
@@ -101,7 +101,7 @@ def test_another_reference_in_markdown(kind: str, turned: ReportData) -> None:
     assert "softpick − softmax" not in text
     assert "Softpick against softmax" not in text
     said = {
-        "summary": "Softpick / softmax: ",
+        "summary": "softpick / softmax",
         "damage": "The difference is softmax's damage − softpick's",
         "delta": "Δ is softmax − softpick;",
         "baseline": "Softmax against softpick, unquantized: mini.",
@@ -143,7 +143,7 @@ def test_a_long_csv_is_read_as_it_was_written(which: str, request: pytest.Fixtur
     rows = comparison_rows(compare(report, published))
     assert rows
     assert all(row["difference"] == 0 for row in rows)
-    assert all(row["agrees"] for row in rows if row["metric"] != "bits_per_byte")  # whose repeat noise is not known
+    assert all(row["agrees"] for row in rows if row["metric"] != "bits_per_byte")  # its repeat noise is not known
 
 
 def test_another_reference_is_not_written_as_softpick_minus_softmax(turned: ReportData) -> None:

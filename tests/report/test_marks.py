@@ -41,8 +41,9 @@ def test_a_star_alone_is_not_marked() -> None:
     assert rows[0][1].significant
     assert not found.marks(rows[0][1])
     assert (found.starred, found.kept) == (1, 0)
-    assert "20 comparisons" in found.sentence
-    assert "about 1.0" in found.sentence
+    assert "Deltas" in (sentence := found.sentence("Deltas"))
+    assert "1 of 20" in sentence
+    assert "about 1.0" in sentence
 
 
 def test_one_metric_per_task_decides_and_the_others_are_held_to_its_cutoff() -> None:
@@ -60,5 +61,5 @@ def test_what_cannot_be_judged_is_neither_counted_nor_marked() -> None:
     one_draw = Difference(5.0, Interval(4.0, 6.0, excludes_zero=False))
     found = marks_for([(Measure("t", "acc", "higher"), own) for own in (one_draw, Gap("–", "None."), None)])
     assert found == Marks()
-    assert found.sentence == ""
+    assert found.sentence("Deltas") == ""
     assert not found.marks(one_draw)

@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: it sorts, filters, fits a phone, and asks nobody for anything."""
+"""The HTML report in a real browser: it sorts, filters, fits a phone, and loads nothing from the network."""
 
 import re
 import shutil
@@ -79,7 +79,7 @@ def test_the_answer_and_the_plots_stand_before_the_rows(mini_page: str, paper: R
         "provenance",
         "recipe",
     ]
-    # Families side by side are a table of their own; a single one has it at the top of Δ.
+    # Several families have a separate table of unquantized models; a single one has it at the top of Δ.
     assert section_names(page(paper)) == [
         "suspicious",
         "summary",

@@ -1,4 +1,4 @@
-"""Passkey by length: a table in the form of the paper's, rows with intervals, and a curve for each model."""
+"""Passkey by length: a table like the paper's, rows with intervals, and one curve per model."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from qbench.report.plots import figures
 from qbench.report.render import render
 from qbench.report.results import ReportError
 
-# The paper's: softmax, and three others beside it.
+# The paper's: softmax and three others.
 LENGTHS = (890, 1983, 3075, 4167, 4986)
 PUBLISHED = {
     "softmax": (95.5, 97.0, 73.0, 70.5, 0.0),

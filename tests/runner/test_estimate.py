@@ -162,23 +162,25 @@ def test_the_plan_shows_the_time_on_this_machines_gpu(
     driver.has(a100s(8))
     recipe = load_recipe(large.file, device="cuda")
     text = render_plan(make_plan(recipe, tmp_path / "out"))
-    (line,) = [line for line in text.splitlines() if line.startswith("time: ")]
+    (line,) = [line for line in text.splitlines() if line.startswith("time left: ")]
     assert " of " not in line.split("(")[0]
-    assert all(part in line for part in ("8 at once", "load", "quantize", "evaluate", "A100", "40% of 312 TFLOP/s"))
+    assert all(part in line for part in ("8 cells at once", "load", "quantize", "evaluate"))
+    (speed_line,) = [line for line in text.splitlines() if "TFLOP/s" in line]
+    assert all(part in speed_line for part in ("A100", "40%", "312 TFLOP/s"))
 
 
 def test_a_time_for_some_of_the_cells_says_how_many(large: Recipe, tmp_path: Path) -> None:
     (large.file.parent / "softpick" / "config.json").write_text("{}")
     text = render_plan(make_plan(large, tmp_path / "out"))
-    (line,) = [line for line in text.splitlines() if line.startswith("time: ")]
+    (line,) = [line for line in text.splitlines() if line.startswith("time left: ")]
     assert "for 11 of 22 cells" in line
 
 
 def test_without_the_gpu_the_plan_says_why_and_shows_the_rest(large: Recipe, driver: Driver, tmp_path: Path) -> None:
     text = render_plan(make_plan(load_recipe(large.file, device="cuda"), tmp_path / "out"))
     assert "no NVIDIA driver" in text
-    assert "TFLOP to do" in text
-    assert "time: " not in text
+    assert "TFLOP left" in text
+    assert "time left" not in text
 
 
 def test_calibration_and_solving_are_part_of_gptq(large: Recipe) -> None:

@@ -13,6 +13,7 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from qbench import save_checkpoint
+from qbench.errors import died_of_memory
 from qbench.identity import Identity
 from qbench.recipe.cells import load_recipe
 from qbench.records.audit import AuditError
@@ -164,6 +165,27 @@ def test_out_of_memory_is_distinguished_from_other_errors() -> None:
     assert failure_of(wrapped, "load").kind == "out-of-memory"
     assert failure_of(AuditError("hqq-4-g64", ["nothing was quantized"], ""), "quantize").kind == "audit"
     assert failure_of(ValueError("no"), "load") == Failure(kind="error", reason="ValueError: no", phase="load")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "memory allocation of 3145728 bytes failed",
+        "MemoryError",
+        "ImportError: libx.so: failed to map segment from shared object",
+    ],
+)
+def test_last_words_that_mean_out_of_memory(last: str) -> None:
+    assert died_of_memory(f"some line\n{last}\n")
+
+
+def test_threads_that_do_not_start_mean_it_under_a_limit_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = 'ThreadPoolBuildError { kind: IOError(Os { code: 11, message: "Resource temporarily unavailable" }) }'
+    assert not died_of_memory(says)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (2**30, 2**30))
+    assert died_of_memory(says)
+    assert not died_of_memory("Segmentation fault")
 
 
 def test_the_log_tail_is_what_a_terminal_would_show(tmp_path: Path) -> None:

@@ -14,8 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from qbench.records.store import read_results
+from qbench.recipe.cells import load_recipe
+from qbench.records.store import read_results, remove_unfinished
+from qbench.runner.local import Slot, run_local
 from qbench.runner.lock import RunError, holding
+from qbench.runner.matrix import make_jobs
+from qbench.runner.plan import make_plan
+from qbench.runner.view import PlainView
 
 from .driver import Driver, events_of, finished, left_behind, results, run, run_here
 
@@ -92,6 +97,45 @@ def test_a_file_in_place_of_the_folder(small: Path, tmp_path: Path) -> None:
     code, _, errors = run(small, tmp_path / "out")
     assert code == 2
     assert all(fact in errors for fact in (str(tmp_path / "out"), "(File exists)", "--out"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_folder_that_goes_away_during_the_run(replaced: bool, small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Driver(small, out) as driver:
+        driver.until("finished")
+        out.rename(tmp_path / "moved")
+        if replaced:
+            out.write_text("a file")
+        code, errors = driver.end()
+        assert driver.gone()
+    assert "Traceback" not in errors
+    if replaced:
+        assert code == 2
+        assert str(out) in errors
+        assert out.read_text() == "a file"
+    else:
+        # The next cell makes the folder again; a cell that was writing its record at that moment ends the run.
+        assert code == 0 or (code == 2 and str(out) in errors)
+    assert finished(tmp_path / "moved")
+
+
+def test_no_cell_starts_in_a_file(small: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(small)
+    jobs = make_jobs(make_plan(recipe, tmp_path / "out").entries)
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(RunError, match=r"out.*Not a directory"):
+        run_local(jobs[:1], tmp_path / "out", [Slot(threads=1)], PlainView([]), timeout=60)
+
+
+def test_a_folder_that_is_gone_needs_no_tidying(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with holding(out):
+        out.rename(tmp_path / "moved")
+        out.write_text("a file")
+        remove_unfinished(out)
+    assert out.read_text() == "a file"
 
 
 def test_a_read_only_folder(small: Path, undisturbed: Undisturbed, tmp_path: Path, mount: Mount) -> None:

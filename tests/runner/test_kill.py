@@ -82,4 +82,5 @@ def test_ctrl_c_and_sigterm_stop_cleanly(sent: signal.Signals, small: Path, tmp_
     assert f"cells are kept in {out}" in lines[1]
     assert all(map(json.loads, lines[0].splitlines()))  # the events that were not read yet
     assert "Traceback" not in lines[1]
+    assert "resource_tracker" not in lines[1]
     assert not left_behind(out)

@@ -35,7 +35,7 @@ def test_the_whole_matrix(matrix: Path, tmp_path: Path) -> None:
         assert record.audit is not None
         assert record.cost is not None
         assert bool(record.audit.layers) == (record.cell.method != "none")
-        assert list(record.cost.seconds) == ["load", "quantize", "evaluate"]
+        assert list(record.cost.seconds) == ["load", "kl", "quantize", "evaluate"]
         assert record.cost.tokens
         assert record.provenance.machine["threads"] == 1
     measured = {metric.task for stored in read_results(tmp_path).current for metric in stored.record.metrics}

@@ -287,8 +287,8 @@ def test_the_command_shows_states_estimates_and_the_total(
     lines = capsys.readouterr().out.splitlines()
     row = next(line for line in lines if line.startswith("tiny-softmax-none-16")).split()
     assert row[1:4] == ["done", "2.4", "GiB"]  # 374 million parameters in float32, and 1 GiB
-    assert any(line.startswith("10 cells: 1 done, 1 stale, 2 not offered, 6 to do; ") for line in lines)
-    assert "documents: piqa 4, mine 4" in lines
+    assert any(line.startswith("10 cells: 1 done, 1 stale, 2 not offered, 6 to do (") for line in lines)
+    assert any("piqa 4, mine 4" in line for line in lines)
     assert all(fact in lines[-1] for fact in ("ignored", "1 ", "code or packages"))
 
 
@@ -382,3 +382,24 @@ def test_the_papers_recipes_have_the_papers_matrix(size: str, family: str) -> No
     assert [*recipe.tasks] == ["arc_easy", "lambada_openai", "piqa", "sciq", "wikitext"]
     assert (recipe.max_length, recipe.dtype, recipe.device) == (4096, "bfloat16", "cuda")
     assert {c.tokenizer for c in cells(recipe)} == {"fla-hub/transformer-1.3B-100B"}
+
+
+def test_a_recipe_without_unquantized_cells_is_warned_about_in_one_line(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(recipe.file), "--out", str(tmp_path / "out")]) == 0
+    assert "warning" not in capsys.readouterr().out
+    file = recipe.file.with_name("quantized.yaml")
+    file.write_text(f"extends: {recipe.file.name}\nquantizations: [{{method: hqq, bits: 4}}]\n")
+    assert main(["plan", str(file), "--out", str(tmp_path / "out")]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert "`method: none`" in line
+
+
+def test_a_pattern_that_matches_nothing_lists_ten_cells_and_how_to_see_the_rest(recipe: Recipe, tmp_path: Path) -> None:
+    entries = make_plan(recipe, tmp_path / "out").entries
+    with pytest.raises(RecipeError) as error:
+        choose([*entries, *entries], "nothing")
+    assert str(error.value).count("tiny-") == 10
+    assert f"{2 * len(entries) - 10} more" in str(error.value)
+    assert "`qbench plan`" in str(error.value)

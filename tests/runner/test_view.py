@@ -74,7 +74,7 @@ def test_events_are_json_lines_in_order(undisturbed: tuple[Path, list[dict[str, 
     assert all(fact in events[0]["text"] for fact in ("small.yaml: 6 cells", "6 to run", "0 already done", str(out)))
     own = [e for e in events if e.get("cell") == "tiny-softpick-hqq-4-g32"]
     assert own[0]["event"] == "started"
-    assert list(dict.fromkeys(e["phase"] for e in own[1:-1])) == ["load", "quantize", "evaluate"]
+    assert list(dict.fromkeys(e["phase"] for e in own[1:-1])) == ["load", "kl", "quantize", "evaluate"]
     assert own[-1]["event"] == "finished"
     assert own[-1]["state"] == "done"
     assert events[-3]["text"].startswith("6 of 6 cells done in ")

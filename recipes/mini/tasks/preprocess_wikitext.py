@@ -1,4 +1,4 @@
-"""wikitext's own functions: a task file names functions of a file beside it."""
+"""wikitext's functions: a task file can only name functions of a file next to it."""
 
 from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
 

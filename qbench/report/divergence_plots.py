@@ -1,0 +1,81 @@
+"""KL against measured bits per weight: one panel per model, with the noise floor."""
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from qbench.numbers import magnitude
+from qbench.report.analysis_plots import SMALL, add_legend, new_figure
+from qbench.report.attentions import kind_title
+from qbench.report.delta import ReportData
+from qbench.report.divergence import ModelDivergence, divergences
+from qbench.report.looks import FAINT, INK, PAGE, Look, looks
+from qbench.report.metrics import task_name
+from qbench.report.plots import METHOD_MARKERS, Z95, load_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANEL = 2.6  # inches
+MAX_FLOOR_DISTANCE = 1e-3  # of the smallest KL: a floor below that is written, since its line would squeeze the points
+
+
+def kl_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+    """One figure per family and task."""
+    found = divergences(report)
+    for family, task in dict.fromkeys((own.quantization.family, own.task) for own in found):
+        models = [own for own in found if (own.quantization.family, own.task) == (family, task)]
+        if any(own.bits is not None for own in models):
+            name = f"{family}-kl" if len({own.task for own in found}) == 1 else f"{family}-kl-{task}"
+            with load_matplotlib().rc_context(SMALL):
+                figure = _figure(report, family, task, models)
+            yield name, figure
+
+
+def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDivergence]) -> "Figure":
+    kinds = list(dict.fromkeys(own.attention for own in models))
+    styles, titles = looks(report.results.all_kinds), report.results.method_titles
+    methods = list(dict.fromkeys(own.quantization.method for own in models if own.bits is not None))
+    title = f"{family}, {task_name(task)}: KL from the unquantized model against measured bits per weight (bars: 95%)"
+    figure = new_figure(max(PAGE, PANEL * len(kinds)), PANEL, title)
+    for axes, attention in zip(figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0], kinds, strict=True):
+        own = [model for model in models if model.attention == attention]
+        axes.set_yscale("log")
+        for method, marker in zip(methods, cycle(METHOD_MARKERS), strict=False):
+            points = [model for model in own if model.quantization.method == method]
+            _draw(axes, points, styles[attention], marker, titles[method])
+        _draw_floor(axes, own, min(model.mean.value for model in models if model.bits is not None))
+        axes.set_title(kind_title(attention))
+        axes.set_xlabel("measured bits per weight")
+    figure.axes[0].set_ylabel("KL, nats per token")
+    figure.axes[0].yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    figure.axes[0].yaxis.set_minor_locator(load_matplotlib().ticker.NullLocator())
+    add_legend(figure)
+    return figure
+
+
+def _draw(axes: "Axes", models: Sequence[ModelDivergence], look: Look, marker: str, title: str) -> None:
+    """A method's points exactly where they were measured, joined in the order of bits."""
+    points = sorted((model.bits, model.mean.value, model.mean.stderr or 0.0) for model in models if model.bits)
+    if not points:
+        return
+    bits, values, errors = zip(*points, strict=True)
+    line = {**look.line, "marker": marker}
+    axes.plot(bits, values, linewidth=0.6, **line)
+    axes.plot([], [], color=INK, marker=marker, markersize=4, linestyle="none", label=title)  # for the legend
+    lows = [max(value - Z95 * error, value / 10) for value, error in zip(values, errors, strict=True)]
+    highs = [value + Z95 * error for value, error in zip(values, errors, strict=True)]
+    axes.vlines(bits, lows, highs, look.colour, linewidth=1)
+
+
+def _draw_floor(axes: "Axes", models: Sequence[ModelDivergence], smallest: float) -> None:
+    """The unquantized model in other batches: a line, or its value at the bottom if it is far below the points."""
+    floor = next((model.mean.value for model in models if model.quantization.is_unquantized), None)
+    if floor is None:
+        return
+    if floor >= MAX_FLOOR_DISTANCE * smallest:
+        axes.axhline(floor, color=FAINT, linestyle="--", linewidth=1, label="floor: unquantized, other batches")
+    else:
+        text = f"↓ floor {magnitude(floor)}: unquantized, other batches"
+        axes.text(0.02, 0.02, text, transform=axes.transAxes, fontsize=SMALL["xtick.labelsize"])

@@ -1,0 +1,43 @@
+"""Files are written whole, under the names and modes that people expect."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qbench.files import write_atomically
+from qbench.runner.child import redirect
+from qbench.runner.lock import LOCK, holding
+
+
+@pytest.fixture(params=[0o022, 0o077, 0o002, 0o027])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(file: Path) -> int:
+    return file.stat().st_mode & 0o777
+
+
+def test_files_keep_the_umask(umask: int, tmp_path: Path) -> None:
+    write_atomically(tmp_path / "record.json", "{}")
+    assert mode(tmp_path / "record.json") == 0o666 & ~umask
+    with holding(tmp_path / "out"):
+        assert mode(tmp_path / "out" / LOCK) == 0o666 & ~umask
+    kept = os.dup(1), os.dup(2)
+    try:
+        redirect(tmp_path / "log.txt")
+    finally:
+        os.dup2(kept[0], 1)
+        os.dup2(kept[1], 2)
+    assert mode(tmp_path / "log.txt") == 0o666 & ~umask
+
+
+def test_nothing_is_left_of_a_file_that_was_not_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_atomically(tmp_path / "folder", "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
