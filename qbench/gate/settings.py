@@ -32,8 +32,9 @@ def _without_unit(value: Any, info: ValidationInfo) -> Any:
     found = re.fullmatch(r"([\d.]+(?:e-?\d+)?) *(\D+)", value.strip())
     if found and unit and found[2] in (unit, unit.removesuffix("s")):
         return float(found[1])
+    written = f"2{unit}" if unit == "%" else f"2 {unit}"
     example = f"a number of {'percent' if unit == '%' else unit}" if unit else "a number in the unit of its metric"
-    raise PydanticCustomError("must", "{what}", {"what": f"be {example}, such as 1{f' or 1 {unit}' if unit else ''}"})
+    raise PydanticCustomError("must", "{what}", {"what": f"be {example}, such as 2{f' or {written}' if unit else ''}"})
 
 
 Alpha = Annotated[float, Field(gt=0, lt=1)]

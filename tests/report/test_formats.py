@@ -114,7 +114,7 @@ def lone(tmp_path: Path) -> ReportData:
 
 def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: ReportData) -> None:
     (table,) = tables(lone, "damage")
-    titles = ["Task", "Metric", "Quantization", "Damage", "95% interval", "Flips"]
+    titles = ["Task", "Metric", "Quantization", "Damage", "Recovery", "95% interval", "Flips"]
     assert [column.title for column in table.columns] == titles
     assert table.caption == "What HQQ costs the mini softmax model: quantized − unquantized."
     rows = {(row.quantization.label, row.measure.metric): row.damages["softmax"] for row in lone.damages}
