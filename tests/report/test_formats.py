@@ -122,8 +122,10 @@ def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: ReportDat
     assert isinstance(damage, Difference)
     assert damage.interval
     ends = f"[{signed(damage.interval.low)}, {signed(damage.interval.high)}]"
-    assert [field.text for field in table.rows[0][3:5]] == [signed(damage.value), ends]
-    assert [field.text for field in table.rows[1][3:]] == ["failed", "–", "–"]
+    left = rows["hqq-2-g64", "acc_norm"].recovery
+    assert left is not None
+    assert [field.text for field in table.rows[0][3:6]] == [signed(damage.value), f"{left:.1f}%", ends]
+    assert [field.text for field in table.rows[1][3:]] == ["failed", "–", "–", "–"]
     assert not any("softpick" in text for text in (*table.footnotes.values(), *table.reading))
     check("lone-damage.md", markdown([table]))
 
