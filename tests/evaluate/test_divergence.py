@@ -297,6 +297,7 @@ def test_the_floor_is_far_below_eight_bits_on_mini(attention: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_floor_is_far_below_eight_bits_on_smollm2(smollm2: Path) -> None:
     """On a few thousand tokens of this project's documentation."""
     texts = [file.read_text()[:900] for file in sorted((ROOT / "docs").glob("*.md"))]
