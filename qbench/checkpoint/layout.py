@@ -237,7 +237,7 @@ def config_sizes(fields: dict[str, Any], file: Path) -> Sizes:
         value = default if llama[field] is None else llama[field]
         most = MAX_SIZES.get(field, MAX_SIZE)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            wanted = "a positive integer" if not isinstance(value, int) or value < 1 else f"at most {most:,}"
+            wanted = f"at most {most:,}" if type(value) is int and value > most else "a positive integer"
             raise CheckpointError(f"{file}: {names.get(field, field)} is {shown(value)}; it must be {wanted}.")
         return value
 

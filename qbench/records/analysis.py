@@ -190,9 +190,10 @@ def read_analysis(facts: AnalysisFacts, content: bytes, where: object) -> Analys
         if name not in table.column_names:
             raise AnalysisError(f"{where} lacks the column {name}; run the analysis again.")
         column = one_array(table[name])
-        if column.null_count or not _is_numeric(column.type):
+        fits, kind = (pa.types.is_string, "text") if name == "hash" else (_is_numeric, "numbers")
+        if column.null_count or not fits(column.type):
             raise AnalysisError(
-                f"{where}: the column {name} has type {column.type}; it must have numbers, and no nulls."
+                f"{where}: the column {name} has type {column.type}; it must have {kind}, and no nulls."
             )
         flat = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy(zero_copy_only=False)
         wanted = (len(table), *shape)

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, computed_field, model_validator
 
 from qbench.errors import first_of
 from qbench.records.limits import Bits, Count
@@ -54,7 +54,13 @@ class AuditError(RuntimeError):
         self.reasons = reasons
 
 
-Energy = Annotated[float, Field(ge=0)]
+def _not_negative(value: float) -> float:
+    if value < 0:
+        raise ValueError("it must not be negative")
+    return value
+
+
+Energy = Annotated[float, AfterValidator(_not_negative)]  # NaN if the weights are: the audit says so
 
 
 class _Stored(BaseModel):

@@ -105,7 +105,9 @@ class StoredRecord:
             table = read_table(self.samples_content(), self.parquet)
             return table, gold_logprobs(table)
 
-        return KEPT_TABLES.get((self.parquet, self.record.samples_sha256), read, lambda found: found[0].nbytes)
+        # The key is this record's own: the next one read from the folder must check its file again.
+        key = self.found.setdefault("key of its documents", object())
+        return KEPT_TABLES.get(key, read, lambda found: found[0].nbytes)
 
     def samples_content(self) -> bytes:
         """The bytes of the Parquet file; the same error."""

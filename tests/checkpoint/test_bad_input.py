@@ -116,7 +116,7 @@ def test_a_bad_config_is_named(tmp_path, layout, fields, facts):
     assert states(message, facts), message
 
 
-@pytest.mark.parametrize(("content", "facts"), [(None, "No such file"), ("{", "not JSON"), ("[]", "list…object")])
+@pytest.mark.parametrize(("content", "facts"), [(None, "does not exist"), ("{", "not JSON"), ("[]", "list…object")])
 def test_a_config_that_is_not_an_object_is_named(tmp_path, content, facts):
     file = fla(tmp_path) / "config.json"
     file.unlink()

@@ -78,7 +78,7 @@ def test_widths_that_bnb_lacks_are_a_value_not_an_error():
         ({"method": "hqc", "bits": 3}, QuantizeError, "'hqc'.*Did you mean hqq"),
         ({"method": "hqq", "bits": "3"}, QuantizeError, "bits.*'3'.*whole number"),
         ({"method": "hqq", "bits": 3, "group_sise": 64}, QuantizeError, "Did you mean group_size"),
-        ({"method": "hqq", "bits": 3, "axis": 2}, QuantizeError, "hqq.*axis.*2.*0 or 1"),
+        ({"method": "hqq", "bits": 3, "axis": 2}, QuantizeError, "hqq.*axis.*2.*0, 1"),
         (
             {"method": "hqq", "bits": 3, "group_size": 48},
             QuantizeError,

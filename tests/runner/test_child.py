@@ -69,15 +69,15 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("device", "seen"),
     [
-        ("cpu", "(['1', '1', '1'], ['3', 'PCI_BUS_ID'], 'bnb', True) []"),
-        ("cuda", "(['1', '1', '1'], ['3', 'PCI_BUS_ID'], '', False) []"),  # otherwise no CUDA kernels
+        ("cpu", "(['1', '1', '1', '1'], ['3', 'PCI_BUS_ID'], 'bnb', True) []"),
+        ("cuda", "(['1', '1', '1', '1'], ['3', 'PCI_BUS_ID'], '', False) []"),  # otherwise no CUDA kernels
     ],
 )
 def test_cells_are_offline_and_on_cuda_import_their_libraries_themselves(
     device: str, seen: str, tmp_path: Path
 ) -> None:
     (tmp_path / "look.py").write_text(SERVER)
-    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     command = [sys.executable, tmp_path / "look.py", device, tmp_path / "log.txt"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
