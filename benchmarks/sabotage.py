@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from qbench.gate.hypotheses import UNITS
-from qbench.gate.settings import GateSettings
+from qbench.gate.settings import UNITS, GateSettings
 from qbench.gate.verdict import GateReport, check
 from qbench.quantizers.options import quantizer
 from qbench.quantizers.quantize import quantize

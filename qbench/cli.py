@@ -392,6 +392,8 @@ def _add_power(commands: Commands) -> None:
         "measure the noise between DIR and RUN, with the same cells; default: between quantized and unquantized cells"
     )
     parser.add_argument("--against", type=Path, metavar="RUN", help=against)
+    cells = "how many of these cells change: those that do not cannot fail, and do not count; default: all"
+    parser.add_argument("--cells", type=int, metavar="N", help=cells)
     parser.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
 
 
@@ -438,7 +440,7 @@ def _accept(options: argparse.Namespace) -> int:
 def _power(options: argparse.Namespace) -> int:
     from qbench.gate.power import power, to_text
 
-    print(to_text(power(options.folder, options.against), options.format))
+    print(to_text(power(options.folder, options.against, options.cells), options.format))
     return DONE
 
 

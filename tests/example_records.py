@@ -10,6 +10,7 @@ import pandas as pd
 
 from qbench.identity import Identity, TaskIdentity, What
 from qbench.records.audit import Audit, LayerAudit, failures
+from qbench.records.metrics import KL
 from qbench.records.samples import AGGREGATIONS, WEIGHT, to_frame
 from qbench.records.schema import (
     CellRef,
@@ -47,6 +48,7 @@ TASKS: dict[str, tuple[int, Sequence[tuple[str, str, Any]]]] = {
         ],
     ),
 }
+KL_FACTS = (KL, "weighted_mean", "lower")  # of tasks whose samples have it
 
 
 def cell_ref(
@@ -112,7 +114,9 @@ def metrics_of(samples: pd.DataFrame) -> tuple[MetricValue, ...]:
     """The metrics that samples amount to."""
     found = []
     for task, rows in samples.groupby("task", sort=False):
-        for metric, aggregation, better in TASKS[str(task)][1]:
+        for metric, aggregation, better in (*TASKS[str(task)][1], KL_FACTS):
+            if metric == KL and (metric not in rows or rows[metric].isna().all()):
+                continue
             value = aggregate(rows, metric, aggregation)
             found.append(
                 MetricValue(

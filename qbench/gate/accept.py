@@ -11,7 +11,7 @@ from typing import Any
 from qbench.errors import InputError, first_of
 from qbench.files import aside, parse_json, read_content, replacing
 from qbench.gate.pairing import CheckError, holds_records
-from qbench.gate.render import score
+from qbench.gate.render import score, sentence
 from qbench.gate.verdict import GateReport, check, settings_of
 from qbench.records.store import (
     CELL_FOLDER,
@@ -184,6 +184,7 @@ def _check_usable(run: Path, new: Path) -> None:
     if not report.passed:
         worse = [f"{outcome.hypothesis.name} is worse than itself" for outcome in report.worse]
         reasons = [f"{failure.cell.name}: {failure.message}" for failure in report.failures] + worse
+        reasons += [f"{outcome.hypothesis.cell.name}: {sentence(outcome)}" for outcome in report.not_excluded]
         raise CheckError(
             f"{run} cannot be a baseline, because it fails the gate even against a copy of itself: "
             + " ".join(first_of(reasons, MAX_REASONS))

@@ -1,6 +1,6 @@
 """What must not change between a baseline and a run, whatever the scores, and what a reader must know."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -165,21 +165,24 @@ def new_nans(paired: PairedDocuments) -> Iterator[str]:
             yield f"{paired.task} {column}: the divisors of log-likelihoods differ from the baseline's."
 
 
-def other_samples(paired: PairedDocuments) -> Iterator[str]:
+def other_samples(paired: PairedDocuments, ignored: Collection[str] = ()) -> Iterator[str]:
     """Sentences: columns that only one of the records has (a hypothesis would vanish), or different answers."""
-    if paired.lost:
-        yield f"Its samples lack the columns {', '.join(paired.lost)}, which the baseline's have."
-    if paired.gained:
-        yield f"Its samples have the columns {', '.join(paired.gained)}, which the baseline's lack."
+    lost, gained = ([name for name in names if name not in ignored] for names in (paired.lost, paired.gained))
+    if lost:
+        yield f"Its samples lack the columns {', '.join(lost)}, which the baseline's have."
+    if gained:
+        yield f"Its samples have the columns {', '.join(gained)}, which the baseline's lack."
     if paired.other_answers:
         documents = counted(paired.other_answers, "document")
         yield f"{paired.task}: the choices or right answers of {documents} differ from the baseline's."
 
 
-def other_metrics(before: Record, after: Record) -> Iterator[str]:
+def other_metrics(before: Record, after: Record, ignored: Collection[str] = ()) -> Iterator[str]:
     """Sentences: metrics that only one of the records has, or whose direction or aggregation differs."""
     then, now = ({(m.task, m.metric): m for m in record.metrics} for record in (before, after))
     for task, metric in dict.fromkeys([*then, *now]):
+        if metric in ignored:
+            continue
         old, new = then.get((task, metric)), now.get((task, metric))
         if old is None or new is None:
             has, lacks = ("run", "baseline") if old is None else ("baseline", "run")

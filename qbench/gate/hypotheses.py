@@ -3,19 +3,18 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from qbench.gate.pairing import GOLD_LOGPROB, Floats, Ints, PairedDocuments
-from qbench.gate.settings import GateSettings, MetricKind
-from qbench.gate.sign_flip import interval, ratio
+from qbench.gate.settings import GateSettings, MetricKind, Tolerances
+from qbench.gate.sign_flip import interval, ratio, smallest_p, upper_end
 from qbench.records.kept import shared
 from qbench.records.metrics import Better, facts_of, is_nats
 from qbench.records.samples import AGGREGATIONS, WEIGHT, Aggregation
 from qbench.records.schema import CellRef, MetricValue
 from qbench.uncertainty import ChanceSource, Estimate, of_two_samples
-
-UNITS: dict[MetricKind, str] = {"accuracy": " points", "perplexity": "%", "gold_logprob": " nats", "kl": " nats"}
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,18 @@ class Hypothesis:
     kind: MetricKind
     aggregation: Aggregation
     tolerance: float  # in the kind's unit
+    threshold: float  # the tolerance as a mean loss, the same if before and after are swapped
     alpha: float
     before: float  # the metric in the baseline
     after: float
     losses: Floats  # [distinct documents] how much worse each got; summed over calibration draws
     weights: Floats  # [distinct documents] Σ losses is divided by Σ weights; summed over draws too
+    groups: Ints  # [distinct documents] equal for the same document in another metric of the task
     documents: "Documents"
     draws: int = 1  # of calibration
-    calibration: ChanceSource | None = None  # how the mean loss varies with the draws; None with one or the same
+    by_draw: tuple[Floats, Floats] | None = None  # [draws] means before and after, if the draws differ; high is bad
+    margin: float | None = None  # the loss that must be excluded at 95%, in the kind's unit
+    parts: tuple[tuple[str, float], ...] = ()  # of a pooled loss: names and losses in units of their tolerances
 
     @property
     def name(self) -> str:
@@ -52,6 +55,44 @@ class Hypothesis:
         """The 95% confidence interval of the loss, of this hypothesis alone."""
         low, high = interval(self.losses, self.weights, self.calibration)
         return in_unit(self.kind, low), in_unit(self.kind, high)
+
+    @cached_property
+    def upper(self) -> float:
+        """The loss is not above this at 95%: the upper end of the one-sided interval, of this hypothesis alone."""
+        largest = float(np.abs(self.losses).max(initial=0.0))
+        if self.kind == "accuracy":  # an answer is lost as a whole
+            largest = max(largest, float(self.weights.mean()))
+        return in_unit(self.kind, upper_end(self.losses, self.weights, largest, self.calibration))
+
+    @property
+    def upper_in_tolerances(self) -> float:
+        """The same in units of the tolerance; of the default one if that is 0."""
+        return self.upper / (self.tolerance or in_unit(self.kind, self.unit))
+
+    @property
+    def unit(self) -> float:
+        """The mean loss that counts as one tolerance: the default one if the tolerance is 0, which has no multiples."""
+        return self.threshold or _threshold(self.kind, getattr(Tolerances(), self.kind), (0.0, 0.0), Tolerances())
+
+    @property
+    def misses_margin(self) -> bool:
+        """Whether a loss above the required margin cannot be excluded."""
+        return self.margin is not None and not self.upper <= self.margin
+
+    @property
+    def smallest_p(self) -> float:
+        """The smallest p with which it could fail, given the sizes of its losses; 1 if it cannot fail."""
+        return smallest_p(self.losses) if self.can_fail else 1.0
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether the loss would be above the tolerance if all changed documents had got worse: not up to signs."""
+        return float(np.abs(self.losses).sum()) > self.threshold * float(self.weights.sum())
+
+    @cached_property
+    def calibration(self) -> ChanceSource | None:
+        """How the mean loss varies with the draws of calibration; None with one draw, or the same on both sides."""
+        return of_two_samples(*(side.tolist() for side in self.by_draw)) if self.by_draw else None
 
     def with_calibration(self, p: float, sign: int = 1) -> float:
         """A one-sided p that includes the spread over calibration draws, from the p of the documents' losses.
@@ -167,34 +208,47 @@ def _hypothesis(
     weights = paired.values[metric + WEIGHT][1][both] if metric + WEIGHT in paired.values else np.ones(both.sum())
     # A perplexity's values are log-likelihoods: higher is better.
     sign = -1 if lower_is_better and kind != "perplexity" else 1
-    calibration = _over_draws(before / weights.sum(), after / weights.sum(), paired.same_calibration)
     draws, losses = len(after), sign * (before - after).sum(axis=0)  # a sum: integers stay integers
+    # With the same draws on both sides, calibration is not a source of chance, and documents alone decide.
+    means = [-sign * side.sum(axis=1) / weights.sum() for side in (before, after)]  # [draws]
     before, after = before.mean(axis=0), after.mean(axis=0)
-    group = paired.group if both.all() else np.unique(paired.group[both], return_inverse=True)[1]
+    group = paired.group[both]
+    groups = np.unique(group)
+    group = group if both.all() else np.searchsorted(groups, group)
+    values = aggregation.value(before, weights), aggregation.value(after, weights)
+    tolerance, margin = settings.tolerance(kind, paired.task, metric), settings.margin(kind, paired.task, metric)
     return Hypothesis(
         cell=cell,
         task=paired.task,
         metric=metric,
         kind=kind,
         aggregation=aggregation,
-        tolerance=settings.tolerance(kind, paired.task, metric),
+        tolerance=in_unit_of_losses(kind, tolerance, values[0], settings.tolerances),
+        threshold=_threshold(kind, tolerance, values, settings.tolerances),
         alpha=settings.level(paired.task, metric),
-        before=aggregation.value(before, weights),
-        after=aggregation.value(after, weights),
+        before=values[0],
+        after=values[1],
         losses=np.bincount(group, losses).astype(np.float64),
         weights=shared(draws * np.bincount(group, weights).astype(np.float64)),
+        groups=shared(groups),
         documents=Documents.of(paired.ids[both], before, after, losses),
         draws=draws,
-        calibration=calibration,
+        by_draw=None if draws < 2 or paired.same_calibration else (means[0], means[1]),
+        margin=None if margin is None else in_unit_of_losses(kind, margin, values[0], settings.tolerances),
     )
 
 
-def _over_draws(before: Floats, after: Floats, same: bool) -> ChanceSource | None:
-    """How much a mean loss varies with the draws of calibration; None with one draw.
+def in_unit_of_losses(kind: MetricKind, amount: float, before: float, tolerances: Tolerances) -> float:
+    """A setting in the unit of losses: KL's is in percent of the baseline's, but not below its floor."""
+    return max(amount / 100 * before, tolerances.kl_floor) if kind == "kl" else amount
 
-    before, after: [draws, documents], which add up to each draw's mean. same: run and baseline have the same
-    calibration draws. Then calibration is not a source of chance, and documents alone decide.
+
+def _threshold(kind: MetricKind, amount: float, values: tuple[float, float], tolerances: Tolerances) -> float:
+    """A tolerance as a mean loss that does not depend on which side is the baseline, or it would depend on signs.
+
+    For a percentage x of the baseline, after > (1 + x)·before is the same as
+    after − before > x·(before + after) / (2 + x), and the sum of both sides stays if documents are swapped.
     """
-    if len(after) < 2 or same:
-        return None
-    return of_two_samples(before.sum(axis=1).tolist(), after.sum(axis=1).tolist())
+    if kind != "kl":
+        return mean_loss(kind, amount)
+    return max(amount / 100 * sum(values) / (2 + amount / 100), tolerances.kl_floor)

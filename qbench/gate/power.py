@@ -1,5 +1,8 @@
 """How many documents the gate needs to find a loss, from the paired noise of recorded results.
 
+A hypothesis counts if it could fail, given the sizes of its losses (qbench.gate.sign_flip): of cells that did not
+change, none does, so fewer documents are needed if few cells changed.
+
 With d a document's loss, the test's score over n documents is about normal around √n·δ / √(σ² + δ²), where δ is the
 mean loss and σ the spread of d. A loss is found if the score reaches Holm's threshold for the first hypothesis of a
 table, and the observed loss is above its tolerance too.
@@ -11,17 +14,18 @@ few changed documents the normal distribution is a poor fit. Their probability c
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist, median
 
 import numpy as np
 from tabulate import tabulate
 
-from qbench.gate.hypotheses import UNITS, Hypothesis, hypotheses, in_unit, mean_loss
+from qbench.gate.hypotheses import Hypothesis, hypotheses, in_unit, in_unit_of_losses, mean_loss
 from qbench.gate.pairing import CheckError, Floats, Pair, PairedDocuments, draws_of_cells, join, pair_documents
-from qbench.gate.settings import GateSettings, MetricKind
-from qbench.gate.sign_flip import is_whole, normal_tail, ratio
+from qbench.gate.pooled import with_pooled
+from qbench.gate.settings import UNITS, GateSettings, MetricKind
+from qbench.gate.sign_flip import counted, is_whole, normal_tail, ratio
 from qbench.gate.verdict import settings_of
 from qbench.numbers import count, percent, significant
 from qbench.records.audit import UNQUANTIZED
@@ -45,13 +49,21 @@ class Power:
     needed: dict[float, float]  # by loss: the documents to find it with the first power; infinite if none do
 
 
-def power(folder: Path, against: Path | None = None) -> list[Power]:
-    """Power by task and metric, for a table of as many hypotheses as the folder's."""
+def power(folder: Path, against: Path | None = None, cells: int | None = None) -> list[Power]:
+    """Power by task and metric, for a table of as many hypotheses as the folder's.
+
+    cells: how many of the table's cells change; those that do not cannot fail, and do not count. By default all do.
+    """
     table = recorded_noise(folder, against)
+    every = len({h.cell for h in table})
+    if cells is not None and not 1 <= cells <= every:
+        raise CheckError(f"--cells is {cells}; it must be from 1 to {every}, the cells of {folder} that are compared.")
+    able = counted(np.array([h.smallest_p for h in table]), max(h.alpha for h in table))
+    size = math.ceil(able * (cells or every) / every)
     by_metric: dict[tuple[str, str], list[Hypothesis]] = defaultdict(list)
     for hypothesis in table:
         by_metric[hypothesis.task, hypothesis.metric].append(hypothesis)
-    return [_power(own, len(table)) for own in by_metric.values()]
+    return [_power(own, size) for own in by_metric.values()]
 
 
 @dataclass(frozen=True)
@@ -180,6 +192,8 @@ def _in_words(loss: float, kind: MetricKind) -> str:
         return "none"
     if kind == "perplexity" and loss > MAX_PERCENT:
         return f"over {count(MAX_PERCENT)}%"
+    if loss >= 1000:
+        return f"{count(round(loss))}{UNITS[kind]}"
     text = f"{significant(loss)}{UNITS[kind]}"
     return text.removesuffix("s") if text.startswith("1 ") else text
 
@@ -194,9 +208,9 @@ def _power(own: Sequence[Hypothesis], size: int) -> Power:
     documents = round(median(len(h.losses) for h in own))
     answers = kind == "accuracy" and all(is_whole(h.losses) for h in own)
     noise = Noise(median(_spread(h) for h in own), median(_stretch(h) for h in own), answers)
-    allowed = mean_loss(kind, first.tolerance)
-    # A tolerance of 0 has no multiples; the default tolerance is used instead.
-    unit = first.tolerance or getattr(GateSettings().tolerances, kind)
+    tolerance = median(h.tolerance for h in own)  # KL's depends on the cell
+    allowed = mean_loss(kind, tolerance)
+    unit = tolerance or in_unit(kind, first.unit)
 
     def needed(loss: float) -> float:
         return documents_needed(mean_loss(kind, loss), allowed, noise, alpha, POWERS[0])
@@ -244,11 +258,15 @@ def _twin(stored: StoredRecord) -> tuple[str, str]:
 
 
 def _hypotheses(pairs: Sequence[Pair], settings: GateSettings) -> Iterator[Hypothesis]:
-    record = pairs[0][1].record
+    record, own = pairs[0][1].record, list[Hypothesis]()
     for paired in pair_documents(*pairs):
         if isinstance(paired, PairedDocuments):
             metrics = tuple(metric for metric in record.metrics if metric.task == paired.task)
-            yield from hypotheses(record.cell.of_all_draws, paired, metrics, settings)
+            own += hypotheses(record.cell.of_all_draws, paired, metrics, settings)
+    for h in with_pooled(own, settings):
+        # An unquantized model has no KL to take percents of: those of the quantized one are meant.
+        share = settings.tolerance(h.kind, h.task, h.metric)
+        yield replace(h, tolerance=in_unit_of_losses(h.kind, share, max(h.before, h.after), settings.tolerances))
 
 
 def _spread(hypothesis: Hypothesis) -> float:

@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 from tabulate import tabulate
 
 from qbench.errors import first_of, some
-from qbench.gate.hypotheses import UNITS
-from qbench.gate.settings import MetricKind
+from qbench.gate.settings import UNITS, MetricKind
 from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
 from qbench.numbers import counted, p_value, percent, signed_significant, significant
 from qbench.output import on_one_line
 
-MAX_DIFFERENCES, MAX_UNCLEAR = 20, 5  # shown to people; JSON has all
-HEADER = ("cell", "task", "metric", "before", "after", "loss", "95% interval", "tolerance", "p", "adjusted p")
+MAX_DIFFERENCES, MAX_UNCLEAR, MAX_PARTS = 20, 5, 10  # shown to people; JSON has all
+SCORE = ("cell", "task", "metric", "before", "after")
+HEADER = (*SCORE, "loss", "95% interval", "at most (95%)", "tolerance", "p", "adjusted p")
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,20 @@ class ReportSection:
 def headline(report: GateReport) -> str:
     """The verdict in one line."""
     found = []
+    scores = sum(not outcome.hypothesis.parts for outcome in report.tested)
     if report.worse:
-        found.append(f"{len(report.worse)} of {counted(len(report.tested), 'score')} got worse")
+        pooled = sum(bool(outcome.hypothesis.parts) for outcome in report.worse)
+        found.append(f"{len(report.worse) - pooled} of {counted(scores, 'score')} got worse")
+        if pooled:
+            found.append(f"the pooled loss of {counted(pooled, 'cell')} too")
+    if report.not_excluded:
+        found.append(f"{len(report.not_excluded)} may be worse by more than the required margin")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
     if audits:
         found.append(f"{counted(audits, 'failure')} in the audit")
     if others := len(report.failures) - audits:
         found.append(f"{counted(others, 'failure')} in the records")
-    what = ", ".join(found) or f"none of {counted(len(report.tested), 'score')} got worse"
+    what = ", ".join(found) or f"none of {counted(scores, 'score')} got worse"
     alone = " by scores alone (the checkpoint differs from the baseline's)" if report.by_scores_alone else ""
     return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what} ({report.run} compared with {report.baseline})"
 
@@ -47,11 +53,36 @@ def headline(report: GateReport) -> str:
 def explanation(report: GateReport) -> str:
     """What the verdict means."""
     alphas = {outcome.hypothesis.alpha for outcome in report.tested} or {report.settings.alpha}
-    scores = counted(len(report.tested), "score")
+    able = sum(outcome.hypothesis.smallest_p < 1 for outcome in report.tested)
     return (
         "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "
-        f"{100 * max(alphas):g}% of checks fail (paired sign flips, Holm over {scores})."
+        f"{100 * max(alphas):g}% of checks fail (paired sign flips; Holm over what can fail: {able} of "
+        f"{len(report.tested)} hypotheses)."
     )
+
+
+def statement(report: GateReport) -> str:
+    """What the check shows about losses that it did not find; empty without scores.
+
+    It is about all scores together: the largest of many upper ends is below the largest loss only if the upper end of
+    that one loss is, which happens in 5% of cases.
+    """
+    worst = report.least_sure
+    if worst is None:
+        return ""
+    h = worst.hypothesis
+    if not math.isfinite(h.upper):
+        return f"How much worse the scores may be is unknown: {h.name} has {counted(len(h.losses), 'document')}."
+    return (
+        f"At 95%, no score is worse by more than {significant(h.upper_in_tolerances)} times its tolerance: the least "
+        f"certain is {h.name}, {not_worse(worst)}."
+    )
+
+
+def not_worse(outcome: TestedHypothesis) -> str:
+    """What the check shows about one score."""
+    h = outcome.hypothesis
+    return f"not worse by more than {significant(max(h.upper, 0.0))}{UNITS[h.kind]}"
 
 
 def sections(report: GateReport) -> Iterator[ReportSection]:
@@ -65,6 +96,9 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
         yield ReportSection("Failures in the scores", rows=tuple(map(row, report.worse)))
         lines = tuple(f"{outcome.hypothesis.name}: {changed_documents(outcome)}" for outcome in report.worse)
         yield ReportSection("Documents that lost most (id: before → after)", lines=lines)
+    if report.not_excluded:
+        title = "Failures: losses above the required margin (gate.noninferiority) that cannot be excluded at 95%"
+        yield ReportSection(title, rows=tuple(map(row, report.not_excluded)))
     for cells, differing in _by_differences(report):
         yield ReportSection(f"What else differs from the baseline in {cells}", lines=differing)
     if report.better:
@@ -92,6 +126,7 @@ def row(outcome: TestedHypothesis) -> tuple[str, ...]:
         value(h.kind, h.after),
         f"{signed_significant(h.loss)}{unit}",
         f"{signed_significant(low)} to {signed_significant(high)}",
+        f"{signed_significant(h.upper)}{unit}",
         f"{significant(h.tolerance, 6)}{unit}",
         p_value(outcome.p),
         p_value(outcome.adjusted_p),
@@ -102,6 +137,9 @@ def sentence(outcome: TestedHypothesis) -> str:
     """An outcome in one line."""
     h = outcome.hypothesis
     low, high = h.interval
+    if outcome.verdict == "not_excluded" and h.margin is not None:
+        margin = f"{significant(h.margin, 6)}{UNITS[h.kind]}"
+        return f"{h.metric} of {h.task} is only known to be {not_worse(outcome)} (95%); {margin} is required."
     return (
         f"{h.metric} of {h.task} went from {value(h.kind, h.before)} to {value(h.kind, h.after)}: a loss of "
         f"{significant(h.loss)}{UNITS[h.kind]} (95% interval {significant(low)} to {significant(high)}, "
@@ -115,7 +153,9 @@ def value(kind: MetricKind, number: float) -> str:
 
 
 def changed_documents(outcome: TestedHypothesis) -> str:
-    """The ten documents that lost most, in one line."""
+    """The ten documents that lost most, in one line; of a pooled loss the ten metrics, in units of their tolerances."""
+    if parts := outcome.hypothesis.parts:
+        return ", ".join(f"{name}: {signed_significant(loss)} tolerances" for name, loss in parts[:MAX_PARTS])
     changed = outcome.hypothesis.documents.most_changed
     return ", ".join(f"{i}: {significant(before, 4)} → {significant(after, 4)}" for i, before, after in changed)
 
@@ -131,7 +171,7 @@ def _by_differences(report: GateReport) -> Iterator[tuple[str, tuple[str, ...]]]
 
 def to_text(report: GateReport) -> str:
     """The report for a terminal."""
-    parts = [headline(report), explanation(report)]
+    parts = [headline(report), *filter(None, (statement(report), explanation(report)))]
     for section in sections(report):
         parts += ["", section.title]
         if section.rows:
@@ -143,7 +183,8 @@ def to_text(report: GateReport) -> str:
 
 def to_markdown(report: GateReport) -> str:
     """The report for a page."""
-    parts = [f"## {'✅' if report.passed else '❌'} {_escaped(headline(report))}", "", _escaped(explanation(report))]
+    parts = [f"## {'✅' if report.passed else '❌'} {_escaped(headline(report))}", ""]
+    parts.append(_escaped(" ".join(filter(None, (statement(report), explanation(report))))))
     for section in sections(report):
         parts += ["", f"### {_escaped(section.title)}", ""]
         if section.rows:
@@ -168,6 +209,7 @@ def to_json(report: GateReport) -> str:
         "run": str(report.run),
         "baseline": str(report.baseline),
         "settings": report.settings.model_dump(),
+        "statement": _statement_fields(report),
         "scores": [score(outcome) for outcome in report.tested],
         "failures": [_finding_fields(failure) for failure in report.failures],
         "warnings": [_finding_fields(warning) for warning in report.warnings],
@@ -187,22 +229,38 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
         "metric": h.metric,
         "kind": h.kind,
         "verdict": outcome.verdict,
-        "found_by": "scores" if outcome.verdict == "worse" else None,
+        "found_by": "scores" if outcome.verdict in ("worse", "not_excluded") else None,
         "before": h.before,
         "after": h.after,
         "loss": h.loss,
         "interval": [edge if math.isfinite(edge) else None for edge in h.interval],
+        "not_worse_by_more_than": h.upper if math.isfinite(h.upper) else None,
         "tolerance": h.tolerance,
+        "noninferiority": h.margin,
         "alpha": h.alpha,
         "p": outcome.p,
         "adjusted_p": outcome.adjusted_p,
         "documents": h.documents.count,
         "calibration_draws": h.draws,
     }
-    if outcome.verdict == "worse":
+    if h.parts:
+        found["in_tolerances"] = dict(h.parts)
+    elif outcome.verdict == "worse":
         changed = h.documents.most_changed
         found["most_changed"] = [{"doc_id": i, "before": before, "after": after} for i, before, after in changed]
     return found
+
+
+def _statement_fields(report: GateReport) -> dict[str, Any] | None:
+    worst = report.least_sure
+    if worst is None or not math.isfinite(worst.hypothesis.upper):
+        return None
+    h = worst.hypothesis
+    return {"level": 0.95, "times_tolerance": h.upper_in_tolerances, "cell": h.cell.name} | {
+        "task": h.task,
+        "metric": h.metric,
+        "not_worse_by_more_than": h.upper,
+    }
 
 
 def _finding_fields(finding: Finding) -> dict[str, str]:
@@ -211,7 +269,7 @@ def _finding_fields(finding: Finding) -> dict[str, str]:
 
 def to_junit(report: GateReport) -> str:
     """The report for tools that show test results."""
-    failed = len(report.worse) + len(report.failures)
+    failed = len(report.worse) + len(report.not_excluded) + len(report.failures)
     total = len(report.tested) + len(report.failures)
     counts = {"tests": str(total), "failures": str(failed), "errors": "0", "skipped": "0"}
     root = ElementTree.Element("testsuites", counts)
@@ -227,10 +285,11 @@ def to_junit(report: GateReport) -> str:
 def _add_score(suite: ElementTree.Element, outcome: TestedHypothesis, report: GateReport) -> None:
     hypothesis = outcome.hypothesis
     case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.metric}")
-    if outcome.verdict == "worse":
+    if outcome.verdict in ("worse", "not_excluded"):
         failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": _printable(sentence(outcome))})
         lines = [f"Documents that lost most: {changed_documents(outcome)}", *_differing(report, hypothesis.cell.name)]
         failure.text = _printable("\n".join(lines))
+    ElementTree.SubElement(case, "system-out").text = f"{not_worse(outcome)} at 95%"
 
 
 def _add_finding(suite: ElementTree.Element, finding: Finding, number: int, report: GateReport) -> None:
@@ -260,7 +319,9 @@ MAX_ANNOTATIONS = 10
 def annotations(report: GateReport) -> Iterator[str]:
     """Lines that GitHub shows as annotations, `::error title=…::…` and `::warning …`."""
     errors = [(f"{f.cell.name}: found by the {f.found_by}", f.message) for f in report.failures]
-    errors += [(f"{o.hypothesis.name}: found by the scores", sentence(o)) for o in report.worse]
+    errors += [
+        (f"{o.hypothesis.name}: found by the scores", sentence(o)) for o in (*report.worse, *report.not_excluded)
+    ]
     if len(errors) > MAX_ANNOTATIONS:
         rest = len(errors) - MAX_ANNOTATIONS + 1
         errors = [*errors[: MAX_ANNOTATIONS - 1], ("qbench check", f"{rest} more failures are in the report.")]

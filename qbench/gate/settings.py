@@ -1,13 +1,44 @@
 """Settings of the gate: how sure it must be, and which losses do not matter. This is a recipe's field `gate`."""
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
 
-MetricKind = Literal["accuracy", "perplexity", "gold_logprob", "kl"]
+MetricKind = Literal["accuracy", "perplexity", "gold_logprob", "kl", "pooled"]
+
+# Of losses in reports; pooled: the mean of a cell's losses, each in units of its tolerance.
+UNITS: dict[MetricKind, str] = {
+    "accuracy": " points",
+    "perplexity": "%",
+    "gold_logprob": " nats",
+    "kl": " nats",
+    "pooled": "×",
+}
+# Of settings, if they differ from those of losses.
+SETTING_UNITS: dict[str, str] = {str(kind): unit for kind, unit in UNITS.items()} | {
+    "kl": "%",
+    "kl_floor": " nats",
+    "pooled": " tolerances",
+}
+
+
+def _without_unit(value: Any, info: ValidationInfo) -> Any:
+    """A number with its unit as a number: 1% of a perplexity, 0.5 points of an accuracy."""
+    if not isinstance(value, str):
+        return value
+    unit = SETTING_UNITS.get(str(info.field_name), "").strip()
+    found = re.fullmatch(r"([\d.]+(?:e-?\d+)?) *(\D+)", value.strip())
+    if found and unit and found[2] in (unit, unit.removesuffix("s")):
+        return float(found[1])
+    written = f"2{unit}" if unit == "%" else f"2 {unit}"
+    example = f"a number of {'percent' if unit == '%' else unit}" if unit else "a number in the unit of its metric"
+    raise PydanticCustomError("must", "{what}", {"what": f"be {example}, such as 2{f' or {written}' if unit else ''}"})
+
 
 Alpha = Annotated[float, Field(gt=0, lt=1)]
-Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_without_unit)]
 Ratio = Annotated[float, Field(gt=1)]
 
 
@@ -21,7 +52,19 @@ class Tolerances(_Settings):
     accuracy: Tolerance = 0.5  # points: 0.5 is from 61.0% to 60.5%
     perplexity: Tolerance = 1.0  # percent: 1 is from 20.0 to 20.2
     gold_logprob: Tolerance = 0.02  # nats per document
-    kl: Tolerance = 0.005  # nats per token
+    kl: Tolerance = 5.0  # percent of the baseline's KL: on mini 0.00003 nats per token at 8 bits, 0.7 at 2
+    kl_floor: Tolerance = 0.001  # nats per token, about 0.1% of a perplexity: KL may always grow by this much
+    pooled: Tolerance = 1.0  # tolerances: the mean of a cell's losses, each in units of its tolerance
+
+
+class Margins(_Settings):
+    """By kind of metric, the loss that a run must exclude at 95%; None requires nothing."""
+
+    accuracy: Tolerance | None = None
+    perplexity: Tolerance | None = None
+    gold_logprob: Tolerance | None = None
+    kl: Tolerance | None = None
+    pooled: Tolerance | None = None
 
 
 class Override(_Settings):
@@ -29,6 +72,7 @@ class Override(_Settings):
 
     tolerance: Tolerance | None = None
     alpha: Alpha | None = None
+    noninferiority: Tolerance | None = None
 
 
 class GateSettings(_Settings):
@@ -36,6 +80,7 @@ class GateSettings(_Settings):
 
     alpha: Alpha = 0.01  # how often a table in which nothing got worse may fail
     tolerances: Tolerances = Tolerances()
+    noninferiority: Margins = Margins()
     overrides: dict[str, dict[str, Override]] = {}  # task: {metric: …}; a choice task's log-softmax is gold_logprob
     baseline_may_hold_more: bool = False  # the run may have only part of the baseline's cells
     slope_drift: Tolerance = 0.01  # largest change of a layer's weight scale before its audit counts as changed
@@ -44,9 +89,15 @@ class GateSettings(_Settings):
     larger_ratio: Ratio = 1.05  # of the bytes its weights take
 
     def tolerance(self, kind: MetricKind, task: str, metric: str) -> float:
-        """The loss that may pass, in the unit of its kind."""
+        """The loss that may pass, in the unit of its setting."""
         own = self._override(task, metric).tolerance
         return float(getattr(self.tolerances, kind)) if own is None else own
+
+    def margin(self, kind: MetricKind, task: str, metric: str) -> float | None:
+        """The loss that must be excluded, in the unit of its setting; None if none must."""
+        own = self._override(task, metric).noninferiority
+        margin: float | None = getattr(self.noninferiority, kind)
+        return margin if own is None else own
 
     def level(self, task: str, metric: str) -> float:
         """The level that the adjusted p of this metric is compared with."""
@@ -55,3 +106,7 @@ class GateSettings(_Settings):
 
     def _override(self, task: str, metric: str) -> Override:
         return self.overrides.get(task, {}).get(metric, Override())
+
+
+# By field of GateSettings: what a mapping there, or each of the innermost ones, may have.
+PARTS: dict[str, type[BaseModel]] = {"tolerances": Tolerances, "noninferiority": Margins, "overrides": Override}

@@ -1,4 +1,4 @@
-"""One paired test for all metrics, "did it get worse?", and Holm's correction over a table of them.
+"""One paired test for all metrics, "did it get worse?", and a correction over a table of them.
 
 If only noise changed, before and after could be swapped in any document: each document's loss is as likely to be -d as
 d. The test is Fisher's sign-flip test: how often random signs give a total as large as the observed one. Every p here
@@ -11,9 +11,14 @@ is at least that one, computed in one of three ways:
 
 If one of many documents makes up nearly all of Σd², it would hide a loss of all the others. The losses are then tested
 a second time with the largest documents cut back, and the smaller p counts double. docs/statistics.md says more.
+
+Over a table, p is adjusted by Holm's method, which counts only what could fail (Tarone 1990): a hypothesis with three
+changed documents has a p of at least 1/8, whatever their signs, so it takes no part of a level of 1%. What counts
+depends on sizes of losses and not on signs, so sign flips are a valid null given what counts.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -35,6 +40,8 @@ BLOCK = 2_000_000  # coins at a time: 14 MB
 MAX_WHOLE = 100_000  # the largest total of whole losses whose distribution is computed
 # Only with a handful of documents is a bound too large by more than its constant and this factor.
 NEAR = 4.0
+ONE_SIDED = 0.90  # the level of the interval whose upper end is exceeded in 5% of cases
+SKEWED = (1 + 2 * 1.645**2) / 6  # of Johnson's correction of a t interval's end, at 95%
 TIE = 1e-5  # of √Σd²: sums in float32 that are equal but for rounding
 
 
@@ -140,17 +147,52 @@ def holm(p: Floats) -> Floats:
     return np.minimum(adjusted, 1.0)[np.argsort(order, kind="stable")]
 
 
+def smallest_p(losses: Floats) -> float:
+    """The smallest p that losses of these sizes can have: that of all signs being plus."""
+    return 0.5 ** int(np.count_nonzero(losses))
+
+
+def counted(smallest: Floats, alpha: float) -> int:
+    """Tarone's k: the smallest number such that at most k of the hypotheses can have p ≤ alpha / k.
+
+    The others cannot fail at alpha / k, so a level of alpha / k for each of these k is alpha for all.
+    """
+    k = np.arange(1, len(smallest) + 1)
+    able = np.searchsorted(np.sort(smallest), alpha / k, side="right")
+    return int(np.argmax(able <= k)) + 1
+
+
+def adjusted_p(p: Floats, smallest: Floats, alpha: float) -> Floats:
+    """p-values adjusted by Holm's steps with Tarone's k of the hypotheses left at each step; Holm's if smallest is 0.
+
+    smallest: the smallest p that each could have, given the sizes of its losses; 1 if it cannot fail at all.
+    alpha: the largest level that adjusted values are compared with.
+    """
+    left, k = sorted(smallest.tolist()), counted(smallest, alpha)
+    adjusted, largest = np.ones(len(p)), 0.0
+    for i in np.argsort(p, kind="stable").tolist():
+        while k > 1 and bisect_right(left, alpha / (k - 1)) <= k - 1:
+            k -= 1
+        if smallest[i] < 1:
+            largest = max(largest, k * max(p[i], smallest[i]))
+            adjusted[i] = min(1.0, largest)
+            del left[bisect_left(left, smallest[i])]
+    return adjusted
+
+
 def settle(
     losses: Sequence[Floats],
     may_fail: Sequence[bool],
     alpha: float | Floats,
     widened: Callable[[int, float], float] = lambda _, p: p,
+    smallest: Floats | None = None,
 ) -> Floats:
-    """p of every hypothesis of a table: from bounds, and resampled if Holm's decision at its alpha depends on it.
+    """p of every hypothesis of a table: from bounds, and resampled if the decision at its alpha depends on it.
 
     may_fail: whether the loss is above its tolerance; if it is not, no p makes it fail and the bound is enough.
     alpha: of each hypothesis, or of all.
     widened: the p with other sources of chance than documents, from the hypothesis's index and its p of documents.
+    smallest: as in adjusted_p; by default every hypothesis counts.
     Choosing between two valid p is valid here, since neither is below that of all sign flips.
     """
     seen = [views(d) for d in losses]
@@ -158,10 +200,12 @@ def settle(
     likely = np.array([widened(i, _p(own, lambda d: normal_tail(score(d)))) for i, own in enumerate(seen)])
     unsettled = {i for i, d in enumerate(losses) if may_fail[i] and not is_whole(d)}
     alphas = np.broadcast_to(alpha, p.shape)
+    smallest = np.zeros(len(p)) if smallest is None else smallest
     while True:
-        adjusted = holm(p)
-        smaller = np.searchsorted(np.sort(adjusted), alphas, side="right")  # how many are rejected at each one's alpha
-        levels = alphas / np.maximum(len(p) - smaller, 1)  # Holm's threshold for the next one
+        adjusted = adjusted_p(p, smallest, alphas.max())
+        left = {level: smallest[adjusted > level] for level in set(alphas.tolist())}
+        next_k = {level: counted(own, alphas.max()) if len(own) else 1 for level, own in left.items()}
+        levels = [level / next_k[level] for level in alphas.tolist()]  # thresholds for the next one to fail
         near = [i for i in unsettled if adjusted[i] > alphas[i] and likely[i] <= NEAR * levels[i]]
         if not near:
             return p
@@ -188,6 +232,28 @@ def interval(losses: Floats, weights: Floats, other: ChanceSource | None = None)
     documents = ChanceSource(float(residuals @ residuals) * n / (n - 1) / float(weights.sum()) ** 2, n - 1)
     reach = Estimate(center, (documents, other) if other else (documents,)).half_width()
     return center - reach, center + reach
+
+
+def upper_end(losses: Floats, weights: Floats, largest: float, other: ChanceSource | None = None) -> float:
+    """The ratio for new documents is at most this in 95% of cases.
+
+    Student's t with one more document that lost `largest`: otherwise 400 unchanged answers would promise that no
+    answer ever changes, and a few that changed would promise too much. A tail of large losses moves the end further
+    (Johnson 1978, doi:10.1080/01621459.1978.10480051); one of gains is not used to move it back.
+    """
+    if len(losses) < 2:
+        return math.inf
+    losses, weights = np.append(losses, largest), np.append(weights, weights.mean())
+    n, total, center = len(losses), float(weights.sum()), ratio(losses, weights)
+    residuals = losses - center * weights
+    scale = float(np.abs(residuals).max())
+    if scale == 0:
+        return center
+    residuals /= scale
+    squares, cubes = float(residuals @ residuals), float(residuals**2 @ residuals)
+    documents = ChanceSource(scale**2 * squares * n / (n - 1) / total**2, n - 1)
+    reach = Estimate(center, (documents, other) if other else (documents,)).half_width(ONE_SIDED)
+    return center + reach + SKEWED * scale * max(cubes / squares, 0.0) / total
 
 
 def _p(seen: Sequence[Floats], tail_of: Callable[[Floats], float]) -> float:

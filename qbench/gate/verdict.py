@@ -35,16 +35,19 @@ from qbench.gate.pairing import (
     pair_documents,
     read_baseline,
 )
-from qbench.gate.settings import GateSettings
-from qbench.gate.sign_flip import holm, settle, sign_flip
+from qbench.gate.pooled import with_pooled
+from qbench.gate.settings import PARTS, GateSettings
+from qbench.gate.sign_flip import adjusted_p, holm, settle, sign_flip
 from qbench.numbers import counted
 from qbench.records.integrity import altered
+from qbench.records.metrics import KL
+from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef
 from qbench.records.store import Results, read_results
 from qbench.records.suspicious import suspicious_records
 from qbench.validation import problem
 
-Verdict = Literal["worse", "better", "unclear", "same"]
+Verdict = Literal["worse", "not_excluded", "better", "unclear", "same"]
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ class TestedHypothesis:
 
     hypothesis: Hypothesis
     p: float
-    adjusted_p: float  # Holm's, over the whole table
-    verdict: Verdict  # unclear: the loss is above its tolerance, but may be chance
+    adjusted_p: float  # over the whole table; 1 if it could not fail, whatever the signs of its losses
+    # not_excluded: a loss above the required margin; unclear: the loss is above its tolerance, but may be chance
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,17 @@ class GateReport:
         return self._with("worse")
 
     @property
+    def not_excluded(self) -> tuple[TestedHypothesis, ...]:
+        """The scores that fail because a loss above their margin (gate.noninferiority) cannot be excluded."""
+        return self._with("not_excluded")
+
+    @property
+    def least_sure(self) -> TestedHypothesis | None:
+        """The score with the largest loss that cannot be excluded, in units of its tolerance; None without scores."""
+        scores = [outcome for outcome in self.tested if not outcome.hypothesis.parts]
+        return max(scores, key=lambda outcome: outcome.hypothesis.upper_in_tolerances, default=None)
+
+    @property
     def better(self) -> tuple[TestedHypothesis, ...]:
         """The scores that got better by more than their tolerance."""
         return self._with("better")
@@ -99,7 +114,7 @@ class GateReport:
     @property
     def passed(self) -> bool:
         """The verdict."""
-        return not self.worse and not self.failures
+        return not self.worse and not self.not_excluded and not self.failures
 
     def _with(self, verdict: Verdict) -> tuple[TestedHypothesis, ...]:
         return tuple(outcome for outcome in self.tested if outcome.verdict == verdict)
@@ -119,9 +134,10 @@ def check(
     failures, warnings = _unfinished(joined), []
     failures += [Finding(found.cell, found.found_by, found.message) for found in suspected]
     table: list[Hypothesis] = []
+    without_kl = _without_kl(now, then, joined)
     for pairs in joined.by_cell:
-        found, problems = _compare(pairs, settings)
-        table += found
+        found, problems = _compare(pairs, settings, ignore_kl=bool(without_kl))
+        table += with_pooled(found, settings)
         failures += problems
         if not scores_only and CHECKPOINT not in parts[_cell_of(pairs).name]:
             failures += _audits(pairs, settings, len(joined.by_cell))
@@ -129,9 +145,11 @@ def check(
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # nothing is tested in a task with different documents
-        _check_overrides(settings, table)
+        _check_overrides(settings, table, ignore_kl=bool(without_kl))
     tested = judge(table, settings)
-    bad = {o.hypothesis.cell for o in tested if o.verdict == "worse"} | {failure.cell for failure in failures}
+    bad = {o.hypothesis.cell for o in tested if o.verdict in ("worse", "not_excluded")} | {
+        failure.cell for failure in failures
+    }
     return GateReport(
         run=now.folder,
         baseline=then.folder,
@@ -141,7 +159,7 @@ def check(
         warnings=tuple(warnings),
         changed=(*_other_settings_of_the_gate(then, settings), *in_words(parts.items())),
         by_scores_alone=any(CHECKPOINT in changed for changed in parts.values()),
-        notes=tuple(_notes(now, then, joined, settings, scores_only)),
+        notes=(*without_kl, *_notes(now, then, joined, settings, scores_only)),
         differences={
             cell.name: tuple(differences(before.record, after.record))
             for before, after in (*joined.failed, *joined.pairs)
@@ -157,8 +175,9 @@ def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[TestedHy
     losses = [hypothesis.loss for hypothesis in table]
     above = [loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
     alphas = np.array([h.alpha for h in table])
-    p = settle([h.losses for h in table], above, alphas, lambda i, p: table[i].with_calibration(p))
-    adjusted = holm(p)
+    smallest = np.array([h.smallest_p for h in table])
+    p = settle([h.losses for h in table], above, alphas, lambda i, p: table[i].with_calibration(p), smallest)
+    adjusted = adjusted_p(p, smallest, alphas.max())
     # The same for improvements: nothing depends on them, so the bounds are enough.
     gained = [-loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
     gain_p = [h.with_calibration(sign_flip(-h.losses), -1) if gained[i] else 1.0 for i, h in enumerate(table)]
@@ -183,25 +202,35 @@ def parse_settings(values: Any, where: str) -> GateSettings:
         return GateSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise CheckError(f"{'.'.join([where, *map(str, first['loc'])])} {problem(first)}") from None
+        *place, name = map(str, first["loc"])
+        hint = ""
+        if first["type"] == "extra_forbidden":
+            allowed = list((PARTS[place[0]] if place else GateSettings).model_fields)
+            hint = f"{did_you_mean(name, allowed)} Allowed are {', '.join(allowed)}."
+        raise CheckError(f"{'.'.join([where, *place, name])} {problem(first)}{hint}") from None
 
 
 def _verdict(hypothesis: Hypothesis, loss: float, adjusted: float, adjusted_gain: float) -> Verdict:
+    if loss > hypothesis.tolerance and adjusted <= hypothesis.alpha:
+        return "worse"
+    if hypothesis.misses_margin:
+        return "not_excluded"
     if loss > hypothesis.tolerance:
-        return "worse" if adjusted <= hypothesis.alpha else "unclear"
+        return "unclear"
     return "better" if adjusted_gain <= hypothesis.alpha else "same"
 
 
-def _compare(pairs: Sequence[Pair], settings: GateSettings) -> tuple[list[Hypothesis], list[Finding]]:
+def _compare(pairs: Sequence[Pair], settings: GateSettings, ignore_kl: bool) -> tuple[list[Hypothesis], list[Finding]]:
     """The hypotheses of a cell, as means over its calibration draws, and what fails without a test."""
     cell, (first, _) = _cell_of(pairs), pairs[0]
     table: list[Hypothesis] = []
     problems: list[tuple[CellRef, str]] = []
+    ignored = (KL, KL + WEIGHT) if ignore_kl else ()
     for before, after in pairs:
         own = [
             *altered(after),
             *other_settings(before.record, after.record),
-            *other_metrics(before.record, after.record),
+            *other_metrics(before.record, after.record, ignored),
         ]
         problems += [(after.record.cell, problem) for problem in own]
     for paired in pair_documents(*pairs):
@@ -210,7 +239,7 @@ def _compare(pairs: Sequence[Pair], settings: GateSettings) -> tuple[list[Hypoth
             same_task = tasks[0] is not None and tasks[0] == tasks[1]
             problems.append((cell, check_documents(cell, paired, same_task=same_task)))
             continue
-        problems += [(cell, problem) for problem in (*other_samples(paired), *new_nans(paired))]
+        problems += [(cell, problem) for problem in (*other_samples(paired, ignored), *new_nans(paired))]
         metrics = tuple(metric for metric in first.record.metrics if metric.task == paired.task)
         table += hypotheses(cell, paired, metrics, settings)
     return table, [Finding(where, "records", problem) for where, problem in dict.fromkeys(problems)]
@@ -267,12 +296,29 @@ def _unfinished(joined: Joined) -> list[Finding]:
     return missing + failed
 
 
-def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
+def _without_kl(now: Results, then: Results, joined: Joined) -> list[str]:
+    """A sentence if no cell of one side has KL, as in records of qbench 0.1: then nothing else can be said about it.
+
+    If only some cells have none, they lost it, and that is a failure like that of any other metric.
+    """
+    sides = zip((then, now), zip(*joined.pairs, strict=True), strict=False)
+    lacking = [
+        results.folder
+        for results, own in sides
+        if not any(metric.metric == KL for stored in own for metric in stored.record.metrics)
+    ]
+    if len(lacking) != 1:
+        return []
+    renew = " Renew the baseline with `qbench accept`." if lacking[0] == then.folder else ""
+    return [f"KL was not compared: {lacking[0]} has none. All other scores were.{renew}"]
+
+
+def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], ignore_kl: bool) -> None:
     """An override for something that is not tested is a typo, or silently does nothing."""
     tested = {f"{h.task}.{h.metric}" for h in table}
     for task, metrics in settings.overrides.items():
         for metric in metrics:
-            if (name := f"{task}.{metric}") not in tested:
+            if (name := f"{task}.{metric}") not in tested and not (ignore_kl and metric == KL):
                 raise CheckError(
                     f"gate.overrides.{name} is not a tested metric; tested are {', '.join(sorted(tested))}."
                     + did_you_mean(name, tested)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.passkey import PasskeySettings
-from qbench.gate.settings import GateSettings, Override, Tolerances
+from qbench.gate.settings import GateSettings, Margins, Override, Tolerances
 from qbench.gpus import has_cuda
 from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
@@ -322,6 +322,7 @@ def fields_at(field: Where) -> list[str]:
         ("analysis", "maps"): HeadPlace,
         ("analysis", "sensitivity"): QuantizationEntry,
         ("gate", "tolerances"): Tolerances,
+        ("gate", "noninferiority"): Margins,
         ("gate", "overrides"): Override,
     }
     if field[:2] in items:

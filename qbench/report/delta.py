@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qbench.numbers import DECIMALS, needed_decimals, score
-from qbench.records.metrics import is_perplexity
+from qbench.records.metrics import is_nats, is_perplexity
 from qbench.report.draws import over_draws
 from qbench.report.evidence import DocumentEvidence, Flips, NoInterval, common_draws, gather, one_draw
 from qbench.report.headline import Headline, headlines
@@ -102,6 +102,15 @@ class Damage:
 
     score: Difference | Gap
     flips: Flips | None = None
+    recovery: float | None = None  # what is left of the unquantized score, in percent; None if there is no such ratio
+
+
+def recovery(measure: Measure, before: float, after: float) -> float | None:
+    """100 × quantized / unquantized, or the reverse if lower is better; None for KL, of which none is left over."""
+    if measure.better is None or is_nats(measure.metric):
+        return None
+    part, whole = (before, after) if measure.better == "lower" else (after, before)
+    return 100 * part / whole if whole else None
 
 
 @dataclass(frozen=True)
@@ -198,7 +207,8 @@ class ReportData:
             return Damage(Gap(NOTHING, before.reason))
         damage = self._difference(measure, (1, result), (-1, unquantized), is_damage=True)
         damage = replace(damage, notes=(*after.notes, *damage.notes))
-        return Damage(damage, self.evidence.flips(measure, result, unquantized))
+        flips = self.evidence.flips(measure, result, unquantized)
+        return Damage(damage, flips, recovery(measure, before.value, after.value))
 
     def _difference(self, measure: Measure, *terms: tuple[int, CellResult], is_damage: bool = False) -> Difference:
         """The signed sum of the scores that exist, over the calibration draws that all of them have."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from qbench.numbers import score
+from qbench.numbers import percent, score
 from qbench.records.metrics import is_share
 from qbench.report.attentions import comparison, kind_name, kind_title
-from qbench.report.delta import DamageRow, DeltaRow, Difference, ReportData
+from qbench.report.delta import Damage, DamageRow, DeltaRow, Difference, ReportData
 from qbench.report.evidence import Flips
 from qbench.report.marks import READ_ADJUSTED, READ_TONES, Marks, marks_for
 from qbench.report.metrics import Measure, first_of_each_task, in_order, in_tables, metric_name, task_name
@@ -21,6 +21,7 @@ from qbench.report.tables import (
     Table,
     difference_field,
     interval_field,
+    number_field,
     quantization_name,
     score_field,
 )
@@ -37,6 +38,10 @@ READ_ADDED_DOCUMENTS = (
 )
 READ_DELTA = "Δ is {other} − {reference}; accuracies are in percent."
 READ_DIFFERENCE = "The difference is {other}'s damage − {reference}'s; accuracies are in percent."
+READ_RECOVERY = (
+    "Recovery: quantized / unquantized score, or unquantized / quantized if lower is better (perplexities): less than "
+    "100% is a loss."
+)
 READ_FLIPS = "Flips: documents (%) that became wrong / that became right."
 READ_SUMMARY = (
     "{whose}. Unquantized rows show scores; the other rows show what quantization changed. "
@@ -161,7 +166,7 @@ def _damage_table(about: FamilyQuantization, rows: list[DamageRow]) -> Table:
         for shown in _lines(kinds):
             line = [*_head_fields(row), *_kind_fields(shown)]
             for damage in (row.damages[attention] for attention in shown):
-                line.append(difference_field(table, damage.score, row.measure, own))
+                line += [difference_field(table, damage.score, row.measure, own), _recovery_field(damage)]
                 if with_flips:
                     line.append(_flips_field(damage.flips))
             difference = row.differences.get(shown[-1])
@@ -177,7 +182,7 @@ def _lone_damage_table(about: FamilyQuantization, rows: list[DamageRow], attenti
     damages = [(row, row.damages[attention]) for row in _arranged(rows)]
     with_flips = any(damage.flips for _, damage in damages)
     with_intervals = any(isinstance(damage.score, Difference) and damage.score.interval for _, damage in damages)
-    columns = [*_head_columns([attention], about), Column("Damage")]
+    columns = [*_head_columns([attention], about), Column("Damage"), Column("Recovery")]
     if with_intervals:
         columns.append(Column("95% interval"))
     if with_flips:
@@ -191,7 +196,7 @@ def _lone_damage_table(about: FamilyQuantization, rows: list[DamageRow], attenti
     )
     marks = _marks(table, COUNT_DAMAGES, [(row.measure, damage.score) for row, damage in damages])
     for row, damage in damages:
-        line = [*_head_fields(row), difference_field(table, damage.score, row.measure, marks)]
+        line = [*_head_fields(row), difference_field(table, damage.score, row.measure, marks), _recovery_field(damage)]
         if with_intervals:
             line.append(interval_field(damage.score))
         if with_flips:
@@ -282,11 +287,9 @@ def _score_titles(kinds: Sequence[str]) -> list[str]:
 
 
 def _damage_columns(kinds: Sequence[str], with_flips: bool) -> list[Column]:
-    titles = ["Damage", "Flips"] if with_flips else ["Damage"]
+    titles = ["Damage", "Recovery", "Flips"] if with_flips else ["Damage", "Recovery"]
     if len(_lines(kinds)) > 1:
         return [Column(title) for title in titles]
-    if not with_flips:
-        return [Column(kind_title(attention)) for attention in kinds]
     return [Column(title, group=kind_title(attention)) for attention in kinds for title in titles]
 
 
@@ -330,6 +333,10 @@ def _summary_field(table: Table, row: Row, shown: Sequence[str], kinds: Sequence
     return Field(text, sides[0].value if len(shown) == 1 else compared, tone, marks=notes)
 
 
+def _recovery_field(damage: Damage) -> Field:
+    return number_field(damage.recovery, lambda value: percent(value / 100))
+
+
 def _flips_field(flips: Flips | None) -> Field:
     if flips is None:
         return Field(NOTHING)
@@ -360,7 +367,7 @@ def _interval_reading(rows: Sequence[Row]) -> list[str]:
 
 
 def _damage_reading(first: str, rows: Sequence[Row], with_intervals: bool, with_flips: bool) -> list[str]:
-    reading = [first, *_reading(rows)]
+    reading = [first, *_reading(rows), READ_RECOVERY]
     if with_intervals:
         reading += _interval_reading(rows)
     if with_flips:

@@ -101,6 +101,7 @@ def _own(column: str, damage: Damage) -> DataRow:
     interval = _interval(score)
     return {
         f"{column}_damage": score and score.value,
+        f"{column}_recovery": damage.recovery,
         f"{column}_low": interval["low"],
         f"{column}_high": interval["high"],
         f"{column}_right_to_wrong": damage.flips and damage.flips.right_to_wrong,

@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 
 from qbench.records.audit import TOTALS, Audit, LayerAudit
+from qbench.records.metrics import KL
+from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef, PlannedCell, RunPlan
 from qbench.records.store import cell_folder, write_plan, write_record
 
@@ -34,9 +36,19 @@ class Population:
             scores[np.arange(documents), gold] += 1.0
             self.tasks[task] = {"words": words, "lengths": lengths, "scores": scores, "gold": gold}
 
-    def samples(self, noise: float = 0.0, loss: float = 0.0, seed: int = 0) -> pd.DataFrame:
-        """The scores with noise on all log-likelihoods, and a loss on that of the right answer."""
-        return pd.concat([self._task(task, noise, loss, seed) for task in self.tasks], ignore_index=True)
+    def samples(
+        self, noise: float = 0.0, loss: float = 0.0, seed: int = 0, kl: float | None = None, kl_noise: float = 0.0
+    ) -> pd.DataFrame:
+        """The scores with noise on all log-likelihoods, and a loss on that of the right answer.
+
+        kl: nats per token of pages, each page's off by kl_noise of it; None for records without KL.
+        """
+        found = pd.concat([self._task(task, noise, loss, seed) for task in self.tasks], ignore_index=True)
+        if kl is not None:
+            tokens = np.where(found["task"] == "wikitext", found.get("word_perplexity.weight"), np.nan)
+            off = np.random.default_rng([seed, 2]).normal(size=len(found))
+            found = found.assign(**{KL: kl * np.exp(kl_noise * off) * tokens, KL + WEIGHT: tokens})
+        return found
 
     def _task(self, task: str, noise: float, loss: float, seed: int) -> pd.DataFrame:
         own = self.tasks[task]

@@ -81,7 +81,7 @@ def test_the_run_takes_the_baselines_place(baseline: Path, tmp_path: Path, capsy
     assert change["who"]
     assert change["when"].endswith("+00:00")
     assert change["verdict"] == "fail"
-    assert {"wikitext", "piqa"} == {moved["task"] for moved in change["moved"]}
+    assert {"wikitext", "piqa", "all_tasks"} == {moved["task"] for moved in change["moved"]}
     assert accept(run(tmp_path / "third"), baseline, "back again") == 0
     assert [change["why"] for change in changes(baseline)] == ["the old one was wrong", "back again"]
     assert changes(baseline)[1]["verdict"] == "pass"

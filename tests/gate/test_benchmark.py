@@ -42,7 +42,25 @@ def test_a_loss_is_found_and_chance_is_not(folders: tuple[Path, Path]) -> None:
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith("| all of it ")
-    assert "100% (0%)" in last
+    header, last = ([part.strip() for part in line.split("|")] for line in (done.stdout.splitlines()[0], last))
+    found = dict(zip(header, last, strict=True))
+    for rule in ("holm", "tarone", "kl", "gate"):
+        assert found[rule].startswith("100% (")
+
+
+def test_the_pooled_loss_finds_what_single_tests_do_not() -> None:
+    done = benchmark("pooled", "--tables", 20)
+    assert done.returncode == 0, done.stderr
+    pooled, single = (int(line.split(": ")[1].split()[0]) for line in done.stdout.splitlines())
+    assert single < 10 < pooled
+
+
+def test_what_is_excluded_is_counted(folders: tuple[Path, Path]) -> None:
+    done = benchmark("coverage", *folders, "--tables", 20, "--documents", 80)
+    documents, each, _, table = done.stdout.splitlines()[-1].split()
+    assert documents == "80"
+    assert float(each.rstrip("%")) > 90
+    assert float(table.rstrip("%")) > 80
 
 
 def test_cells_of_other_labels_are_paired_by_renaming(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -53,7 +71,7 @@ def test_cells_of_other_labels_are_paired_by_renaming(folders: tuple[Path, Path]
     other = write_cells(tmp_path / "other", renamed)
     assert "have no cell and task in common" in benchmark("null", base, other).stderr
     done = benchmark("null", base, other, "--rename", "hqq-3-another=hqq-3-g0", "--tables", 2)
-    assert done.stdout.startswith("24 hypotheses")
+    assert done.stdout.startswith("26 hypotheses")
 
 
 @pytest.mark.parametrize("recorded", [False, True])

@@ -156,11 +156,15 @@ def test_a_limited_run_or_baseline_is_refused(
     ("gate", "message"),
     [
         ({"alpha": 0}, "gate.alpha is 0; it must be more than 0"),
-        ({"alfa": 0.1}, "gate.alfa is not a known field"),
+        ({"alfa": 0.1}, "gate.alfa is not a known field. Did you mean alpha?"),
         ({"tolerances": {"accuracy": -1}}, "gate.tolerances.accuracy is -1; it must be 0 or more"),
         ({"overrides": {"piqa": {"acc": {"tolerances": 1}}}}, "gate.overrides.piqa.acc.tolerances is not"),
         ({"overrides": {"piqa": {"ac": {"tolerance": 1}}}}, "gate.overrides.piqa.ac is not"),
         ({"overrides": {"wikitext": {"bits_per_byte": {"tolerance": 1}}}}, "Did you mean"),
+        ({"noninferiority": {"perplexty": 1}}, "perplexty is not a known field. Did you mean perplexity?"),
+        ({"noninferiority": {"accuracy": "1%"}}, "noninferiority.accuracy is '1%'; it must be a number of points"),
+        ({"tolerances": {"perplexity": "1 points"}}, "is '1 points'; it must be a number of percent"),
+        ({"overrides": {"piqa": {"acc": {"noninferiority": "1%"}}}}, "acc.noninferiority is '1%'"),
         ({"slower_ratio": 1}, "gate.slower_ratio is 1; it must be more than 1"),
     ],
 )

@@ -129,7 +129,7 @@ def test_more_noise_needs_more_documents(tmp_path: Path) -> None:
         write_cells(tmp_path / str(noise), {cell: population.samples(noise) for cell in cells})
         seen.append({(p.task, p.metric): p for p in power(tmp_path / str(noise), tmp_path / "base")})
     quiet, noisy = seen
-    assert len(quiet) == 12
+    assert len(quiet) == 12 + 1  # and the pooled loss
     for key in (("wikitext", "word_perplexity"), ("sciq", "gold_logprob")):
         assert quiet[key].found[0.8] < quiet[key].found[0.9]
         assert quiet[key].found[0.8] < noisy[key].found[0.8]
@@ -162,10 +162,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| task")
     assert "| documents for 2× tolerance (80%) " in lines[0]  # on one line, which Markdown needs
-    assert lines[14:15] == [""]  # after 12 rows
-    assert lines[15].startswith("How to read it: ")
+    assert lines[15:16] == [""]  # after 13 rows
+    assert lines[16].startswith("How to read it: ")
     assert main(["power", str(folder)]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines()[:15])) < 120
+    assert max(map(len, capsys.readouterr().out.splitlines()[:16])) < 120
     alone = write_cells(tmp_path / "alone", {quantized: population.samples()})
     assert main(["power", str(alone)]) == 2
     said = capsys.readouterr().err

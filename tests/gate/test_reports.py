@@ -45,7 +45,8 @@ def test_the_terminal_leads_with_the_verdict(folders: tuple[Path, Path, Path]) -
     assert text.startswith("PASS: none of 36 scores got worse")
     text = to_text(check(bad, baseline))
     report = check(bad, baseline)
-    expected = f"FAIL: {len(report.worse)} of 24 scores got worse, 2 failures in the audit, 1 failure in the records"
+    scores, pooled = len(report.worse) - 2, "the pooled loss of 2 cells too"
+    expected = f"FAIL: {scores} of 24 scores got worse, {pooled}, 2 failures in the audit, 1 failure in the records"
     assert text.startswith(expected)
     for part in (
         "Failures in the audit",
@@ -75,7 +76,7 @@ def test_junit_has_a_case_a_score_and_a_finding(folders: tuple[Path, Path, Path]
     suite = ElementTree.fromstring(to_junit(report).encode()).find("testsuite")
     assert suite is not None
     cases = suite.findall("testcase")
-    assert len(cases) == int(suite.attrib["tests"]) == 24 + 3
+    assert len(cases) == int(suite.attrib["tests"]) == 24 + 2 + 3
     kinds = [failure.attrib["type"] for failure in suite.iter("failure")]
     assert len(kinds) == int(suite.attrib["failures"])
     assert {kind: kinds.count(kind) for kind in ("audit", "records")} == {"audit": 2, "records": 1}
@@ -119,7 +120,10 @@ def test_the_command_writes_all_of_them(
         assert score["found_by"] == "scores"
         assert score["adjusted_p"] <= 0.01
         assert score["interval"][0] < score["loss"] < score["interval"][1]
-        assert 1 <= len(score["most_changed"]) <= 10
+        if score["kind"] == "pooled":
+            assert sum(score["in_tolerances"].values()) / 12 == pytest.approx(score["loss"])
+        else:
+            assert 1 <= len(score["most_changed"]) <= 10
     assert content["differences"][CELLS[0].name] == ["packages.torch: 2.13.0 → 2.14.0"]
     assert main(["check", str(same), "--baseline", str(baseline)]) == 0
 

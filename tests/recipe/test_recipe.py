@@ -85,8 +85,11 @@ WRONG = [
     ("calibration: wikitext2", 'calibration …"wikitext2"…mapping…source, sam'),
     ('calibration: {source: c4, samples: "3"}', 'calibration.samples …"3"…whole number'),
     ("gate: {alfa: 0.1}", "gate.alfa: …Did you mean alpha?…"),
-    ("gate: {tolerances: {acc: 1}}", "gate.tolerances.acc: …accuracy, perplexity, gold_logprob."),
-    ("gate: {overrides: {arc_easy: {acc: {alfa: 0.1}}}}", "gate.overrides.arc_easy.acc.alfa: …tolerance, alpha."),
+    ("gate: {tolerances: {acc: 1}}", "gate.tolerances.acc: …accuracy, perplexity, gold_logprob, kl, kl_floor, pooled."),
+    (
+        "gate: {overrides: {arc_easy: {acc: {alfa: 0.1}}}}",
+        "gate.overrides.arc_easy.acc.alfa: …tolerance, alpha, noninferiority.",
+    ),
     # impossible values
     ("checkpoints: {}", "checkpoints …{}…at least one"),
     ("checkpoints: {a: {}}", "checkpoints.a …empty…at least one of softmax, softpick"),

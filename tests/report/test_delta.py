@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from qbench.errors import InputError
+from qbench.records.metrics import Better
 from qbench.records.schema import CellRef, Failure, QuantizerFacts
 from qbench.report.bootstrap import Interval
-from qbench.report.delta import DeltaRow, Difference, ReportData, read_report
+from qbench.report.delta import DeltaRow, Difference, ReportData, read_report, recovery
 from qbench.report.doubts import doubts
 from qbench.report.layouts import READ_STAR, damage_tables, delta_tables
 from qbench.report.marks import marks_for
@@ -360,3 +361,20 @@ def test_all_planned_cells_have_rows(mini_report: ReportData) -> None:
     cells: list[CellRef] = [result.cell for result in mini_report.results.cells]
     assert len(cells) == 2 * len(LABELS)
     assert all(audit_of(c).label == c.label for c in cells if c.label != "none-16")
+
+
+@pytest.mark.parametrize(
+    ("metric", "better", "before", "after", "expected"),
+    [
+        ("acc", "higher", 0.8, 0.6, 75.0),
+        ("word_perplexity", "lower", 20.0, 25.0, 80.0),  # unquantized / quantized: less than 100% is a loss
+        ("acc", "higher", 0.0, 0.1, None),
+        ("kl", "lower", 0.0, 0.1, None),
+        ("unknown", None, 1.0, 0.5, None),
+    ],
+)
+def test_recovery_is_what_is_left_of_the_unquantized_score(
+    metric: str, better: Better | None, before: float, after: float, expected: float | None
+) -> None:
+    found = recovery(Measure("a task", metric, better), before, after)
+    assert found == (expected if expected is None else pytest.approx(expected))

@@ -114,7 +114,7 @@ def lone(tmp_path: Path) -> ReportData:
 
 def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: ReportData) -> None:
     (table,) = tables(lone, "damage")
-    titles = ["Task", "Metric", "Quantization", "Damage", "95% interval", "Flips"]
+    titles = ["Task", "Metric", "Quantization", "Damage", "Recovery", "95% interval", "Flips"]
     assert [column.title for column in table.columns] == titles
     assert table.caption == "What HQQ costs the mini softmax model: quantized − unquantized."
     rows = {(row.quantization.label, row.measure.metric): row.damages["softmax"] for row in lone.damages}
@@ -122,8 +122,10 @@ def test_a_model_without_a_twin_has_its_damage_with_its_interval(lone: ReportDat
     assert isinstance(damage, Difference)
     assert damage.interval
     ends = f"[{signed(damage.interval.low)}, {signed(damage.interval.high)}]"
-    assert [field.text for field in table.rows[0][3:5]] == [signed(damage.value), ends]
-    assert [field.text for field in table.rows[1][3:]] == ["failed", "–", "–"]
+    left = rows["hqq-2-g64", "acc_norm"].recovery
+    assert left is not None
+    assert [field.text for field in table.rows[0][3:6]] == [signed(damage.value), f"{left:.1f}%", ends]
+    assert [field.text for field in table.rows[1][3:]] == ["failed", "–", "–", "–"]
     assert not any("softpick" in text for text in (*table.footnotes.values(), *table.reading))
     check("lone-damage.md", markdown([table]))
 

@@ -1,0 +1,153 @@
+"""What a pass excludes: "not worse by more than x at 95%", and a recipe that requires it."""
+
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from qbench.gate.accept import accept
+from qbench.gate.pairing import CheckError
+from qbench.gate.render import to_json, to_junit, to_markdown, to_text
+from qbench.gate.settings import GateSettings, Margins, Override
+from qbench.gate.sign_flip import Floats, upper_end
+from qbench.gate.verdict import check
+
+from .made_up import Population, make_cells, write_cells
+
+CELLS = make_cells(2)
+POPULATION = Population(300)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A baseline, and a run that differs by noise."""
+    root = tmp_path_factory.mktemp("margins")
+    sides = (("baseline", 0), ("run", 10))
+    one, two = (
+        write_cells(root / name, {cell: POPULATION.samples(0.05, seed=seed + i) for i, cell in enumerate(CELLS)})
+        for name, seed in sides
+    )
+    return one, two
+
+
+def held(draws: Floats, truth: float, largest: float | None = None) -> float:
+    """How often the upper end is not below the truth; draws: [tables, documents]."""
+    ones = np.ones(draws.shape[1])
+    ends = [upper_end(own, ones, float(np.abs(own).max()) if largest is None else largest) for own in draws]
+    return float(np.mean(np.array(ends) >= truth))
+
+
+SURE = 0.013  # two standard errors of 95% among 1,000
+
+
+@pytest.mark.parametrize("documents", [60, 400])
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda draw, shape: draw.normal(size=shape),
+        lambda draw, shape: draw.standard_t(3, size=shape),
+        lambda draw, shape: draw.exponential(size=shape) - 1,
+        lambda draw, shape: draw.lognormal(size=shape) - math.exp(0.5),
+        lambda draw, shape: math.exp(0.5) - draw.lognormal(size=shape),
+    ],
+    ids=["normal", "t3", "exponential", "lognormal", "lognormal gains"],
+)
+def test_it_holds_in_95_of_100_tables(law, documents: int) -> None:
+    assert held(law(np.random.default_rng(0), (1000, documents)), 0.0) >= 0.95 - SURE
+
+
+@pytest.mark.parametrize(
+    ("lost", "won"), [(0.0075, 0), (0.02, 0), (0.02, 0.02), (0.1, 0.08), (0.004, 0.001), (0.3, 0.02)]
+)
+def test_it_holds_for_answers_though_few_change(lost: float, won: float) -> None:
+    for documents in (60, 400):
+        coin = np.random.default_rng(1).uniform(size=(1000, documents))
+        answers = (coin < lost) * 1.0 - ((coin >= lost) & (coin < lost + won)) * 1.0
+        assert held(answers, lost - won, 1.0) >= 0.95 - SURE
+
+
+def test_unchanged_answers_do_not_promise_that_none_will_change() -> None:
+    """Of 400 answers that did not change, the rule of three says 0.75 points."""
+    assert 0.0075 <= upper_end(np.zeros(400), np.ones(400), 1.0) <= 0.01
+    assert upper_end(np.zeros(400), np.ones(400), 0.0) == 0
+    assert upper_end(np.ones(1), np.ones(1), 1.0) == math.inf
+
+
+def test_pages_of_different_lengths_are_bounded_per_word() -> None:
+    draw, good = np.random.default_rng(2), 0
+    for _ in range(600):
+        words = draw.integers(20, 400, size=100).astype(float)
+        losses = words * 0.01 + np.sqrt(words) * draw.normal(size=100)
+        good += upper_end(losses, words, float(np.abs(losses).max())) >= 0.01
+    assert 0.94 <= good / 600 <= 0.99
+
+
+def test_a_pass_says_what_it_excludes(folders: tuple[Path, Path]) -> None:
+    baseline, run = folders
+    report = check(run, baseline)
+    worst = report.least_sure
+    assert worst is not None
+    h = worst.hypothesis
+    assert h.upper_in_tolerances == max(
+        o.hypothesis.upper_in_tolerances for o in report.tested if not o.hypothesis.parts
+    )
+    for outcome in report.tested:
+        assert outcome.hypothesis.loss < outcome.hypothesis.upper
+    for text in (to_text(report).splitlines()[1], to_markdown(report).replace("\\", "")):
+        assert "95%" in text
+        assert h.name in text
+        assert "not worse by more than" in text
+    content = json.loads(to_json(report))
+    assert content["statement"]["metric"] == h.metric
+    assert content["statement"]["not_worse_by_more_than"] == pytest.approx(h.upper)
+    assert all(score["loss"] < score["not_worse_by_more_than"] for score in content["scores"])
+    cases = list(ElementTree.fromstring(to_junit(report).encode()).iter("testcase"))
+    assert len(cases) == len(report.tested)
+    assert all("not worse by more than" in (case.findtext("system-out") or "") for case in cases)
+
+
+def test_a_required_margin_fails_if_it_cannot_be_excluded(folders: tuple[Path, Path]) -> None:
+    baseline, run = folders
+    uppers = {
+        o.hypothesis.name: o.hypothesis.upper for o in check(run, baseline).tested if o.hypothesis.kind == "perplexity"
+    }
+    edge = max(uppers.values())
+    assert check(run, baseline, GateSettings(noninferiority=Margins(perplexity=1.01 * edge))).passed
+    report = check(run, baseline, GateSettings(noninferiority=Margins(perplexity=0.99 * edge)))
+    assert not report.passed
+    (failed,) = report.not_excluded
+    assert failed.hypothesis.upper == edge
+    text = to_text(report)
+    assert text.startswith("FAIL: 1 may be worse by more than the required margin")
+    assert "gate.noninferiority" in text
+    assert 'failures="1"' in to_junit(report)
+    assert failed.hypothesis.cell.name in report.differences
+
+
+def test_a_margin_can_be_set_for_a_metric(folders: tuple[Path, Path]) -> None:
+    baseline, run = folders
+    own = {"wikitext": {"word_perplexity": Override(noninferiority=1e-9)}}
+    report = check(run, baseline, GateSettings(overrides=own))
+    assert {(o.hypothesis.task, o.hypothesis.metric) for o in report.not_excluded} == {("wikitext", "word_perplexity")}
+
+
+def test_a_recipe_may_write_the_unit(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    baseline, _ = folders
+    gate = {"noninferiority": {"perplexity": "0.001%", "accuracy": "90 points"}}
+    run = write_cells(
+        tmp_path / "run", {c: POPULATION.samples(0.05, seed=10 + i) for i, c in enumerate(CELLS)}, gate=gate
+    )
+    report = check(run, baseline)
+    assert report.settings.noninferiority == Margins(perplexity=0.001, accuracy=90)
+    assert {o.hypothesis.kind for o in report.not_excluded} == {"perplexity"}
+
+
+def test_a_run_with_too_few_documents_for_its_margin_is_no_baseline(tmp_path: Path) -> None:
+    """Every later check would fail, whatever it finds."""
+    gate = {"noninferiority": {"accuracy": 0.5}}
+    run = write_cells(tmp_path / "run", {CELLS[0]: Population(50).samples()}, gate=gate)
+    with pytest.raises(CheckError, match=r"cannot be a baseline.*0\.5 points"):
+        accept(run, tmp_path / "baseline", "first", None)
