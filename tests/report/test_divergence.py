@@ -14,7 +14,7 @@ from qbench.gate.settings import GateSettings
 from qbench.records.integrity import altered
 from qbench.records.metrics import KL
 from qbench.records.samples import WEIGHT
-from qbench.records.schema import Divergence, MetricValue
+from qbench.records.schema import Divergence
 from qbench.records.store import read_results
 from qbench.report.delta import read_report
 from qbench.report.divergence import divergences
@@ -38,16 +38,12 @@ def write_kl_run(folder: Path, floor: float = 1e-13) -> Path:
             each = mean * np.linspace(0.5, 1.5, pages.sum())
             samples[KL], samples[KL + WEIGHT] = np.nan, np.nan
             samples.loc[pages, KL], samples.loc[pages, KL + WEIGHT] = TOKENS * each, float(TOKENS)
-            metric = MetricValue(
-                **{"task": "wikitext", "metric": KL, "value": float(each.mean()), "stderr": float(each.std()) / 6},
-                **{"better": "lower", "aggregation": "weighted_mean", "documents": int(pages.sum())},
-            )
             figures = Divergence(
                 **{"task": "wikitext", "documents": int(pages.sum()), "tokens": int(TOKENS * pages.sum())},
                 **{"median": mean / 2, "p99": 5 * mean, "p999": 9 * mean, "same_top": 1 - mean / 2},
                 **{"rms_change": mean / 3, "nats_before": 2.5, "log_ratio": mean / 4, "correlation": 0.9},
             )
-            changes = {"metrics": (*metrics_of(samples), metric), "divergences": (figures,)}
+            changes = {"metrics": metrics_of(samples), "divergences": (figures,)}
             planned.append(write_cell(folder, own, samples, **changes))
     write_plan_of(folder, planned)
     return folder
