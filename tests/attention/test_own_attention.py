@@ -93,7 +93,7 @@ def written(folder: Path, module: str = MODULE) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("add", [in_the_table, by_an_entry_point])
+@pytest.mark.parametrize("add", [pytest.param(in_the_table, marks=pytest.mark.slow), by_an_entry_point])
 def test_the_one_of_the_docs_runs_and_the_doctor_says_that_it_is_slow(tmp_path: Path, add) -> None:
     entry_point = re.search(r'`sigmoid =\s+"(\S+)"`', PAGE)
     assert entry_point

@@ -173,6 +173,7 @@ def load_benchmark() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of the resident set from /proc")
 def test_memory_grows_linearly_and_stays_under_64_mib() -> None:
     measure = load_benchmark().measure_memory

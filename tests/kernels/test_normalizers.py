@@ -16,8 +16,20 @@ PAIRS = [*itertools.product(BACKENDS, OTHERS), ("sdpa", "softmax")]
 SHAPES = [*cases.SHAPES[:-9:4], *cases.SHAPES[-9:], *cases.DECODING, *cases.EMPTY]
 
 
-@pytest.mark.parametrize("case", SHAPES, ids=str)
-@pytest.mark.parametrize(("backend", "normalizer"), PAIRS)
+def with_cases(shapes, every):
+    """PAIRS with each of these cases. Triton's interpreter takes seconds for what a GPU does at once: there,
+    `make test` has every so many of them, with another one first for each normalizer.
+    """
+    interpreted = DEVICES["triton"] == "cpu"
+    return [
+        pytest.param(*pair, case, marks=pytest.mark.slow if pair[0] == "triton" and interpreted and skipped else [])
+        for number, pair in enumerate(PAIRS)
+        for index, case in enumerate(shapes)
+        for skipped in [(index + number) % every != 0]
+    ]
+
+
+@pytest.mark.parametrize(("backend", "normalizer", "case"), with_cases(SHAPES, 4), ids=str)
 def test_float32(backend, normalizer, case):
     inputs = cases.make_inputs(case, device=DEVICES.get(backend, "cpu"))
     cases.check(cases.with_normalizer(inputs, normalizer), backend)
@@ -78,28 +90,15 @@ def test_float64_on_cpu(normalizer, case, small_tiles):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("case", SHAPES[::4], ids=str)
-@pytest.mark.parametrize(("backend", "normalizer"), PAIRS)
+@pytest.mark.parametrize(("backend", "normalizer", "case"), with_cases(SHAPES[::4], 3), ids=str)
 def test_half_precision(backend, normalizer, case, dtype, monkeypatch):
     interpreter.mend_bfloat16(monkeypatch)
     inputs = cases.make_inputs(case, dtype, device=DEVICES.get(backend, "cpu"))
     cases.check(cases.with_normalizer(inputs, normalizer), backend)
 
 
-def slow_in_the_interpreter(backend, case):
-    """Triton's interpreter takes seconds for what a GPU does at once: `make test` has one shape there."""
-    return backend == "triton" and DEVICES["triton"] == "cpu" and case != cases.EXTREME_SHAPES[0]
-
-
-EXTREME_CASES = [
-    pytest.param(*pair, case, marks=pytest.mark.slow if slow_in_the_interpreter(pair[0], case) else [])
-    for pair in PAIRS
-    for case in cases.EXTREME_SHAPES
-]
-
-
 @pytest.mark.parametrize("name", cases.EXTREMES)
-@pytest.mark.parametrize(("backend", "normalizer", "case"), EXTREME_CASES, ids=str)
+@pytest.mark.parametrize(("backend", "normalizer", "case"), with_cases(cases.EXTREME_SHAPES, 3), ids=str)
 def test_extreme_scores(backend, normalizer, name, case):
     for sinks in (None, 50.0, -50.0) if normalizer == "sink_softmax" else (None,):
         device = DEVICES.get(backend, "cpu")

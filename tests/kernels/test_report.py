@@ -89,6 +89,7 @@ def test_a_spill_would_be_seen():
     assert row.spills > 0
 
 
+@pytest.mark.slow
 def test_normalizers_stand_beside_softmax():
     names = ["softmax", "softpick"]
     rows = list(compile_rows(list(jobs(["sm_80"], [32], ["fp16"], names)), workers=1))

@@ -108,9 +108,10 @@ class Here:
         return self.python("-m", "qbench.cli", *arguments, code=code)
 
 
-ADDED = [outside, pytest.param(inside, marks=pytest.mark.slow)]  # the tutorial, which is tested too, adds it inside
+ADDED = [outside, inside]
 
 
+@pytest.mark.slow  # make test has the tutorial, which adds it inside, and the entry points below
 @pytest.mark.parametrize("add", ADDED)
 def test_one_place_is_enough_to_plan_run_tabulate_save_and_load(
     add: Callable[[Path], list[Path]], tmp_path: Path

@@ -284,6 +284,14 @@ from qbench.quantizers.options import offers, quantization
 assert quantization("gptq", 3).label == "gptq-3-g128" and not offers("bnb", 2)
 heavy = {"torch", "transformers", "bitsandbytes", "hqq", "gptqmodel"} & set(sys.modules)
 assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_importing_the_function_imports_no_library_of_a_method():
+    code = """
+import sys
 from qbench import quantize
 assert callable(quantize) and not {"bitsandbytes", "gptqmodel"} & set(sys.modules)
 """

@@ -178,6 +178,7 @@ def test_plain_transformers_reads_bnb_folders_and_refuses_hqq_and_softpick(
 
 
 @pytest.mark.skipif(find_spec("optimum") is not None, reason="needs an environment without optimum")
+@pytest.mark.slow
 def test_without_optimum_plain_transformers_asks_for_it(saved, softpick, read_by_transformers):
     folders = [saved(method, bits, **options) for method, bits, options in of(WIDTHS + OPTIONS + HEADS, "gptq")]
     folders += [softpick(method, bits)[1] for method, bits, _ in of(WIDTHS, "gptq")]

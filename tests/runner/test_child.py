@@ -35,6 +35,7 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.slow
 def test_preloading_leaves_a_gpu_alone_and_visible() -> None:
     end = "import qbench.runner.preload; print(os.environ['CUDA_VISIBLE_DEVICES'], torch.cuda.device_count())"
     preloaded = {PRELOAD: ",".join(HEAVY), PRELOAD_METHODS: "hqq"}
