@@ -17,6 +17,7 @@ from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.recipe.messages import must
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
+from qbench.records.limits import Bits
 from qbench.records.metrics import PASSKEY
 
 PASSKEY_FIELDS = tuple(field.name for field in fields(PasskeySettings))  # of the settings of a task
@@ -51,7 +52,7 @@ class QuantizationEntry(_RecipePart):
     """
 
     method: str
-    bits: tuple[int, ...] = ()
+    bits: tuple[Bits, ...] = ()
     options: dict[str, Any] = {}
     options_by_bits: dict[int, dict[str, Any]] = {}
     axes: dict[str, Any] = {}  # options by the name of the axis
