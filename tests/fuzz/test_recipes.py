@@ -39,15 +39,6 @@ def complaints(folder: Path, seeds: range) -> dict[int, str]:
     return found
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QBENCH_CACHE", str(tmp_path / "cache"))
-    for name in ("huggingface_hub.constants.HF_HUB_OFFLINE", "datasets.config.HF_HUB_OFFLINE"):
-        monkeypatch.setattr(name, True)  # `plan` sets HF_HUB_OFFLINE, which is read when they are imported
-    monkeypatch.setenv("HF_EVALUATE_OFFLINE", "1")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # crash logs
-
-
 def test_a_sample(tmp_path: Path) -> None:
     assert complaints(tmp_path, range(SAMPLE)) == {}
 

@@ -3,7 +3,6 @@
 import random
 from pathlib import Path
 
-import datasets
 import pytest
 import yaml
 
@@ -34,17 +33,6 @@ def complaints(folder: Path, seeds: range) -> dict[int, str]:
         if wrong := complaint(["plan", str(without_data if seed % 4 == 1 else recipe)]):
             found[seed] = wrong
     return found
-
-
-@pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # datasets reads the working folder if a task does not name files
-    monkeypatch.setenv("QBENCH_CACHE", str(tmp_path / "cache"))
-    for name in ("huggingface_hub.constants.HF_HUB_OFFLINE", "datasets.config.HF_HUB_OFFLINE"):
-        monkeypatch.setattr(name, True)  # `plan` sets HF_HUB_OFFLINE, which is read when they are imported
-    monkeypatch.setenv("HF_EVALUATE_OFFLINE", "1")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # crash logs
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
 
 
 def test_a_sample(tmp_path: Path) -> None:
