@@ -63,7 +63,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return WRONG
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            print(f"qbench: {str(error.filename)[:60]}…: {error.strerror}.", file=sys.stderr)
+            print(f"qbench: {str(error.filename)[:60]}… is too long for a path; use a shorter one.", file=sys.stderr)
             return WRONG
         print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
         return CRASHED
