@@ -171,7 +171,7 @@ def read_once(evidence: Evidence) -> None:
                     cell.compare(models[cell.model])
 
 
-KEPT_SCORES = Kept(most=2**25)  # bytes
+KEPT_SCORES = Kept(most=2**24)  # bytes
 
 
 class _StoredTasks(Mapping[str, TaskScores]):

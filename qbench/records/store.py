@@ -44,7 +44,7 @@ CELL_FOLDER = re.compile(rf"-[0-9a-f]{{{KEY_LETTERS}}}$")
 Samples = Union["pd.DataFrame", bytes, None]  # per-document results, or the Parquet file of an analysis
 
 
-KEPT_TABLES: Kept = Kept(most=2**25)  # bytes: all of a small folder, and the latest cells of a large one
+KEPT_TABLES: Kept = Kept(most=2**24)  # bytes: all of a small folder, and the latest cells of a large one
 
 
 class StoreError(InputError):
