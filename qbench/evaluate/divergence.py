@@ -30,6 +30,7 @@ from qbench.records.schema import Divergence
 
 if TYPE_CHECKING:
     from qbench.evaluate.scorer import Scorer
+    from qbench.evaluate.state_cache import StateCache
 
 TOKENS = 8000  # of a task, if it has so many
 MIN_MOVED = 1e-3  # of the audit's KL, which is of random tokens
@@ -81,10 +82,12 @@ def pages(tasks: Mapping[str, Task], limits: Mapping[str, int], seed: int) -> li
     return [request for document in documents for request in document.requests]
 
 
-def keep_reference(lm: "Scorer", requests: Sequence[Instance], tokens: int = TOKENS) -> Reference:
+def keep_reference(
+    lm: "Scorer", requests: Sequence[Instance], tokens: int = TOKENS, cache: "StateCache | None" = None
+) -> Reference:
     """Run the unquantized model over the measured tokens of pages, and keep its states and its lm_head.
 
-    tokens: how many of each task.
+    tokens: how many of each task. cache: where the states of the same model may be.
     """
     for request in requests:
         if request.request_type != "loglikelihood_rolling":
@@ -102,7 +105,8 @@ def keep_reference(lm: "Scorer", requests: Sequence[Instance], tokens: int = TOK
         counts |= measured_tokens({p: len(window[1]) for p, window in windows.items() if p[0] == task}, tokens)
     cut = {place: (windows[place][0], windows[place][1][:size]) for place, size in counts.items()}
     # Methods never write to a weight, they replace the layer: the tensor stays as it is.
-    return Reference(lm.final_states(cut), lm.model.lm_head.weight.detach())
+    states = cache.final_states(lm, cut) if cache else lm.final_states(cut)
+    return Reference(states, lm.model.lm_head.weight.detach())
 
 
 def measured_tokens(sizes: Mapping[Place, int], wanted: int) -> dict[Place, int]:

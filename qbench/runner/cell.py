@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qbench.attention.kinds import attentions
 from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
-from qbench.identity import Identity, TaskIdentity, cache_folder
+from qbench.identity import Identity, TaskIdentity, cache_folder, json_hash
 from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from qbench.evaluate.evaluation import Evaluation
     from qbench.evaluate.scorer import Scorer
+    from qbench.evaluate.state_cache import StateCache
     from qbench.records.store import Samples
 
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
@@ -161,12 +162,14 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
         tokenizer = load_tokenizer(cell, job.identity)  # first: what is wrong with it is known in a second
         model = load_model(cell, job.identity)
         tasks = {} if cell.ref.measured else load_cell_tasks(cell)
-    reference = _reference(cell, model, tokenizer, tasks, phases)
+    states = _state_cache(job)
+    reference = _reference(cell, model, tokenizer, tasks, states, phases)
     audit = None
     if cell.ref.measured != "sensitivity":  # sensitivity quantizes one layer at a time
         with phases.phase("quantize"):
             model, audit = quantized_for_cell(cell, model, tokenizer)
     check_unchanged(cell, job.identity)  # after everything is read: the record must describe what was read
+    states.save()
     budgets = None
     if cell.ref.measured:
         from qbench.runner.analyzing import measure
@@ -190,7 +193,19 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
     return job.record(started, state="done", audit=audit, cost=cost, **result), samples
 
 
-def _reference(cell: Cell, model: Any, tokenizer: Any, tasks: Mapping[str, "Task"], phases: Phases) -> Any:
+def _state_cache(job: Job) -> "StateCache":
+    """The hidden states that earlier cells of the checkpoint kept: of the same code, packages, machine and settings."""
+    from qbench.evaluate.state_cache import StateCache
+
+    what, machine = job.identity.what, [job.machine.get(part) for part in ("cpu", "gpus", "threads")]
+    computed_by = [job.identity.code, job.cell.model_packages(), machine, job.precision]
+    model = [what.checkpoint, what.attention, what.dtype, what.device, job.cell.batch_tokens]
+    return StateCache(cache_folder() / "states", json_hash([model, computed_by]))
+
+
+def _reference(
+    cell: Cell, model: Any, tokenizer: Any, tasks: Mapping[str, "Task"], states: "StateCache", phases: Phases
+) -> Any:
     """What is kept of the unquantized model to measure KL; None if no task scores whole pages."""
     from qbench.evaluate.divergence import keep_reference, pages
 
@@ -198,7 +213,7 @@ def _reference(cell: Cell, model: Any, tokenizer: Any, tasks: Mapping[str, "Task
     if not requests:
         return None
     with phases.phase("kl"):
-        return keep_reference(cell_scorer(cell, model, tokenizer), requests)
+        return keep_reference(cell_scorer(cell, model, tokenizer), requests, cache=states)
 
 
 def _scores(
