@@ -80,7 +80,8 @@ class _Stored(BaseModel):
         """Records contain figures that follow from others: these are computed again, not read."""
         if not isinstance(fields, dict):
             return fields
-        return {name: value for name, value in fields.items() if name not in cls.model_computed_fields}
+        computed = cls.model_computed_fields
+        return {name: value for name, value in fields.items() if name not in computed}
 
     @computed_field
     def code_bits(self) -> float | None:
