@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from qbench.errors import is_out_of_memory, one_line
 from qbench.quantizers.axes import AppliedAxis
+from qbench.quantizers.axis_options import Spans
 from qbench.quantizers.declaration import LinearOptions, Options, QuantizeError
 from qbench.quantizers.measure import (
     compare_logits,
@@ -149,6 +150,15 @@ def quantize(
         audit = subject.audit(weights, logits, parts)
         _check_audit(audit, what_now)
     return model, audit
+
+
+def audit_after_scoring(audit: Audit, wanted: Quantization, read: Spans) -> Audit:
+    """The audit with what is known after texts were scored; AuditError if they show that a part had no effect."""
+    pairs = [part.options.quantized_pairs(read) for part in wanted.parts]
+    parts = [part.model_copy(update={"quantized_pairs": own}) for part, own in zip(audit.parts, pairs, strict=True)]
+    audit = audit.model_copy(update={"parts": tuple(parts)})
+    _check_audit(audit, "Give smaller groups, or longer texts.")
+    return audit
 
 
 def make_dense(model: nn.Module) -> None:
