@@ -31,7 +31,7 @@ def fields() -> dict[str, Any]:
         "checkpoints": {"tiny": {"softmax": "softmax", "softpick": "./softpick"}},
         "quantizations": [
             {"method": "none"},
-            {"method": "bnb", "bits": [2, 8]},
+            {"methods": ["bnb"], "bits": [2, 8]},
             {"method": "gptq", "bits": 4},
             {"method": "hqq", "bits": 3},
         ],
