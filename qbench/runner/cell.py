@@ -183,6 +183,7 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
     else:
         lm = cell_scorer(cell, model, tokenizer)
         evaluation, result = _scores(job, lm, tasks, reference, audit, phases)
+        audit = _audit_after_scoring(cell, audit, lm)
         samples, budgets = evaluation.samples, tuple(lm.budgets)
     cost = Cost(
         seconds=phases.seconds,
@@ -236,6 +237,13 @@ def _scores(
             evaluation, divergences = with_kl(evaluation, found)
             check_moved(evaluation.metrics, audit)
     return evaluation, {"metrics": _values(evaluation.metrics), "divergences": tuple(divergences)}
+
+
+def _audit_after_scoring(cell: Cell, audit: Any, lm: "Scorer") -> Any:
+    from qbench.quantizers.quantize import audit_after_scoring
+
+    assert isinstance(cell.quantization, Quantization)  # cells that are not offered have no job
+    return audit_after_scoring(audit, cell.quantization, lm.read)
 
 
 def _values(metrics: Sequence[Any]) -> tuple[MetricValue, ...]:
