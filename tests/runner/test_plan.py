@@ -17,8 +17,8 @@ from qbench.records.store import SAMPLES, cell_folder, read_results, write_plan,
 from qbench.runner.matrix import RunOptions, opening, run_matrix
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_plan
 
-from ..example_records import PROVENANCE, make_record, make_samples
 from .. import messages
+from ..example_records import PROVENANCE, make_record, make_samples
 from ..small_recipe import PIQA, config, write_recipe
 
 ROOT = Path(__file__).parents[2]
