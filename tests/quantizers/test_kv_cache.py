@@ -30,9 +30,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"bits": 8, "keys": "token"},
     {"bits": 2, "keys": "token", "channels": 8, "keep_first": 1},
 ]
-by_label = pytest.mark.parametrize(
-    "settings", SETTINGS, ids=lambda own: "-".join(KvCacheOptions(**own).label_parts())
-)
+by_label = pytest.mark.parametrize("settings", SETTINGS, ids=lambda own: "-".join(KvCacheOptions(**own).label_parts()))
 by_kind = pytest.mark.parametrize("kind", list(attentions()))
 # Every kind and every setting, not all combinations.
 in_turn = pytest.mark.parametrize(
