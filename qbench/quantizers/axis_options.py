@@ -22,6 +22,11 @@ class AxisOptions(Options):
         """Whether it needs calibration text."""
         return False
 
+    @property
+    def window(self) -> int:
+        """How many tokens at the start of a text it leaves as they are."""
+        return 0
+
     def quantized_pairs(self, read: Spans) -> float | None:
         """The share of pairs of a query and a key whose key was quantized; None if the axis quantizes no keys."""
         return None
@@ -116,6 +121,11 @@ class KvCacheOptions(AxisOptions):
         if size != 32 and others.data.get("keys") == "token":
             raise ValueError("with keys: token there are no groups of tokens; leave group_size out")
         return size
+
+    @property
+    def window(self) -> int:
+        """The first group of tokens: only later queries see it quantized."""
+        return self.group_size if self.keys == "channel" else 0
 
     def without_the_first_group(self) -> "KvCacheOptions":
         """The same with exact tokens up to the end of a group: what is left of that group may be too few to round."""

@@ -52,8 +52,12 @@ class CacheWatch:
         if self.options.keys == "token" or which == 1:
             until = seen.shape[2] if self.options.keys == "token" else begin // size * size
             return seen[:, :, kept:until].unflatten(-1, (-1, self.options.channels))
-        from_, until = -(-kept // size) * size, begin // size * size
-        return seen[:, :, from_ : max(from_, until)].unflatten(2, (-1, size)).transpose(3, 4)
+        start, until = kept // size * size, begin // size * size
+        if until <= kept:
+            return seen.new_empty(0)
+        groups = seen[:, :, start:until].clone()
+        groups[:, :, : kept - start] = groups[:, :, kept - start, None]  # exact tokens add no levels
+        return groups.unflatten(2, (-1, size)).transpose(3, 4)
 
     def share(self, which: int) -> float:
         """The share of pairs whose key, or value, was quantized."""

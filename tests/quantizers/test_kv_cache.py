@@ -218,6 +218,12 @@ def test_the_audit_counts_caches_levels_and_pairs(untrained: LlamaForCausalLM) -
     assert model.config._attn_implementation == "softmax"
 
 
+@pytest.mark.parametrize("kept", [1, 4, 31, 32, 40])
+def test_exact_tokens_do_not_disturb_the_audit(untrained: LlamaForCausalLM, kept: int) -> None:
+    _, audit = quantize(untrained, "none", 16, kv_cache={"bits": 2, "keep_first": kept})
+    assert f"first {kept} tokens" in " ".join(audit.parts[0].details)
+
+
 def test_groups_longer_than_the_texts_fail_the_audit(untrained: LlamaForCausalLM) -> None:
     _, audit = quantize(untrained, "none", 16, kv_cache={"bits": 2, "group_size": 64})
     with pytest.raises(AuditError, match="longer than the texts"):
