@@ -32,6 +32,7 @@ def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
         _check_reference,
         _check_replicates,
         _check_quantizations,
+        _check_windows,
         _check_calibration,
         _check_analysis,
         _check_tasks,
@@ -204,6 +205,19 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
             message = str(error).removeprefix(f"{entry.method}'s {option[-1]} ")
             raise file.error((*where, *option), f"{message}{hint}") from None
     return quantization(entry.method, bits, **entry.arguments(bits))
+
+
+def _check_windows(recipe: Recipe, file: RecipeFile) -> None:
+    """Keys in groups of tokens that no text can fill would never be quantized."""
+    for index, entry in enumerate(recipe.quantizations):
+        for part in parts_of(entry.axes):
+            window = part.options.window
+            if window and recipe.max_length and window >= recipe.max_length:
+                raise file.error(
+                    ("quantizations", index, part.axis),
+                    f"group_size is {window} tokens, but texts are cut to {recipe.max_length:,} tokens (max_length): "
+                    "no key would be quantized; it must be less.",
+                )
 
 
 def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
