@@ -20,7 +20,8 @@ def two_tails(freedom: float, t: float) -> float:
 def two_tail_quantile(freedom: float, tail: float) -> float:
     """The t that |T| exceeds with this probability, 1e-100 or more.
 
-    Newton's method for log p as a function of log t, which is concave: from the right of the root it converges from the right, and a step from its left leads there.
+    Newton's method for log p as a function of log t, which is concave: from the right of the root it converges from
+    the right, and a step from its left leads there.
     """
     t, target = max(-NormalDist().inv_cdf(tail / 2), 1e-8), math.log(tail)
     for _ in range(MAX_STEPS):

@@ -176,7 +176,7 @@ def test_the_recipes_of_the_examples_are_recipes(clone: Clone) -> None:
     for block in files:
         clone.write(block)
     recipes = [str(block.file) for block in files if re.search(r"^(extends|checkpoints):", block.text, re.M)]
-    assert recipes == ["mine.yaml", "pets.yaml", "rtn.yaml"]
+    assert recipes == ["mine.yaml", "pets.yaml", "minmax.yaml"]
     for recipe in recipes[:2]:  # the third has a method that is not here
         load_recipe(clone.folder / recipe)
 

@@ -101,8 +101,10 @@ class Hypothesis:
         From documents alone, p corresponds to a loss of z standard errors; the spread over draws is added as in
         qbench.uncertainty. sign: -1 for the p of a gain.
         """
+        if self.calibration is None or self.calibration.variance == 0 or p >= 0.5:
+            return p
         loss = sign * ratio(self.losses, self.weights)
-        if self.calibration is None or self.calibration.variance == 0 or loss <= 0 or p >= 0.5:
+        if loss <= 0:
             return p
         documents = ChanceSource((loss / NormalDist().inv_cdf(p)) ** 2 if p > 0 else 0.0, math.inf)
         return Estimate(loss, (documents, self.calibration)).p / 2

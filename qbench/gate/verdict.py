@@ -39,12 +39,13 @@ from qbench.gate.pooled import with_pooled
 from qbench.gate.settings import PARTS, GateSettings
 from qbench.gate.sign_flip import adjusted_p, holm, settle, sign_flip
 from qbench.numbers import counted
+from qbench.records.evidence import read_once
 from qbench.records.integrity import altered
 from qbench.records.metrics import KL
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef
 from qbench.records.store import Results
-from qbench.records.suspicious import suspicious_records
+from qbench.records.suspicious import evidence_of, suspicious_records
 from qbench.validation import problem
 
 Verdict = Literal["worse", "not_excluded", "better", "unclear", "same"]
@@ -138,20 +139,25 @@ def check(
     joined = join(now, then, settings)
     for before, after in joined.pairs:
         check_asked(before, after)
-    suspected = suspicious_records([after for _, after in joined.pairs], then.current)
-    _check_altered(then, joined)
+    current = [after for _, after in joined.pairs]
+    evidence = evidence_of(current, then.current)
     parts = {_cell_of(pairs).name: _parts_of(pairs) for pairs in joined.by_cell}
-    failures, warnings = _unfinished(joined), []
-    failures += [Finding(found.cell, found.found_by, found.message) for found in suspected]
+    failures: list[Finding] = []
+    warnings: list[Finding] = []
     table: list[Hypothesis] = []
     without_kl = _without_kl(now, then, joined)
     for pairs in joined.by_cell:
+        read_once(evidence, [stored for pair in pairs for stored in pair])  # while their documents are in memory
+        _check_altered(then, pairs)
         found, problems = _compare(pairs, settings, ignore_kl=bool(without_kl))
         table += with_pooled(found, settings)
         failures += problems
         if not scores_only and CHECKPOINT not in parts[_cell_of(pairs).name]:
             failures += _audits(pairs, settings, len(joined.by_cell))
         warnings += _costs(pairs, settings)
+    suspected = suspicious_records(current, then.current, evidence)
+    suspicions = [Finding(found.cell, found.found_by, found.message) for found in suspected]
+    failures = [*_unfinished(joined), *suspicions, *failures]
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # nothing is tested in a task with different documents
@@ -295,8 +301,8 @@ def _costs(pairs: Sequence[Pair], settings: GateSettings) -> list[Finding]:
     ]
 
 
-def _check_altered(baseline: Results, joined: Joined) -> None:
-    for before, _ in joined.pairs:
+def _check_altered(baseline: Results, pairs: Sequence[Pair]) -> None:
+    for before, _ in pairs:
         if reasons := altered(before):
             raise CheckError(f"{baseline.folder} is not a valid baseline: {before.record.cell.name}: {reasons[0]}")
 

@@ -38,6 +38,7 @@ class Options(BaseModel):
     label_if_changed: ClassVar[Mapping[str, str]] = {}
     # If scores depend on what else is in a batch: the batch's token budget on a CPU, unless the recipe gives one.
     fixed_batch_tokens: ClassVar[int | None] = None
+    activation_bits: ClassVar[int | None] = None  # if the method itself quantizes activations: their bits
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

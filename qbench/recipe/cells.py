@@ -76,7 +76,11 @@ class Cell:
     def packages(self) -> dict[str, str]:
         """The versions of the packages that compute this cell."""
         own = self.quantization.packages() if isinstance(self.quantization, Quantization) else {}
-        return package_versions() | own | _attention_code(self.ref.attention)
+        return self.model_packages() | own
+
+    def model_packages(self) -> dict[str, str]:
+        """Those that compute the unquantized model."""
+        return package_versions() | _attention_code(self.ref.attention)
 
     def identity(self) -> Identity:
         """Everything that can change the numbers; NotFetchedError if some of it is not on this machine."""

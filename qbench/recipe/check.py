@@ -12,7 +12,7 @@ from qbench.checkpoint.layout import CONFIG, config_sizes, read_json
 from qbench.errors import did_you_mean, some
 from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name, shown_path
-from qbench.quantizers.axes import AXES, parts_of
+from qbench.quantizers.axes import parts_of
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization, quantizer
@@ -229,7 +229,7 @@ def _check_file(where: Where, source: Calibration, recipe: Recipe) -> None:
 def _calibrated(entry: QuantizationEntry) -> list[str]:
     """The parts of an entry that need calibration text: its method, its axes."""
     method = [entry.method] if quantizer(entry.method).calibrated else []
-    return method + [name for name in entry.axes if AXES[name].calibrated]
+    return method + [part.axis for part in parts_of(entry.axes) if part.options.calibrated]
 
 
 def _check_analysis(recipe: Recipe, file: RecipeFile) -> None:

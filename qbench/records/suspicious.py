@@ -66,16 +66,23 @@ class Suspicion:
 Rule = Callable[[Evidence], Iterator[Suspicion]]
 
 
-def suspicious_records(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> list[Suspicion]:
-    """What is wrong with the current records of a folder; references: the records of the run's baseline."""
+def evidence_of(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> Evidence:
+    """What the rules need of a folder's current records; references: the records of the run's baseline."""
+    return Evidence(measured_cells(records), measured_cells(references))
+
+
+def suspicious_records(
+    records: Sequence[StoredRecord], references: Sequence[StoredRecord] = (), evidence: Evidence | None = None
+) -> list[Suspicion]:
+    """What is wrong with the current records of a folder. evidence: of the same records, if some of it was read."""
     done = [stored for stored in records if stored.record.state == "done"]
-    with np.errstate(invalid="ignore"):  # -inf - -inf is NaN, and such documents do not count
-        scores = suspicious_scores(Evidence(measured_cells(records), measured_cells(references)))
+    scores = suspicious_scores(evidence or evidence_of(records, references))
     unproved = [found for stored in done if (found := _unproved(stored.record))]
     unproved += [found for stored in done for found in _impossible(stored)]
     return unproved + scores
 
 
+@np.errstate(invalid="ignore")
 def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
     """The cells whose documents contradict their name, with the plainest reason for each.
 

@@ -48,7 +48,7 @@ def _draws(report: ReportData) -> list[str]:
     counts = sorted({len(result.draws) for result in several})
     titles = dict.fromkeys(report.results.method_titles[result.cell.method] for result in several)
     how_many = " or ".join(map(str, counts))
-    return [f"{' and '.join(titles)}: means over {how_many} calibration draws; the intervals include their spread."]
+    return [f"{' and '.join(titles)}: means over {how_many} calibration draws; any intervals include their spread."]
 
 
 def _limits(recipe: Mapping[str, Any]) -> dict[str, int]:

@@ -12,7 +12,6 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from qbench.attention.kinds import ATTENTIONS
-from qbench.identity import code_hash, package_versions
 from qbench.recipe.cells import Recipe, RecipeError, cells, load_recipe
 from qbench.runner.plan import make_plan
 
@@ -296,8 +295,6 @@ def test_records_hold_nothing_of_where_the_recipe_lies(tmp_path: Path) -> None:
 
 def keys(file: Path, **changes: Any) -> dict[str, str]:
     """The key of each cell that can run."""
-    code_hash.cache_clear()
-    package_versions.cache_clear()
     found = cells(load_recipe(file, **changes))
     return {cell.ref.name: cell.identity().key for cell in found if cell.ref.label != "bnb-2"}
 
