@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from qbench.errors import some
 from qbench.gate.pairing import CheckError, read_baseline
 from qbench.records.lm_eval_import.cells import cells_of
 from qbench.records.lm_eval_import.output import ModelOutput, holds_lm_eval_output, read_outputs
@@ -34,11 +35,22 @@ def read_both(run: Path, baseline: Path) -> tuple[Results, Results, list[str]]:
         return now, read_baseline(baseline, now.folder), []
     there = [None if own else read_results(path) for path, own in zip((run, baseline), outputs, strict=True)]
     common = _common_cell(outputs, there)
+    if common is None and outputs[0] and outputs[1]:
+        _check_same_models(outputs[0], outputs[1], run, baseline)
     now, then = (
         records or as_results(path, own or [], [common] if common else cells_of(own or []))
         for path, own, records in zip((run, baseline), outputs, there, strict=True)
     )
     return now, then, [note for own in outputs for output in own or () for note in output.notes]
+
+
+def _check_same_models(run: list[ModelOutput], baseline: list[ModelOutput], here: Path, there: Path) -> None:
+    now, then = ([output.model for output in outputs] for outputs in (run, baseline))
+    if sorted(now) != sorted(then):
+        raise CheckError(
+            f"{here} has results of {some(now)}, and {there} of {some(then)}: the names differ. Name folders with one "
+            "model each, such as the two that lm-eval made in them."
+        )
 
 
 def is_lm_eval_output(path: Path) -> bool:
@@ -67,7 +79,7 @@ def check_asked(before: StoredRecord, after: StoredRecord) -> None:
             f"{imported.folder} is from lm-eval and {measured.folder} from qbench: their documents cannot be matched. "
             "Compare two results of lm-eval."
         )
-    for task in then.tasks.keys() & now.tasks.keys():
+    for task in [task for task in now.tasks if task in then.tasks]:
         _check_task(task, (before, then.tasks[task]), (after, now.tasks[task]))
 
 

@@ -28,7 +28,13 @@ from qbench.report.render import table
 
 from .lm_eval_cli import DOCUMENTS, MINI, MODELS, OUTPUT, ROOT
 
-RUN, BASELINE = (OUTPUT / f"models__{model}" for model in reversed(MODELS))
+
+def folders_of(output: Path) -> list[Path]:
+    """The folders of the unquantized and the quantized model."""
+    return [output / f"models__{model}" for model in MODELS]
+
+
+BASELINE, RUN = folders_of(OUTPUT)
 
 
 def results_files(folder: Path) -> list[Path]:
@@ -70,68 +76,82 @@ def _again(metric: MetricValue, samples: Any) -> MetricValue:
     return metric.model_copy(update={"value": value, "stderr": None, "documents": len(values)})
 
 
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of both models as records, by the command."""
-    out = tmp_path_factory.mktemp("imported") / "records"
-    cells = ["--cell", "family=mini,attention=softmax,method=hqq,bits=3,label=hqq-3-g64"]
-    assert (
-        cli.main(["import", "lm-eval", str(BASELINE), str(RUN), "--out", str(out), "--cell", "family=mini", *cells])
-        == 0
-    )
+def imported_by_the_command(output: Path, out: Path) -> Path:
+    """The output of both models as records."""
+    cells = ["--cell", "family=mini", "--cell", "family=mini,attention=softmax,method=hqq,bits=3,label=hqq-3-g64"]
+    assert cli.main(["import", "lm-eval", *map(str, folders_of(output)), "--out", str(out), *cells]) == 0
     return out
 
 
-def test_scores_are_those_of_lm_eval_to_the_last_digit(imported: Path) -> None:
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The committed output as records."""
+    return imported_by_the_command(OUTPUT, tmp_path_factory.mktemp("imported") / "records")
+
+
+def scores_of_lm_eval(folder: Path) -> dict[tuple[str, str], tuple[float, float | None]]:
+    """By task and metric: the value and its standard error in lm-eval's results files, the newest of each."""
+    found: dict[tuple[str, str], tuple[float, float | None]] = {}
+    for file in results_files(folder):
+        for task, scores in json.loads(file.read_text())["results"].items():
+            for key, value in scores.items():
+                metric, _, filter_name = key.partition(",")
+                if filter_name and not metric.endswith("_stderr"):
+                    error = scores[f"{metric}_stderr,{filter_name}"]
+                    found[task, metric if filter_name == "none" else key] = value, None if error == "N/A" else error
+    return found
+
+
+def assert_scores_are_those_of_lm_eval(imported: Path, output: Path) -> None:
     stored = {own.record.cell.label: own.record for own in read_results(imported).current}
-    for label, folder in {"none-16": BASELINE, "hqq-3-g64": RUN}.items():
-        theirs: dict[tuple[str, str], tuple[float, Any]] = {}
-        for file in results_files(folder):
-            for task, scores in json.loads(file.read_text())["results"].items():
-                for key, value in scores.items():
-                    metric, _, filter_name = key.partition(",")
-                    if filter_name and not metric.endswith("_stderr"):
-                        error = scores[f"{metric}_stderr,{filter_name}"]
-                        name = metric if filter_name == "none" else key
-                        theirs[task, name] = value, None if error == "N/A" else error
+    for label, folder in zip(("none-16", "hqq-3-g64"), folders_of(output), strict=True):
         ours = {(m.task, m.metric): (m.value, m.stderr) for m in stored[label].metrics}
-        assert ours == theirs
+        assert ours == scores_of_lm_eval(folder)
         assert {task for task, _ in ours} == {*MINI, "mini_choices", "mini_generate"}
 
 
-def rows(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """What quantization cost, by task and metric, as `qbench table` gives it to programs."""
-    return {(row["task"], row["metric"]): row for row in csv.DictReader(io.StringIO(table(folder, "csv", "damage")))}
+def test_scores_are_those_of_lm_eval_to_the_last_digit(imported: Path) -> None:
+    assert_scores_are_those_of_lm_eval(imported, OUTPUT)
+
+
+def damages(folder: Path) -> dict[tuple[str, str], list[float]]:
+    """What quantization cost and its interval, by task and metric, as `qbench table` gives them to programs."""
+    rows = csv.DictReader(io.StringIO(table(folder, "csv", "damage")))
+    names = ("softmax_damage", "softmax_low", "softmax_high")
+    return {(row["task"], row["metric"]): [float(row[name]) for name in names] for row in rows if row[names[1]]}
+
+
+def assert_damages_are_those_of_our_own_records(imported: Path, tmp_path: Path, documents: int) -> None:
+    ours, theirs = damages(own_folder(tmp_path / "own", ["none-16", "hqq-3-g64"], documents)), damages(imported)
+    assert {task for task, _ in ours} == set(MINI)
+    for key, expected in ours.items():
+        assert theirs[key] == pytest.approx(expected, rel=1e-5, abs=1e-5), key
 
 
 def test_damages_and_intervals_are_those_of_our_own_records(imported: Path, tmp_path: Path) -> None:
-    ours = rows(own_folder(tmp_path, ["none-16", "hqq-3-g64"]))
-    theirs = rows(imported)
-    assert {task for task, _ in ours} == set(MINI)
-    names = ("softmax_damage", "softmax_low", "softmax_high")
-    for key, own in ours.items():
-        expected = [float(own[name]) for name in names]
-        assert [float(theirs[key][name]) for name in names] == pytest.approx(expected, rel=1e-5, abs=1e-5), key
+    assert_damages_are_those_of_our_own_records(imported, tmp_path, DOCUMENTS)
 
 
 def verdict(report: GateReport) -> dict[tuple[str, str], tuple[Any, ...]]:
-    return {
-        (o.hypothesis.task, o.hypothesis.metric): (o.verdict, o.hypothesis.loss, o.p, o.adjusted_p)
-        for o in report.tested
-    }
+    tested = {(outcome.hypothesis.task, outcome.hypothesis.metric): outcome for outcome in report.tested}
+    return {key: (own.verdict, own.hypothesis.loss, own.p, own.adjusted_p) for key, own in tested.items()}
 
 
-def test_the_verdict_is_that_of_our_own_records(tmp_path: Path) -> None:
-    own = check(
-        own_folder(tmp_path / "run", ["hqq-3-g64"], as_label="none-16"), own_folder(tmp_path / "base", ["none-16"])
-    )
-    theirs = check(results_files(RUN)[0], results_files(BASELINE)[0])
+def assert_the_verdict_is_that_of_our_own_records(output: Path, tmp_path: Path, documents: int) -> None:
+    run = own_folder(tmp_path / "run", ["hqq-3-g64"], documents, as_label="none-16")
+    own = check(run, own_folder(tmp_path / "base", ["none-16"], documents))
+    original, quantized = folders_of(output)
+    theirs = check(results_files(quantized)[0], results_files(original)[0])
     assert [own.passed, theirs.passed] == [False, False]
     ours, found = verdict(own), verdict(theirs)
     assert len(ours) == len(found) == 13
     for key, (said, loss, p, adjusted) in ours.items():
         assert found[key][0] == said, key
         assert found[key][1:] == pytest.approx((loss, p, adjusted), rel=1e-3, abs=1e-4), key
+
+
+def test_the_verdict_is_that_of_our_own_records(tmp_path: Path) -> None:
+    assert_the_verdict_is_that_of_our_own_records(OUTPUT, tmp_path, DOCUMENTS)
 
 
 def test_two_folders_are_checked_in_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
