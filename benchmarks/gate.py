@@ -6,8 +6,8 @@
     python benchmarks/gate.py needed   BASE                        documents that a loss takes, by the old and new rule
     python benchmarks/gate.py pooled                               losses of a made-up cell that all point one way
 
-Runs are folders of records. If labels differ, --rename says which cells to compare: with hqq-3-g128=hqq-3-g64, cells of
-OTHER with the first label are compared with cells of BASE with the second.
+Runs are folders of records, or of lm-eval's results. If labels differ, --rename says which cells to compare: with
+hqq-3-g128=hqq-3-g64, cells of OTHER with the first label are compared with cells of BASE with the second.
 
 Each table is judged by several rules. `holm` is the gate as it was: Holm over all hypotheses, without KL and pooled
 losses. `tarone` counts only what can fail, `kl` has KL too, and `gate` has the pooled losses as well. The others are
@@ -29,6 +29,7 @@ import numpy as np
 from tabulate import tabulate
 
 from qbench.gate.hypotheses import Documents, Hypothesis, hypotheses, mean_loss
+from qbench.gate.imported import read_both
 from qbench.gate.pairing import Floats, Ints, Pair, PairedDocuments, draws_of_cells, pair_documents
 from qbench.gate.pooled import with_pooled
 from qbench.gate.power import power, power_of, recorded_noise
@@ -37,7 +38,7 @@ from qbench.gate.sign_flip import holm, ratio, settle
 from qbench.gate.verdict import judge
 from qbench.records.samples import AGGREGATIONS, WEIGHT
 from qbench.records.schema import CellRef, MetricValue
-from qbench.records.store import StoredRecord, read_results
+from qbench.records.store import StoredRecord
 
 RELATIVE = 0.05
 FLOOR = 3  # points
@@ -107,10 +108,11 @@ def _errors(paired: PairedDocuments, metric: str) -> float:
 
 
 def load(options: argparse.Namespace, other: str, rename: Mapping[str, str]) -> list[PairedTask]:
-    """All tasks of the cells that two folders share."""
-    before = {_key(stored, {}): stored for stored in read_results(Path(options.base)).current}
+    """All tasks of the cells that two folders share; folders of records, or of lm-eval's results."""
+    now, then, _ = read_both(Path(other), Path(options.base))
+    before = {_key(stored, {}): stored for stored in then.current}
     pairs = []
-    for stored in read_results(Path(other)).current:
+    for stored in now.current:
         twin = before.get(_key(stored, rename))
         known = (stored.record.cell.draw or 1) <= options.draws
         if known and twin and "failed" not in (stored.record.state, twin.record.state):

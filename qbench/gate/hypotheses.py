@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
 
@@ -105,9 +106,7 @@ class Hypothesis:
         loss = sign * ratio(self.losses, self.weights)
         if loss <= 0:
             return p
-        from scipy.special import ndtri  # takes 0.3 s
-
-        documents = ChanceSource((loss / ndtri(p)) ** 2, math.inf)
+        documents = ChanceSource((loss / NormalDist().inv_cdf(p)) ** 2 if p > 0 else 0.0, math.inf)
         return Estimate(loss, (documents, self.calibration)).p / 2
 
 

@@ -153,8 +153,10 @@ def _critical(changed: Floats, alpha: float) -> Floats:
 
 def binomial_tail(successes: Floats, trials: Floats | int, chance: float) -> Floats:
     """P(at least this many successes)."""
-    from scipy.special import betainc
-
+    try:
+        from scipy.special import betainc  # for whole arrays
+    except ImportError:
+        raise CheckError("`qbench power` needs SciPy, which is not installed: pip install scipy.") from None
     tail = betainc(np.maximum(successes, 1), np.maximum(trials - successes + 1, 1), chance)
     return np.where(successes <= 0, 1.0, np.where(successes > trials, 0.0, tail))
 

@@ -27,6 +27,7 @@ from qbench.records.evidence import (
     unquantized_cells,
 )
 from qbench.records.impossible import ClaimedScore, impossible_scores
+from qbench.records.samples import AGGREGATIONS
 from qbench.records.schema import CellRef, Record
 from qbench.records.store import StoredRecord
 
@@ -112,6 +113,8 @@ def audit_failures(record: Record, audit: Audit) -> list[str]:
 def _unproved(record: Record) -> Suspicion | None:
     if record.cell.label == UNQUANTIZED:
         return None
+    if record.audit is None and record.imported:
+        return None  # tables say that it was not audited
     if record.audit is None:
         return Suspicion(record.cell, "audit", "it has no audit, so nothing proves that it was quantized.")
     if reasons := audit_failures(record, record.audit):
@@ -124,7 +127,7 @@ def _impossible(stored: StoredRecord) -> Iterator[Suspicion]:
     others = not_right_or_wrong(stored) if stored.has_samples else []
     claims = []
     for m in stored.record.metrics:
-        documents = None if m.metric in others else m.documents
+        documents = None if m.metric in others or m.aggregation not in AGGREGATIONS else m.documents
         claims.append(ClaimedScore(m.task, m.metric, m.value, m.better, documents))
     for found in impossible_scores(claims):
         message = f"{found.score.task} {found.score.metric}: {found.why}"

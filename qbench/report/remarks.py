@@ -12,7 +12,7 @@ from qbench.report.delta import ReportData
 def remarks(report: ReportData) -> list[str]:
     """One sentence each."""
     found = [_trial(limits) for recipe in report.results.recipes().values() if (limits := _limits(recipe))]
-    found += _draws(report)
+    found = [*dict.fromkeys(found), *_imported(report), *_draws(report)]
     if older := report.results.of_other_versions():
         found.append(f"Some cells were measured with other code or packages than the latest one: {some(older)}.")
     return found
@@ -28,6 +28,16 @@ def remarks_on_delta(report: ReportData) -> list[str]:
         for attention in results.compared_kinds(family)
         if attention not in results.kinds_of(family)
     ]
+
+
+def _imported(report: ReportData) -> list[str]:
+    """What is not known about results of another program."""
+    cells = [c.cell for c in report.results.parts if c.stored and c.stored.record.imported]
+    unnamed = [cell.name for cell in cells if cell.unnamed]
+    found = [f"Not audited, and of unknown cost: {some([c.name for c in cells])}, from lm-eval."] if cells else []
+    if unnamed:
+        found.append(f"Nobody said how these were quantized, so they are shown as unquantized: {some(unnamed)}.")
+    return found
 
 
 def _draws(report: ReportData) -> list[str]:
