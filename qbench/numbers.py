@@ -1,5 +1,7 @@
 """How numbers are written in tables, reports and progress. Sentences may round differently."""
 
+import math
+
 DECIMALS = 2
 MAX_DECIMALS = 6  # of a difference that two decimals would show as zero
 
@@ -79,6 +81,14 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def rough_duration(seconds: float) -> str:
+    """An estimated time, to the precision that an estimate has: 40 s, 7 min, 25 min, 2.5 h."""
+    steps = ((60, 10), (600, 60), (5400, 300), (math.inf, 1800))  # below this many seconds, to this many
+    step = next(step for below, step in steps if seconds < below)
+    rounded = max(step, round(seconds / step) * step)
+    return f"{rounded} s" if rounded < 60 else f"{rounded // 60} min" if rounded < 5400 else f"{rounded / 3600:g} h"
 
 
 def byte_size(size: float) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
@@ -10,6 +11,37 @@ from tqdm import tqdm
 Listener = Callable[[str, int, int, int | None], None]
 
 _listeners: list[Listener] = []
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the work that is being done, such as the tasks being scored: its name, and its share of the whole."""
+
+    name: str = ""
+    begin: float = 0.0
+    end: float = 1.0
+
+    def share(self, own: float) -> float:
+        """The share of the whole that is done, from the share of this part."""
+        return self.begin + (self.end - self.begin) * own
+
+
+_parts = [Part()]
+
+
+@contextmanager
+def working_on(part: Part) -> Iterator[None]:
+    """Say what the bars inside count."""
+    _parts.append(part)
+    try:
+        yield
+    finally:
+        _parts.pop()
+
+
+def current_part() -> Part:
+    """What the bars count now."""
+    return _parts[-1]
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from qbench.records.store import (
     write_record,
 )
 from qbench.runner.cell import Job, now
+from qbench.runner.estimate import expected_seconds
 from qbench.runner.local import run_local
 from qbench.runner.lock import RunError, holding
 from qbench.runner.places import make_slots, usable_gpus
@@ -102,7 +103,8 @@ def _run_plan(plan: Plan, options: RunOptions, file: str) -> PlainView:
     jobs, ruled_out = make_jobs(chosen), [entry for entry in chosen if entry.state == "cannot run"]
     before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
     names = [entry.cell.ref.name for entry in ruled_out] + [job.name for job in jobs]
-    view = view_for(names, before=before, as_json=options.as_json)
+    expected = expected_seconds(plan.recipe, plan.tasks, [job.cell for job in jobs])
+    view = view_for(names, before=before, expected=expected, as_json=options.as_json)
     view.say(opening(plan, chosen, jobs))
     if warning := no_baseline(plan):
         view.say(warning)
