@@ -18,7 +18,8 @@ from qbench.records.schema import Record
 
 SILENCE = 60  # seconds without a line of a running cell in a log
 ALMOST = 0.999  # a bar that is full would stop its clock
-MAX_WORDS = 30  # letters of what a cell is doing
+WIDE = 100  # columns of a terminal that has room for long bars
+MAX_WORDS = 26  # letters of what a cell is doing
 Expected = Mapping[str, Mapping[str, float]]  # estimated seconds by cell and phase
 BY_CHANCE = ("out-of-memory", "killed", "crashed", "timeout")  # kinds of failures that another try may mend
 
@@ -120,8 +121,11 @@ class LiveView(PlainView):
     def __init__(self, names: Sequence[str], before: int = 0, expected: Expected = MappingProxyType({})) -> None:
         super().__init__(names, before, expected)
         columns = (TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),)
-        others = (BarColumn(bar_width=16), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
-        self.bars = Progress(*columns, *others, console=Console(file=terminal()), expand=True)
+        console = Console(file=terminal())
+        bar = BarColumn(bar_width=8 if console.width < WIDE else 24)
+        self.bars = Progress(
+            *columns, bar, TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=console, expand=True
+        )
         note = f"{self.place()}, importing packages"
         self.whole = self.bars.add_task("all cells", total=before + self.total, completed=before, note=note)
         self.tasks: dict[str, TaskID] = {}
