@@ -12,7 +12,7 @@ import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -434,17 +434,26 @@ def _add_folders(
 
 
 def _check(options: argparse.Namespace) -> int:
-    from qbench.gate.render import annotations, to_text
+    from qbench.gate.render import annotations, error_annotation, to_text
     from qbench.gate.verdict import check
 
-    override = _gate_settings(options)
-    report = check(options.folder, options.given or options.baseline, None, options.scores_only, override)
+    try:
+        override = _gate_settings(options)
+        report = check(options.folder, options.given or options.baseline, None, options.scores_only, override)
+    except InputError as error:  # on GitHub, people see it without opening the log
+        _annotate([error_annotation(str(error))])
+        _write_summary(f"### qbench check: not compared\n\n{error}\n")
+        raise
     sys.stdout.write(to_text(report))
     _write_reports(options, report)
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in annotations(report):
-            runner_command(line)
+    _annotate(annotations(report))
     return DONE if report.passed else FAILED
+
+
+def _annotate(lines: Iterable[str]) -> None:
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in lines:
+            runner_command(line)
 
 
 def _gate_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -518,11 +527,15 @@ def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
         for file, render in ((options.junit, to_junit), (options.markdown, to_markdown), (options.json, to_json)):
             if file is not None:
                 write_atomically(file, render(report))
-        if summary := os.environ.get(STEP_SUMMARY):
-            with open(summary, "a", encoding="utf-8") as out:
-                out.write(to_markdown(report))
+        _write_summary(to_markdown(report))
     except OSError as error:
         raise InputError(f"{error.filename}: the report cannot be written ({error.strerror}).") from None
+
+
+def _write_summary(markdown: str) -> None:
+    if summary := os.environ.get(STEP_SUMMARY):
+        with open(summary, "a", encoding="utf-8") as out:
+            out.write(markdown)
 
 
 # --- doctor

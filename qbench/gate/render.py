@@ -331,6 +331,11 @@ def annotations(report: GateReport) -> Iterator[str]:
         yield f"::warning title={_property(warning.cell.name)}::{_data(warning.message)}"
 
 
+def error_annotation(message: str) -> str:
+    """The same for a check that could not be made."""
+    return f"::error title=qbench check::{_data(message)}"
+
+
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 

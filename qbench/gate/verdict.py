@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from qbench.errors import did_you_mean
+from qbench.errors import did_you_mean, some
 from qbench.gate.drift import (
     CALIBRATION,
     CHECKPOINT,
@@ -173,7 +173,7 @@ def check(
         tested=tested,
         failures=tuple(failures),
         warnings=tuple(warnings),
-        changed=(*_other_settings_of_the_gate(then, settings), *in_words(parts.items())),
+        changed=(*_other_settings_of_the_gate(then, settings), *_other_recipe(joined), *in_words(parts.items())),
         by_scores_alone=any(CHECKPOINT in changed for changed in parts.values()),
         notes=(*notes, *without_kl, *_notes(now, then, joined, settings, scores_only)),
         differences={
@@ -307,8 +307,21 @@ def _check_altered(baseline: Results, pairs: Sequence[Pair]) -> None:
             raise CheckError(f"{baseline.folder} is not a valid baseline: {before.record.cell.name}: {reasons[0]}")
 
 
+def _other_recipe(joined: Joined) -> list[str]:
+    """What changed in the recipe's cells, and what to do about it."""
+    added, removed = (some(list(dict.fromkeys(cell.name for cell in cells))) for cells in (joined.new, joined.dropped))
+    if not added and not removed:
+        return []
+    changes = [f"it no longer has {removed}" if removed else "", f"it now has {added}" if added else ""]
+    said = "; ".join(filter(None, changes))
+    return [f"The recipe changed: {said}. The other cells are compared; renew the baseline with `qbench accept`."]
+
+
 def _unfinished(joined: Joined) -> list[Finding]:
+    """Cells of either side that cannot be compared, because the run failed or the recipe changed."""
     missing = [Finding(cell, "records", "The run has no record of this cell.") for cell in joined.missing]
+    missing += [Finding(cell, "records", "The baseline does not have this cell.") for cell in joined.new]
+    missing += [Finding(cell, "records", "The run's recipe no longer has this cell.") for cell in joined.dropped]
     failed = []
     for _, stored in joined.failed:
         failure = stored.record.failure
@@ -351,7 +364,7 @@ def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, 
     notes = []
     if scores_only:
         notes.append("Audits were not compared (--scores-only).")
-    untouched = len(then.current) - len(joined.pairs) - len(joined.missing) - len(joined.failed)
+    untouched = len(then.current) - sum(map(len, (joined.pairs, joined.missing, joined.failed, joined.dropped)))
     if untouched:
         notes.append(f"Not in this run: {counted(untouched, 'cell')} of the baseline (gate.baseline_may_hold_more).")
     versions = [other_versions(before.record, after.record) for before, after in joined.pairs]
