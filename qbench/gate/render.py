@@ -32,12 +32,15 @@ class ReportSection:
 def headline(report: GateReport) -> str:
     """The verdict in one line."""
     found = []
-    scores = sum(not outcome.hypothesis.parts for outcome in report.tested)
-    if report.worse:
-        pooled = sum(bool(outcome.hypothesis.parts) for outcome in report.worse)
-        found.append(f"{len(report.worse) - pooled} of {counted(scores, 'score')} got worse")
-        if pooled:
-            found.append(f"the pooled loss of {counted(pooled, 'cell')} too")
+    scores = sum(outcome.hypothesis.is_score for outcome in report.tested)
+    worse = [outcome.hypothesis for outcome in report.worse]
+    damaged, pooled = sum(h.limit is not None for h in worse), sum(bool(h.parts) for h in worse)
+    if own := len(worse) - pooled - damaged:
+        found.append(f"{own} of {counted(scores, 'score')} got worse")
+    if pooled:
+        found.append(f"the pooled loss of {counted(pooled, 'cell')} is too large")
+    if damaged:
+        found.append(f"{counted(damaged, 'damage')} above the limit")
     if report.not_excluded:
         found.append(f"{len(report.not_excluded)} may be worse by more than the required margin")
     audits = sum(failure.found_by == "audit" for failure in report.failures)

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from qbench.errors import did_you_mean, some
+from qbench.gate.damage import damages
 from qbench.gate.drift import (
     CALIBRATION,
     CHECKPOINT,
@@ -99,7 +100,7 @@ class GateReport:
     @property
     def least_sure(self) -> TestedHypothesis | None:
         """The score with the largest loss that cannot be excluded, in units of its tolerance; None without scores."""
-        scores = [outcome for outcome in self.tested if not outcome.hypothesis.parts]
+        scores = [outcome for outcome in self.tested if outcome.hypothesis.is_score]
         return max(scores, key=lambda outcome: outcome.hypothesis.upper_in_tolerances, default=None)
 
     @property
@@ -155,6 +156,7 @@ def check(
         if not scores_only and CHECKPOINT not in parts[_cell_of(pairs).name]:
             failures += _audits(pairs, settings, len(joined.by_cell))
         warnings += _costs(pairs, settings)
+    table += damages(now, settings)
     suspected = suspicious_records(current, then.current, evidence)
     suspicions = [Finding(found.cell, found.found_by, found.message) for found in suspected]
     failures = [*_unfinished(joined), *suspicions, *failures]
@@ -195,7 +197,7 @@ def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[TestedHy
     p = settle([h.losses for h in table], above, alphas, lambda i, p: table[i].with_calibration(p), smallest)
     adjusted = adjusted_p(p, smallest, alphas.max())
     # The same for improvements: nothing depends on them, so the bounds are enough.
-    gained = [-loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
+    gained = [-loss > h.tolerance and h.limit is None for loss, h in zip(losses, table, strict=True)]
     gain_p = [h.with_calibration(sign_flip(-h.losses), -1) if gained[i] else 1.0 for i, h in enumerate(table)]
     gains = holm(np.array(gain_p))
     return tuple(

@@ -150,9 +150,9 @@ def test_a_run_of_something_else_is_refused(
             {"mini-softpick-hqq-3-g128": "does not have", "mini-softpick-hqq-3-g64": "no longer has"},
         ),
         (
-            [SOFTMAX, SOFTPICK, cell_ref(label="hqq-2-g64")],
-            "changed: it now has mini-softmax-hqq-2-g64.",
-            {"mini-softmax-hqq-2-g64": "does not have"},
+            [SOFTMAX, SOFTPICK, cell_ref(label="hqq-3-g32")],
+            "changed: it now has mini-softmax-hqq-3-g32.",
+            {"mini-softmax-hqq-3-g32": "does not have"},
         ),
     ],
 )
