@@ -283,6 +283,8 @@ def _add_table(commands: Commands) -> None:
     parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {DEFAULT_KIND}; with html, all kinds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
     parser.add_argument("--standalone", action="store_true", help="with latex: write a complete document")
+    columns = "with latex: how many columns of a page a table spans (table or table*); default: 2"
+    parser.add_argument("--columns", type=int, choices=(1, 2), help=columns)
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="also write plots to this folder, as PNG, SVG and PDF"
     )
@@ -320,7 +322,7 @@ def _table(options: argparse.Namespace) -> int:
     from qbench.report.render import render
 
     report = read_report(options.source)
-    text = render(report, options.format, options.kind, standalone=options.standalone)
+    text = render(report, options.format, options.kind, standalone=options.standalone, columns=options.columns)
     if options.plots:
         from qbench.report.plots import write_plots
 
