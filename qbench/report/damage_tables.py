@@ -141,7 +141,7 @@ def _summary_table(family: str, have: Sequence[str], unquantized: list[DeltaRow]
     table = Table(
         name=f"summary-{family}",
         title=f"{family}: summary",
-        caption=f"What quantization costs the {_models(family, have)}.",
+        caption=f"What quantization costs the {_models(family, have)}{_pair(kinds)}.",
         reading=_summary_reading(damages, kinds),
         columns=[*heads, *(Column(_short_name(m)) for m in measures)],
         heads=block_columns(1, kinds),
@@ -158,6 +158,11 @@ def _summary_table(family: str, have: Sequence[str], unquantized: list[DeltaRow]
                 line += kind_fields(shown)
             table.rows.append(line + [_summary_field(table, by_measure[m], shown, kinds, marks) for m in measures])
     return table
+
+
+def _pair(kinds: Sequence[str]) -> str:
+    """Which of two numbers is whose."""
+    return f" ({kind_name(kinds[0])} / {kind_name(kinds[1])})" if len(kinds) == 2 else ""
 
 
 def _models(family: str, kinds: Sequence[str]) -> str:

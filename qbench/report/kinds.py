@@ -65,13 +65,13 @@ def _no_remarks(report: ReportData) -> list[str]:
     return []
 
 
-def _no_figures(report: ReportData) -> "Iterator[tuple[str, Figure]]":
+def _no_figures(report: ReportData, width: float) -> "Iterator[tuple[str, Figure]]":
     return iter(())
 
 
-def _of(module: str, function: str) -> Callable[[ReportData], Any]:
+def _of(module: str, function: str) -> Callable[..., Any]:
     """A function whose module is imported when it is called: analyses need numpy, pictures matplotlib."""
-    return lambda report: getattr(import_module(f"qbench.report.{module}"), function)(report)
+    return lambda *given: getattr(import_module(f"qbench.report.{module}"), function)(*given)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class TableKind:
     why_none: Callable[[ReportData], str] = _no_reason  # if there are no tables, a sentence
     lead: Callable[[ReportData], list[str]] = _no_remarks  # sentences above the tables
     remarks: Callable[[ReportData], list[str]] = _no_remarks  # below the tables
-    figures: "Callable[[ReportData], Iterator[tuple[str, Figure]]]" = _no_figures  # pictures with their names
+    figures: "Callable[[ReportData, float], Iterator[tuple[str, Figure]]]" = _no_figures  # (name, picture), of a width
 
     def title_for(self, report: ReportData) -> str:
         """The title over the tables of these results."""
