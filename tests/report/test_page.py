@@ -146,9 +146,8 @@ def test_in_a_browser(mini_page: str, tmp_path: Path) -> None:
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title, done.stderr[-2000:]
     assert title[1].startswith("RESULT"), title[1]
-    up, down, filtered, everything, merged, apart, phone, collapsed, screen = (
-        title[1].removeprefix("RESULT ").split(" | ")
-    )
+    found = title[1].removeprefix("RESULT ").split(" | ")
+    up, down, filtered, everything, merged, apart, phone, screen = found
     ascending = [float(text) for text in up.split()[1:]]
     assert ascending == sorted(ascending)
     assert [float(text) for text in down.split()[1:]] == ascending[::-1]
