@@ -6,7 +6,6 @@ Each command imports what it needs when it runs: a table must not wait for torch
 
 import argparse
 import errno
-import logging
 import os
 import shlex
 import sys
@@ -48,8 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    # lm-eval logs every default that it uses.
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         for library in ("DATASETS", "HUB"):  # in a log, each step of their progress bars would be a line
             os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")

@@ -10,6 +10,7 @@ from qbench.report.delta import ReportData, read_report
 from qbench.report.kinds import DEFAULT_KIND, KINDS, NoRows, table_kind
 from qbench.report.latex import DEFAULT_COLUMNS, latex
 from qbench.report.markdown import markdown
+from qbench.report.notebook import Tables
 from qbench.report.remarks import remarks
 from qbench.report.results import ReportError
 from qbench.report.tidy import to_csv, to_json
@@ -33,13 +34,17 @@ def table(
     *,
     standalone: bool = False,
     columns: int | None = None,
-) -> str:
-    """The tables of a folder of records or of published numbers. kind: default delta; with html, default all kinds.
+) -> Tables:
+    """The tables of a folder of records or of published numbers, as text that has `to_frame()` and `figures()`.
+
+    format: md, latex, csv, json or html. kind: default delta; with html, default all kinds.
 
     With latex: standalone makes a document that compiles as it is; columns is how many columns of a page a table spans,
     1 or 2 (default 2).
     """
-    return render(read_report(source), format, kind, standalone=standalone, columns=columns)
+    report = read_report(source)
+    text = render(report, format, kind, standalone=standalone, columns=columns)
+    return Tables.of(text, report, format, kind)
 
 
 def render(
