@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from qbench.arguments import Parser
 from qbench.errors import InputError
 from qbench.files import write_atomically
-from qbench.numbers import byte_size
+from qbench.numbers import byte_size, counted
 from qbench.output import runner_command, safe_output
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_compare,
         _add_audit,
         _add_check,
+        _add_import,
         _add_accept,
         _add_power,
         _add_doctor,
@@ -383,14 +384,42 @@ def _add_check(commands: Commands) -> None:
         "compare a run with its baseline: exit code 1 if a score got worse, an audit changed, or a cell failed or is "
         "missing; tolerances come from the recipe's `gate` field"
     )
-    example = "qbench check results/runs/mini --baseline results/mini --junit gate.xml"
+    example = (
+        "qbench check results/runs/mini --baseline results/mini --junit gate.xml\n"
+        "  qbench check out/quantized out/original"
+    )
     parser = _add(commands, "check", _check, purpose, example)
-    _add_folders(parser)
+    lm_eval = ", or lm-eval's --output_path (written with --log_samples)"
+    parser.add_argument("folder", type=Path, metavar="RUN", help=RECORDS + lm_eval)
+    baseline = parser.add_mutually_exclusive_group(required=True)
+    baseline.add_argument("given", type=Path, metavar="BASELINE", nargs="?", help="the baseline to compare with")
+    baseline.add_argument("--baseline", type=Path, metavar="DIR", help="the same")
     parser.add_argument("--scores-only", action="store_true", help="do not compare the audits")
+    alpha = "how often a check may fail although nothing got worse; default: the recipe's, or 0.01"
+    parser.add_argument("--alpha", type=float, metavar="SHARE", help=alpha)
+    parser.add_argument(
+        "--tolerances",
+        metavar="KIND=LOSS,…",
+        help="losses that may pass, such as accuracy=0.5,perplexity=1 (points and percent); default: the recipe's",
+    )
     for name, title in {"junit": "JUnit XML", "markdown": "Markdown", "json": "JSON"}.items():
         parser.add_argument(
             f"--{name}", type=Path, metavar="FILE", help=f"also write the report to this file, as {title}"
         )
+
+
+def _add_import(commands: Commands) -> None:
+    purpose = "store another program's results as records, for all other commands"
+    example = "qbench import lm-eval out --cell family=8B,attention=softmax,method=awq,bits=4 --out results/runs/8b"
+    parser = _add(commands, "import", _import, purpose, example)
+    parser.add_argument("program", choices=["lm-eval"], help="what wrote the results")
+    output = "a folder that was --output_path of lm-eval with --log_samples, or one of its results files"
+    parser.add_argument("outputs", type=Path, nargs="+", metavar="OUTPUT", help=output)
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder for the records")
+    cell = "what a model is: family=8B,attention=softmax,method=awq,bits=4; once for each model"
+    parser.add_argument("--cell", action="append", default=[], metavar="NAME=VALUE,…", help=cell)
+    cells = "the same for many models: a YAML file that maps their names to cells; default: named after the models"
+    parser.add_argument("--cells", type=Path, metavar="FILE", help=cells)
 
 
 def _add_accept(commands: Commands) -> None:
@@ -427,13 +456,51 @@ def _check(options: argparse.Namespace) -> int:
     from qbench.gate.render import annotations, to_text
     from qbench.gate.verdict import check
 
-    report = check(options.folder, options.baseline, scores_only=options.scores_only)
+    override = _gate_settings(options)
+    report = check(options.folder, options.given or options.baseline, None, options.scores_only, override)
     sys.stdout.write(to_text(report))
     _write_reports(options, report)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in annotations(report):
             runner_command(line)
     return DONE if report.passed else FAILED
+
+
+def _gate_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of the gate that the command line gives."""
+    found: dict[str, Any] = {} if options.alpha is None else {"alpha": options.alpha}
+    if options.tolerances:
+        pairs = [part.partition("=") for part in options.tolerances.split(",")]
+        if bad := [name for name, equals, _ in pairs if not equals]:
+            raise InputError(f"--tolerances has {bad[0]!r}; it must be like accuracy=0.5,perplexity=1.")
+        found["tolerances"] = {name.strip(): _number_or_text(loss.strip()) for name, _, loss in pairs}
+    return found
+
+
+def _number_or_text(text: str) -> float | str:
+    """A number, or the text, which may have a unit: 1%."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _import(options: argparse.Namespace) -> int:
+    from qbench.records.lm_eval_import.cells import parse_cell, read_cells
+    from qbench.records.lm_eval_import.store import import_lm_eval
+
+    if options.cell and options.cells:
+        raise InputError("--cell and --cells are both given; give one of them.")
+    cells = [parse_cell(text) for text in options.cell]
+    by_model = read_cells(options.cells) if options.cells else None
+    stored, notes = import_lm_eval(options.outputs, options.out, cells, by_model)
+    for note in notes:
+        print(note)
+    for own in stored:
+        named = " (taken as unquantized; --cell says otherwise)" if own.record.cell.unnamed else ""
+        print(f"{own.record.cell.name}: {counted(len(own.record.metrics), 'score')}, not audited{named}")
+    print(f"{counted(len(stored), 'record')} in {options.out}")
+    return DONE
 
 
 def _accept(options: argparse.Namespace) -> int:

@@ -1,12 +1,12 @@
 """Run the kinds of attention inside transformers' models.
 
-`register_all` makes each kind but softmax an `attn_implementation`: the attention function with transformers'
-AttentionInterface, and a mask function that passes it only the padding. A gate also needs its own module,
-`GatedAttention`.
+`register_all` makes each kind an `attn_implementation`: the attention function with transformers' AttentionInterface,
+and a mask function that passes it only the padding. A gate also needs its own module, `GatedAttention`. Softmax models
+run transformers' own implementation unless `attend_through` is used.
 """
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,8 @@ from qbench.errors import one_line
 
 # Arguments of transformers that change what attention computes or returns: ignoring one would give wrong results.
 _UNSUPPORTED = ("output_attentions", "softcap", "sliding_window", "position_bias", "s_aux", "cu_seq_lens_q", "cache")
+
+_WRAPPER = "qbench_attention_wrapper"  # an attribute of attention modules, see `attend_through`
 
 
 def attention_function(kind: Attention) -> Callable[..., Tensor]:
@@ -119,11 +121,21 @@ def _scaled(
 
 
 def register_all() -> None:
-    """Register every kind except softmax with transformers; `build_model` calls it."""
+    """Register every kind with transformers; `build_model` calls it."""
     for kind in attentions().values():
-        if not kind.is_softmax:
-            AttentionInterface.register(kind.name, partial(_forward, kind, attention_function(kind)))
-            AttentionMaskInterface.register(kind.name, partial(_key_mask, kind.name))
+        AttentionInterface.register(kind.name, partial(_forward, kind, attention_function(kind)))
+        AttentionMaskInterface.register(kind.name, partial(_key_mask, kind.name))
+
+
+def attend_through(model: LlamaForCausalLM, wrappers: Sequence[Callable[..., Tensor]]) -> None:
+    """Make each layer of a model call wrapper(function, q, k, v, **options) instead of its attention function.
+
+    wrappers: one per layer. function: as from `attention_function`; the options are its keywords.
+    """
+    register_all()
+    model.set_attn_implementation(config_kind(model.config).name)
+    for layer, wrapper in zip(model.model.layers, wrappers, strict=True):
+        setattr(layer.self_attn, _WRAPPER, wrapper)
 
 
 def set_attention(config: LlamaConfig, kind: Attention) -> None:
@@ -244,7 +256,9 @@ def _forward(
         key, value = key[:, :, : attention_mask.shape[1]], value[:, :, : attention_mask.shape[1]]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     extra = {tensor: getattr(module, tensor) for tensor in kind.extra_tensors}
-    out = function(query, key, value, scale=scaling, causal=causal, key_mask=attention_mask, **extra)
+    wrapper = getattr(module, _WRAPPER, None)
+    attend = partial(wrapper, function) if wrapper else function
+    out = attend(query, key, value, scale=scaling, causal=causal, key_mask=attention_mask, **extra)
     return out.transpose(1, 2), None  # [batch, q_len, heads, dim]
 
 

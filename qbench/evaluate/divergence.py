@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from qbench.errors import InputError
 from qbench.evaluate.evaluation import Evaluation, Metric
+from qbench.evaluate.facts import KL_TOKENS, PAGES
 from qbench.evaluate.forward import LOGITS_BYTES, Place, States
 from qbench.evaluate.requests import build_documents
 from qbench.records.audit import Audit, AuditError
@@ -30,8 +31,8 @@ from qbench.records.schema import Divergence
 
 if TYPE_CHECKING:
     from qbench.evaluate.scorer import Scorer
+    from qbench.evaluate.state_cache import StateCache
 
-TOKENS = 8000  # of a task, if it has so many
 MIN_MOVED = 1e-3  # of the audit's KL, which is of random tokens
 LOGITS = 2**18  # of one model in float64 at a time: 2 MB. On a CPU, 64 MB take 2.5 times as long
 
@@ -76,21 +77,23 @@ class TokenDivergences:
 
 def pages(tasks: Mapping[str, Task], limits: Mapping[str, int], seed: int) -> list[Instance]:
     """The requests of the tasks that score whole pages; other tasks have no KL."""
-    scored = [task for task in tasks.values() if task.OUTPUT_TYPE == "loglikelihood_rolling"]
+    scored = [task for task in tasks.values() if task.OUTPUT_TYPE == PAGES]
     documents = (own for task in scored for own in build_documents(task, limits.get(task.task_name), seed))
     return [request for document in documents for request in document.requests]
 
 
-def keep_reference(lm: "Scorer", requests: Sequence[Instance], tokens: int = TOKENS) -> Reference:
+def keep_reference(
+    lm: "Scorer", requests: Sequence[Instance], tokens: int = KL_TOKENS, cache: "StateCache | None" = None
+) -> Reference:
     """Run the unquantized model over the measured tokens of pages, and keep its states and its lm_head.
 
-    tokens: how many of each task.
+    tokens: how many of each task. cache: where the states of the same model may be.
     """
     for request in requests:
-        if request.request_type != "loglikelihood_rolling":
+        if request.request_type != PAGES:
             raise DivergenceError(
                 f"{request.task_name} is a task of the type {request.request_type}, which scores no whole pages; "
-                "KL needs the type loglikelihood_rolling, such as wikitext."
+                f"KL needs the type {PAGES}, such as wikitext."
             )
     windows = {
         (str(request.task_name), int(request.doc_id), number): window
@@ -102,7 +105,8 @@ def keep_reference(lm: "Scorer", requests: Sequence[Instance], tokens: int = TOK
         counts |= measured_tokens({p: len(window[1]) for p, window in windows.items() if p[0] == task}, tokens)
     cut = {place: (windows[place][0], windows[place][1][:size]) for place, size in counts.items()}
     # Methods never write to a weight, they replace the layer: the tensor stays as it is.
-    return Reference(lm.final_states(cut), lm.model.lm_head.weight.detach())
+    states = cache.final_states(lm, cut) if cache else lm.final_states(cut)
+    return Reference(states, lm.model.lm_head.weight.detach())
 
 
 def measured_tokens(sizes: Mapping[Place, int], wanted: int) -> dict[Place, int]:

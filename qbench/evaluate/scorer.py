@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -71,6 +71,8 @@ class Scorer(HFLM):
         self.budgets = [batch_tokens or BATCH_TOKENS[device_kind(model.device.type)]]
         self.token_cache = token_cache
         self._scored: dict[tuple[str, ...], int] = {}
+        # How often each run of tokens was read, by the position of its first token and its length.
+        self.read: Counter[tuple[int, int]] = Counter()
         # How many tokens of a window's start to keep the final hidden states of when pages are scored; and the states.
         self.wanted: Mapping[Place, int] = {}
         self.states: dict[Place, States] = {}
@@ -157,6 +159,7 @@ class Scorer(HFLM):
         with Bar(total=sum(lengths), unit="token", unit_scale=True, shown=not disable_tqdm) as bar:
             for index, text in self._halving(dict(enumerate(requests)), cut, self._generate):
                 texts[index] = text
+                self.read[0, lengths[index]] += 1  # what is generated is not counted
                 bar.update(lengths[index])
         return [texts[index] for index in range(len(requests))]
 
@@ -217,6 +220,8 @@ class Scorer(HFLM):
                 values[request].append(value)
                 likeliest[request] = likeliest.get(request, True) and flag == 1
             bar.update(sum(len(row.tokens) for row in batch))
+        contexts = [len(row.tokens) for batch in group.first for row in batch]
+        self.read.update((contexts[row.context] if row.context >= 0 else 0, len(row.tokens)) for row in group.rows())
         scores = {request: (math.fsum(parts), likeliest[request]) for request, parts in values.items()}
         for request, (value, _) in scores.items():
             if not math.isfinite(value):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
 
@@ -100,12 +101,12 @@ class Hypothesis:
         From documents alone, p corresponds to a loss of z standard errors; the spread over draws is added as in
         qbench.uncertainty. sign: -1 for the p of a gain.
         """
-        from scipy.special import ndtri
-
-        loss = sign * ratio(self.losses, self.weights)
-        if self.calibration is None or self.calibration.variance == 0 or loss <= 0 or p >= 0.5:
+        if self.calibration is None or self.calibration.variance == 0 or p >= 0.5:
             return p
-        documents = ChanceSource((loss / ndtri(p)) ** 2, math.inf)
+        loss = sign * ratio(self.losses, self.weights)
+        if loss <= 0:
+            return p
+        documents = ChanceSource((loss / NormalDist().inv_cdf(p)) ** 2 if p > 0 else 0.0, math.inf)
         return Estimate(loss, (documents, self.calibration)).p / 2
 
 

@@ -1,6 +1,6 @@
 """The gate: a run compared with its baseline, hypothesis by hypothesis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +25,7 @@ from qbench.gate.drift import (
     other_versions,
 )
 from qbench.gate.hypotheses import Hypothesis, hypotheses
+from qbench.gate.imported import check_asked, read_both
 from qbench.gate.pairing import (
     CheckError,
     Joined,
@@ -33,18 +34,18 @@ from qbench.gate.pairing import (
     check_documents,
     join,
     pair_documents,
-    read_baseline,
 )
 from qbench.gate.pooled import with_pooled
 from qbench.gate.settings import PARTS, GateSettings
 from qbench.gate.sign_flip import adjusted_p, holm, settle, sign_flip
 from qbench.numbers import counted
+from qbench.records.evidence import read_once
 from qbench.records.integrity import altered
 from qbench.records.metrics import KL
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef
-from qbench.records.store import Results, read_results
-from qbench.records.suspicious import suspicious_records
+from qbench.records.store import Results
+from qbench.records.suspicious import evidence_of, suspicious_records
 from qbench.validation import problem
 
 if TYPE_CHECKING:
@@ -146,27 +147,42 @@ class GateReport:
 
 
 def check(
-    run: Path | str, baseline: Path | str, settings: GateSettings | None = None, scores_only: bool = False
+    run: Path | str,
+    baseline: Path | str,
+    settings: GateSettings | None = None,
+    scores_only: bool = False,
+    override: Mapping[str, Any] | None = None,
 ) -> GateReport:
-    """Compare a folder of records with its baseline. settings: by default, those of the run's recipe."""
-    now = read_results(run)
-    then = read_baseline(Path(baseline), now.folder)
+    """Compare a folder of records, or lm-eval's output, with its baseline.
+
+    settings: by default, those of the run's recipe. override: settings that replace some of these.
+    """
+    now, then, notes = read_both(Path(run), Path(baseline))
     settings = settings or settings_of(now)
+    if override:
+        settings = parse_settings(_replaced(settings.model_dump(), override), "gate")
     joined = join(now, then, settings)
-    suspected = suspicious_records([after for _, after in joined.pairs], then.current)
-    _check_altered(then, joined)
+    for before, after in joined.pairs:
+        check_asked(before, after)
+    current = [after for _, after in joined.pairs]
+    evidence = evidence_of(current, then.current)
     parts = {_cell_of(pairs).name: _parts_of(pairs) for pairs in joined.by_cell}
-    failures, warnings = _unfinished(joined), []
-    failures += [Finding(found.cell, found.found_by, found.message) for found in suspected]
+    failures: list[Finding] = []
+    warnings: list[Finding] = []
     table: list[Hypothesis] = []
     without_kl = _without_kl(now, then, joined)
     for pairs in joined.by_cell:
+        read_once(evidence, [stored for pair in pairs for stored in pair])  # while their documents are in memory
+        _check_altered(then, pairs)
         found, problems = _compare(pairs, settings, ignore_kl=bool(without_kl))
         table += with_pooled(found, settings)
         failures += problems
         if not scores_only and CHECKPOINT not in parts[_cell_of(pairs).name]:
             failures += _audits(pairs, settings, len(joined.by_cell))
         warnings += _costs(pairs, settings)
+    suspected = suspicious_records(current, then.current, evidence)
+    suspicions = [Finding(found.cell, found.found_by, found.message) for found in suspected]
+    failures = [*_unfinished(joined), *suspicions, *failures]
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # nothing is tested in a task with different documents
@@ -184,7 +200,7 @@ def check(
         warnings=tuple(warnings),
         changed=(*_other_settings_of_the_gate(then, settings), *in_words(parts.items())),
         by_scores_alone=any(CHECKPOINT in changed for changed in parts.values()),
-        notes=(*without_kl, *_notes(now, then, joined, settings, scores_only)),
+        notes=(*notes, *without_kl, *_notes(now, then, joined, settings, scores_only)),
         differences={
             cell.name: tuple(differences(before.record, after.record))
             for before, after in (*joined.failed, *joined.pairs)
@@ -219,6 +235,12 @@ def settings_of(results: Results) -> GateSettings:
     if "gate" not in recipe and results.current:
         recipe = results.current[0].record.provenance.resolved_recipe
     return parse_settings(recipe.get("gate") or {}, f"{results.folder}: gate")
+
+
+def _replaced(values: dict[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values with some of them replaced."""
+    inner = {name: _replaced(values[name], own) for name, own in by.items() if isinstance(own, Mapping)}
+    return values | dict(by) | inner
 
 
 def parse_settings(values: Any, where: str) -> GateSettings:
@@ -304,8 +326,8 @@ def _costs(pairs: Sequence[Pair], settings: GateSettings) -> list[Finding]:
     ]
 
 
-def _check_altered(baseline: Results, joined: Joined) -> None:
-    for before, _ in joined.pairs:
+def _check_altered(baseline: Results, pairs: Sequence[Pair]) -> None:
+    for before, _ in pairs:
         if reasons := altered(before):
             raise CheckError(f"{baseline.folder} is not a valid baseline: {before.record.cell.name}: {reasons[0]}")
 

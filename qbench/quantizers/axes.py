@@ -1,18 +1,19 @@
 """Axes: what a quantization may have besides a method for the weights, such as masked heads. Imports no torch.
 
-To add one: its options here with the format of its label, one entry in AXES, and a class like mask_heads.MaskedHeads
-in its own module. Recipes, quantize(), keys, labels and audits read the table; nothing else names an axis.
+To add one: its options in axis_options.py, one entry in AXES, and a class like mask_heads.MaskedHeads in its own
+module. Recipes, quantize(), keys, labels and audits read the table; nothing else names an axis.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from qbench.errors import did_you_mean
-from qbench.quantizers.declaration import Options, QuantizeError
+from qbench.quantizers.axis_options import ActivationsOptions, AxisOptions, KvCacheOptions, MaskHeadsOptions
+from qbench.quantizers.declaration import QuantizeError
 from qbench.validation import problem
 
 if TYPE_CHECKING:
@@ -22,19 +23,14 @@ if TYPE_CHECKING:
     from qbench.records.audit import PartAudit
 
 
-class MaskHeadsOptions(Options):
-    """Which heads are masked: those whose output stays below epsilon at more than 95% of calibration tokens."""
-
-    epsilon: float = Field(1e-6, gt=0)
-
-    label_always: ClassVar = {"epsilon": "mask{}"}
-
-
 class AppliedAxis(Protocol):
     """An axis applied to one model; it is created before the weights are quantized."""
 
-    def __init__(self, model: "LlamaForCausalLM", options: Any, calibration: Any) -> None:
-        """Measure what must be known of the unquantized model."""
+    def __init__(self, model: "LlamaForCausalLM", options: Any, calibration: Any, linears: Sequence[str]) -> None:
+        """Measure what must be known of the unquantized model.
+
+        linears: the names of the linear layers that the method quantizes, or would quantize.
+        """
 
     def apply(self, model: "LlamaForCausalLM") -> None:
         """Change the model in place, in its final form: its weights are quantized, and dense if that was requested."""
@@ -48,9 +44,8 @@ class Axis:
     """What is known about an axis without torch."""
 
     name: str  # in a recipe's quantizations and in quantize()
-    options: type[Options]
+    options: type[AxisOptions]
     implementation: str  # module:class of an AppliedAxis
-    calibrated: bool = False  # it needs calibration text
 
     def load(self) -> type[AppliedAxis]:
         """Its implementation, which imports torch."""
@@ -62,7 +57,11 @@ class Axis:
 # In the order of labels.
 AXES = {
     axis.name: axis
-    for axis in (Axis("mask_heads", MaskHeadsOptions, "qbench.quantizers.mask_heads:MaskedHeads", calibrated=True),)
+    for axis in (
+        Axis("mask_heads", MaskHeadsOptions, "qbench.quantizers.mask_heads:MaskedHeads"),
+        Axis("activations", ActivationsOptions, "qbench.quantizers.activations:QuantizedActivations"),
+        Axis("kv_cache", KvCacheOptions, "qbench.quantizers.kv_cache:QuantizedCache"),
+    )
 }
 
 
@@ -71,7 +70,7 @@ class Part:
     """An axis with its options: one part of a quantization besides the weights."""
 
     axis: str
-    options: Options
+    options: AxisOptions
 
     @property
     def label(self) -> str:
@@ -89,7 +88,7 @@ def parts_of(settings: Mapping[str, Any]) -> tuple[Part, ...]:
     return tuple(Part(name, _options(AXES[name], settings[name])) for name in AXES if settings.get(name) is not None)
 
 
-def _options(axis: Axis, given: Any) -> Options:
+def _options(axis: Axis, given: Any) -> AxisOptions:
     fields = axis.options.model_fields
     if isinstance(given, axis.options):
         return given
@@ -105,7 +104,7 @@ def _options(axis: Axis, given: Any) -> Options:
     except ValidationError as error:
         first = error.errors()[0]
         hint = _yaml_hint(first["input"])
-        raise QuantizeError(f"{axis.name}'s {first['loc'][0]} {problem(first)}{hint}") from None
+        raise QuantizeError(f"{axis.name}: {first['loc'][0]} {problem(first)}{hint}") from None
 
 
 def _yaml_hint(value: Any) -> str:

@@ -38,6 +38,7 @@ class Options(BaseModel):
     label_if_changed: ClassVar[Mapping[str, str]] = {}
     # If scores depend on what else is in a batch: the batch's token budget on a CPU, unless the recipe gives one.
     fixed_batch_tokens: ClassVar[int | None] = None
+    activation_bits: ClassVar[int | None] = None  # if the method itself quantizes activations: their bits
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -68,6 +69,13 @@ class LinearOptions(Options):
     include_lm_head: bool = False
 
     label_if_changed: ClassVar = {"include_lm_head": "head"}
+
+    def misfit(self, bits: int, shape: tuple[int, int]) -> str:
+        """Why a linear layer with these outputs and inputs cannot be quantized so; empty if it can.
+
+        It is asked for all layers before the first one is replaced, and by `qbench plan`.
+        """
+        return ""
 
 
 class Quantizer:

@@ -5,16 +5,18 @@ it is off at more than 95% of tokens. Heads are judged on the unquantized model,
 the method for the weights, which are quantized as without the mask.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from qbench.quantizers.axes import MaskHeadsOptions, Part
+from qbench.quantizers.axes import Part
+from qbench.quantizers.axis_options import MaskHeadsOptions
 from qbench.quantizers.calibration import token_ids
+from qbench.quantizers.hooks import watched_inputs
 from qbench.records.analysis import DEAD
 from qbench.records.audit import Measured, PartAudit
 
@@ -35,7 +37,9 @@ class HeadMask:
 class MaskedHeads:
     """The axis mask_heads of one model."""
 
-    def __init__(self, model: LlamaForCausalLM, options: MaskHeadsOptions, calibration: Any) -> None:
+    def __init__(
+        self, model: LlamaForCausalLM, options: MaskHeadsOptions, calibration: Any, linears: Sequence[str] = ()
+    ) -> None:
         """Find the dead heads of the unquantized model."""
         self.label = Part("mask_heads", options).label
         texts = token_ids(calibration, model)
@@ -121,22 +125,11 @@ def _on_probe(model: LlamaForCausalLM, probe: Tensor, dead: Tensor) -> tuple[flo
     return float(torch.tensor(largest).max()), float(torch.tensor(change).max())  # NaN if any is
 
 
-@contextmanager
-def _watching(model: LlamaForCausalLM, see: Callable[[int, Tensor], None], first: bool = False) -> Iterator[None]:
+def _watching(
+    model: LlamaForCausalLM, see: Callable[[int, Tensor], None], first: bool = False
+) -> AbstractContextManager[None]:
     """Show what each layer's o_proj is called with, [batch, length, heads * dim]; first: before other hooks."""
-
-    def hook(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        return lambda module, arguments: see(layer, arguments[0])
-
-    hooks = [
-        o_proj.register_forward_pre_hook(hook(layer), prepend=first)
-        for layer, o_proj in enumerate(output_projections(model))
-    ]
-    try:
-        yield
-    finally:
-        for added in hooks:
-            added.remove()
+    return watched_inputs(dict(enumerate(output_projections(model))), see, first)
 
 
 def _none_of(what: str, found: Tensor) -> Measured:

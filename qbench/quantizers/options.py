@@ -72,7 +72,7 @@ class Quantization:
     @property
     def is_calibrated(self) -> bool:
         """Whether its numbers depend on calibration text."""
-        return self.quantizer.calibrated or any(part.declaration.calibrated for part in self.parts)
+        return self.quantizer.calibrated or any(part.options.calibrated for part in self.parts)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -145,6 +145,11 @@ def quantization(method: str, bits: int, **options: Any) -> Quantization:
     for name in options:
         if name not in kind.model_fields:
             raise QuantizeError(_unknown_option(method, bits, name))
+    if kind.activation_bits and any(part.options.quantizes_activations for part in parts):
+        raise QuantizeError(
+            f"{method} at {bits} bits already quantizes activations, to {kind.activation_bits} bits; leave "
+            "`activations` out, or use another method."
+        )
     try:
         return Quantization(method, bits, kind(**options), parts)
     except ValidationError as error:

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from qbench.errors import is_out_of_memory, one_line
 from qbench.quantizers.axes import AppliedAxis
+from qbench.quantizers.axis_options import Spans
 from qbench.quantizers.declaration import LinearOptions, Options, QuantizeError
 from qbench.quantizers.measure import (
     compare_logits,
@@ -109,10 +110,10 @@ def quantize(
 ) -> tuple[LlamaForCausalLM, Audit]:
     """Quantize a Llama-style model, in place or on a copy, and prove it; the returned model is in eval mode.
 
-    options: those of the method, and axes: mask_heads={"epsilon": 1e-6}.
-    calibration: used by the methods and axes that need it (gptq, mask_heads). probe: token ids [batch, length] for the
-    audit's logits, by default a fixed pseudo-random batch. device: where each layer is quantized, by default where it
-    is.
+    options: those of the method, and axes: activations={"bits": 8}, kv_cache={"bits": 4}.
+    calibration: used by the methods and axes that need it (gptq, static scales of activations).
+    probe: token ids [batch, length] for the audit's logits, by default a fixed pseudo-random batch.
+    device: where each layer is quantized, by default where it is.
     Memory besides the model: the packed form, which is kept; the source weights on the CPU until each layer is audited
     (for a model on the CPU, the original tensors); with copy=True, the copy.
     """
@@ -131,7 +132,8 @@ def quantize(
 
     what_now = as_it_was if copy else "Load the model again."
     with _out_of_memory_as_sentence(wanted.label, what_now):
-        axes = [part.declaration.load()(model, part.options, calibration) for part in wanted.parts]
+        linears = _targets(model, wanted.options)
+        axes = [part.declaration.load()(model, part.options, calibration, linears) for part in wanted.parts]
         weights, layers = _Evidence(), {}
         if not wanted.for_weights.is_unquantized:
             weights = _quantize_weights(
@@ -143,11 +145,20 @@ def quantize(
             layers = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
             attach_packed_form(model, PackedForm(wanted.for_weights, layers))
         runs_dense = bool(layers) and execution == "dense" and weights.activation_bits is None
-        logits = _logits_evidence(model, probe, reference, runs_dense, axes)
+        logits, parts = _logits_evidence(model, probe, reference, runs_dense, axes)
         attach_packed_form(model, PackedForm(wanted, layers))
-        audit = subject.audit(weights, logits, tuple(axis.audit(model, probe) for axis in axes))
+        audit = subject.audit(weights, logits, parts)
         _check_audit(audit, what_now)
     return model, audit
+
+
+def audit_after_scoring(audit: Audit, wanted: Quantization, read: Spans) -> Audit:
+    """The audit with what is known after texts were scored; AuditError if they show that a part had no effect."""
+    pairs = [part.options.quantized_pairs(read) for part in wanted.parts]
+    parts = [part.model_copy(update={"quantized_pairs": own}) for part, own in zip(audit.parts, pairs, strict=True)]
+    audit = audit.model_copy(update={"parts": tuple(parts)})
+    _check_audit(audit, "Give smaller groups, or longer texts.")
+    return audit
 
 
 def make_dense(model: nn.Module) -> None:
@@ -173,7 +184,7 @@ def make_dense(model: nn.Module) -> None:
 
 def _subject(model: nn.Module, wanted: Quantization, probe: Tensor) -> _Subject:
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    targets = () if wanted.for_weights.is_unquantized else _targets(model, linears, wanted.options)
+    targets = () if wanted.for_weights.is_unquantized else _targets(model, wanted.options)
     return _Subject(
         quantization=wanted,
         targets=targets,
@@ -244,8 +255,11 @@ def _other_options(layer: PackedLinear, options: Options) -> tuple[str, ...]:
 
 def _logits_evidence(
     model: LlamaForCausalLM, probe: Tensor, reference: Tensor, dense: bool, axes: Sequence[AppliedAxis]
-) -> _LogitsEvidence:
-    """What the logits of the packed model show; then, if requested, the model is made dense, and axes are applied."""
+) -> tuple[_LogitsEvidence, tuple[PartAudit, ...]]:
+    """What the logits of the packed model show; then, if requested, the model is made dense, and axes are applied.
+
+    Each axis is audited before the next one changes what it would see.
+    """
     modules = {name: m for name, m in model.named_modules() if isinstance(m, PackedLinear)}
     with int8_outputs(modules) as outputs:
         logits, gap = logits_on(model, probe), None
@@ -253,11 +267,13 @@ def _logits_evidence(
         make_dense(model)
         packed, logits = logits, logits_on(model, probe)
         gap = relative_gap(packed, logits)
+    parts = []
     for axis in axes:
         axis.apply(model)
+        parts.append(axis.audit(model, probe))
     kl, top1 = compare_logits(reference, logits_on(model, probe) if axes else logits)
     execution = "none" if not modules else "dense" if dense else "packed"
-    return _LogitsEvidence(execution, kl, top1, gap, outputs)
+    return _LogitsEvidence(execution, kl, top1, gap, outputs), tuple(parts)
 
 
 def _with_int8(layer: LayerAudit, outputs: tuple[float, float] | None) -> LayerAudit:
@@ -273,13 +289,15 @@ def _check_audit(audit: Audit, what_now: str) -> None:
         raise AuditError(audit.label, reasons, what_now)
 
 
-def _targets(model: Any, linears: dict[str, nn.Linear], options: Options) -> tuple[str, ...]:
-    assert isinstance(options, LinearOptions)
-    if options.include_lm_head and getattr(model.config, "tie_word_embeddings", False):
+def _targets(model: Any, options: Options) -> tuple[str, ...]:
+    """The linear layers to quantize; for the unquantized baseline, those that methods quantize by default."""
+    include_lm_head = isinstance(options, LinearOptions) and options.include_lm_head
+    if include_lm_head and getattr(model.config, "tie_word_embeddings", False):
         raise QuantizeError(
             "include_lm_head: lm_head shares its weight with the embeddings, which are not quantized; leave it out."
         )
-    names = tuple(name for name in linears if options.include_lm_head or name.split(".")[-1] != "lm_head")
+    linears = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    names = tuple(name for name in linears if include_lm_head or name.split(".")[-1] != "lm_head")
     if not names:
         raise QuantizeError("The model has no linear layers to quantize.")
     return names

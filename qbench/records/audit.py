@@ -85,7 +85,8 @@ class _Stored(BaseModel):
         """Records contain figures that follow from others: these are computed again, not read."""
         if not isinstance(fields, dict):
             return fields
-        return {name: value for name, value in fields.items() if name not in cls.model_computed_fields}
+        computed = cls.model_computed_fields
+        return {name: value for name, value in fields.items() if name not in computed}
 
     @computed_field
     def code_bits(self) -> float | None:
@@ -169,11 +170,15 @@ class PartAudit(BaseModel):
     details: tuple[str, ...] = ()  # what was done, for readers
     measured: tuple[Measured, ...] = ()
     may_change_nothing: bool = False  # whether a model may give identical numbers with and without it
+    # If keys are quantized: the share of pairs of a query and a key, in the texts that were scored, whose key was.
+    quantized_pairs: float | None = None
 
     def failures(self) -> list[str]:
         """Why it proves nothing, one sentence per reason."""
         if not self.measured:
             return ["nothing was measured to prove it."]
+        if self.quantized_pairs is not None and not self.quantized_pairs > 0:
+            return ["no key that was scored with was quantized: the groups of tokens are longer than the texts."]
         return [reason for measured in self.measured if (reason := measured.failure())]
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from qbench.numbers import fixed, percent
-from qbench.records.audit import UNQUANTIZED, Audit
+from qbench.records.audit import UNQUANTIZED, Audit, PartAudit
 from qbench.records.suspicious import audit_failures
-from qbench.report.results import CellResult, ResultSet
+from qbench.report.results import NOTHING, CellResult, ResultSet
 from qbench.report.tables import Column, Field, Table, number_field
 
 CAPTION = "Measured on the quantized models: stored bits per weight, weight errors, and next-token predictions."
@@ -32,19 +32,29 @@ MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def audit_table(results: ResultSet) -> Table | None:
-    """One line per quantized cell that was audited; None if there are none."""
+    """One line per quantized cell that was audited, or that another program measured; None if there are none."""
     columns = [Column("Cell", "l"), Column("Passed", "l"), *map(Column, MEASURED)]
     table = Table("audits", "Audits", CAPTION, [READ_BITS, READ_PROBE], columns, heads=0)
     for result in results.parts:
         audit = result.stored.record.audit if result.stored else None
-        if audit and result.cell.label != UNQUANTIZED:
+        if result.cell.label == UNQUANTIZED:
+            continue
+        if audit:
             table.rows.append(_fields(table, result, audit))
+        elif result.stored and result.stored.record.imported:
+            table.rows.append([Field(result.cell.name), Field("not audited"), *(Field(NOTHING) for _ in MEASURED)])
     return table if table.rows else None
 
 
 def _fields(table: Table, result: CellResult, audit: Audit) -> list[Field]:
     reasons = audit_failures(result.stored.record, audit) if result.stored else []
-    done = [f"{part.label}: {'; '.join(part.details)}." for part in audit.parts if part.details]
+    done = [f"{part.label}: {'; '.join(_details(part))}." for part in audit.parts if part.details]
     passed = Field("no", marks=table.mark(reasons[:1])) if reasons else Field("yes", marks=table.mark(done))
     numbers = audit.model_dump(include={name for name, _ in MEASURED.values()})
     return [Field(result.cell.name), passed, *(number_field(numbers[name], how) for name, how in MEASURED.values())]
+
+
+def _details(part: PartAudit) -> list[str]:
+    """What was done, and how much of it in the texts that were scored."""
+    pairs = part.quantized_pairs
+    return [*part.details, *([] if pairs is None else [f"{percent(pairs)} of such pairs in the scored texts"])]

@@ -10,7 +10,7 @@ from qbench.records.metrics import is_nats, is_perplexity, is_share, passkey_len
 from qbench.report.delta import DamageRow, DeltaRow, ReportData
 from qbench.report.drawing import Z95
 from qbench.report.metrics import Measure, in_tables
-from qbench.report.results import NOT_OFFERED, UNQUANTIZED_METHOD, FamilyQuantization, Gap, Score
+from qbench.report.results import NOT_OFFERED, FamilyQuantization, Gap, Score
 
 MIN_BAR_END = 1e-3
 
@@ -54,7 +54,8 @@ Panels = dict[tuple[Measure, str], Panel]  # by metric and family
 def score_panels(report: ReportData, families: Sequence[str]) -> Panels:
     """Scores of quantized models against nominal bits, with the unquantized ones as levels."""
     panels: Panels = {}
-    rows = _plotted(row for row in report.deltas if row.quantization.family in families)
+    plain = _weights_only(report, families)
+    rows = _plotted(row for row in report.deltas if row.quantization in plain)
     names, levels = _line_names(report, rows), _levels(rows)
     for row in (row for row in rows if not row.quantization.is_unquantized):
         panel = _panel(panels, row, levels)
@@ -71,7 +72,8 @@ def score_panels(report: ReportData, families: Sequence[str]) -> Panels:
 def damage_panels(report: ReportData, families: Sequence[str]) -> Panels:
     """Damages, with zero as the level."""
     panels: Panels = {}
-    rows = _plotted(row for row in report.damages if row.quantization.family in families)
+    plain = _weights_only(report, families)
+    rows = _plotted(row for row in report.damages if row.quantization in plain)
     names = _line_names(report, rows)
     for row in rows:
         panel = panels.setdefault((row.measure, row.quantization.family), Panel(levels={"none": 0.0}))
@@ -89,7 +91,8 @@ def damage_panels(report: ReportData, families: Sequence[str]) -> Panels:
 def storage_panels(report: ReportData, families: Sequence[str]) -> Panels:
     """Scores against the bits per weight that the audits measured; cells without an audit are left out."""
     panels: Panels = {}
-    rows = _plotted(row for row in report.deltas if row.quantization.family in families)
+    plain = _weights_only(report, families)
+    rows = _plotted(row for row in report.deltas if row.quantization in plain)
     names, levels = _line_names(report, rows), _levels(rows)
     for row in (row for row in rows if not row.quantization.is_unquantized):
         for attention, score in _scores(row).items():
@@ -103,6 +106,11 @@ def storage_panels(report: ReportData, families: Sequence[str]) -> Panels:
                 point = Point(bits, score.value, *_ends(score, row.measure))
                 panel.points[Series(attention, names[row.quantization])].append(point)
     return panels
+
+
+def _weights_only(report: ReportData, families: Sequence[str]) -> set[FamilyQuantization]:
+    """Quantizations of nothing but weights: others have no width to be drawn at."""
+    return {about for family in families for about in report.results.weights_only(family)}
 
 
 def _panel(panels: Panels, row: DeltaRow, levels: Panels) -> Panel:
@@ -146,10 +154,9 @@ def _scores(row: DeltaRow) -> dict[str, Score]:
 def _plotted(rows: Iterable[R]) -> list[R]:
     """One accuracy per task, the normalized one if there is one, and its perplexity.
 
-    Passkey and KL have their own figures, and unquantized weights have no width to be drawn at.
+    Passkey and KL have their own figures.
     """
     rows = [row for row in rows if passkey_length(row.measure.task) is None and not is_nats(row.measure.metric)]
-    rows = [row for row in rows if row.quantization.is_unquantized or row.quantization.method != UNQUANTIZED_METHOD]
     chosen: dict[tuple[str, bool], Measure] = {}
     for measure in in_tables(dict.fromkeys(row.measure for row in rows)):
         chosen.setdefault((measure.task, is_perplexity(measure.metric)), measure)

@@ -89,4 +89,4 @@ def _time(rows: Sequence[_Row], speed: Speed | None, slots: Sequence[Slot]) -> l
 
 def _by_phase(found: Sequence[Estimate], places: int = 1) -> str:
     seconds = {phase: sum(each.seconds[phase] for each in found) / places for phase in found[0].seconds}
-    return ", ".join(f"{phase} {duration(taken)}" for phase, taken in seconds.items())
+    return ", ".join(f"{phase} {duration(taken)}" for phase, taken in seconds.items() if taken)

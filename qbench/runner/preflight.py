@@ -4,10 +4,11 @@ import copy
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qbench.files import file_name
 from qbench.records.audit import UNQUANTIZED
@@ -19,6 +20,7 @@ from qbench.runner.cell import (
     load_cell_tasks,
     load_model,
     load_tokenizer,
+    page_reference,
     quantized_for_cell,
 )
 from qbench.runner.child import Child, how_it_died
@@ -27,6 +29,11 @@ from qbench.runner.local import Slot, server_for
 from qbench.runner.lock import RunError
 from qbench.runner.plan import Plan
 from qbench.runner.speed import speed_of
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+
+    from qbench.evaluate.scorer import Scorer
 
 PREFLIGHT = "preflight: trying each checkpoint on a few documents, and each method on one layer"
 DOCUMENTS = 8  # per task
@@ -46,7 +53,7 @@ class PreflightWork:
             tokenizer = load_tokenizer(first.cell, first.identity)
             model = load_model(first.cell, first.identity)
             lm, tasks = cell_scorer(first.cell, model, tokenizer), load_cell_tasks(first.cell)
-            evaluate_model(first.cell, lm, tasks, first.identity.what.tasks, limit=DOCUMENTS)
+            _try_scoring(first, lm, tasks)
         except Exception as error:
             send(_sentence(first.cell.ref.checkpoint, error))
             return
@@ -107,6 +114,17 @@ def failed_preflight(problems: Sequence[str]) -> RunError:
     """All problems as one error."""
     lines = "\n- ".join(problems)
     return RunError(f"The preflight found problems that would fail the run (--no-preflight skips it):\n- {lines}")
+
+
+def _try_scoring(job: Job, lm: "Scorer", tasks: "Mapping[str, Task]") -> None:
+    """Score a few documents, and compare the model with itself."""
+    from qbench.evaluate.divergence import compare
+
+    reference = page_reference(job.cell, lm, tasks, limit=DOCUMENTS)
+    lm.wanted = reference.counts if reference else {}
+    evaluate_model(job.cell, lm, tasks, job.identity.what.tasks, limit=DOCUMENTS)
+    if reference:
+        compare(reference, lm.states, lm.model.lm_head)
 
 
 def _one_of_each_kind(jobs: Sequence[Job]) -> list[Job]:

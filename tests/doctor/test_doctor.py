@@ -100,7 +100,7 @@ class TestReport:
         assert bnb["name"] == "bnb"
         assert "pip install bitsandbytes" in bnb["note"]
         monkeypatch.setattr(doctor, "run_group", lambda group, *_: [CheckResult(group, True, "")])
-        assert [check.name for check in run_checks("cpu")] == ["attention", "gptq", "hqq"]
+        assert [check.name for check in run_checks("cpu")] == ["attention", "gptq", "hqq", "rtn"]
 
     def test_a_gpu_that_cannot_be_used_is_reported(self, driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
         assert "no NVIDIA driver" in doctor.notes()[0]

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RECIPE = f"""
 checkpoints: {{mini: {{softmax: {ROOT}/recipes/mini/softmax}}}}
-quantizations: [{{method: none}}, {{method: rtn, bits: [3, 4], options: {{group_size: 32}}}}]
+quantizations: [{{method: none}}, {{method: minmax, bits: [3, 4], options: {{group_size: 32}}}}]
 tasks: {{mini_piqa: {{data: {ROOT}/recipes/mini/tasks/mini_piqa.jsonl}}}}
 task_folders: [{ROOT}/recipes/mini/tasks]
 limit: 4
@@ -25,10 +25,10 @@ import sys
 import torch
 from qbench import load_checkpoint, quantize, save_quantized
 from qbench.quantizers.packed import packed_form
-model, audit = quantize(load_checkpoint(sys.argv[1]), "rtn", 4, group_size=32)
+model, audit = quantize(load_checkpoint(sys.argv[1]), "minmax", 4, group_size=32)
 save_quantized(model, "saved")
 loaded, ids = load_checkpoint("saved"), torch.arange(64).reshape(2, 32)
-assert packed_form(loaded).quantization.label == audit.label == "rtn-4-g32"
+assert packed_form(loaded).quantization.label == audit.label == "minmax-4-g32"
 with torch.no_grad():
     assert (loaded(ids).logits - model(ids).logits).abs().max() <= 1e-5
 """
@@ -51,11 +51,11 @@ assert not {"torch", "transformers", "bitsandbytes", "hqq", "gptqmodel"} & set(s
 
 
 def documented_files(package: str) -> dict[str, str]:
-    """The round-to-nearest quantizer of docs/quantizers.md, as files of a package."""
+    """The min-max quantizer of docs/quantizers.md, as files of a package."""
     page = (ROOT / "docs" / "quantizers.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"`qbench/quantizers/rtn/([\w.]+)`:\n\n```python\n(.*?)^```", page, re.M | re.S)
+    blocks = re.findall(r"`qbench/quantizers/minmax/([\w.]+)`:\n\n```python\n(.*?)^```", page, re.M | re.S)
     assert [name for name, _ in blocks] == ["__init__.py", "layer.py"]
-    return {name: text.replace("qbench.quantizers.rtn", package) for name, text in blocks}
+    return {name: text.replace("qbench.quantizers.minmax", package) for name, text in blocks}
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -67,7 +67,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 def inside(folder: Path) -> list[Path]:
     """A copy of qbench with one additional folder."""
     shutil.copytree(ROOT / "qbench", folder / "qbench", ignore=shutil.ignore_patterns("__pycache__"))
-    write(folder / "qbench" / "quantizers" / "rtn", documented_files("qbench.quantizers.rtn"))
+    write(folder / "qbench" / "quantizers" / "minmax", documented_files("qbench.quantizers.minmax"))
     return [folder]
 
 
@@ -75,7 +75,7 @@ def outside(folder: Path, value: str = "nearest:QUANTIZER") -> list[Path]:
     """An installed third-party package."""
     write(folder / "nearest", documented_files("nearest"))
     metadata = "Metadata-Version: 2.1\nName: nearest\nVersion: 0.3\n"
-    entry_points = f"[qbench.quantizers]\nrtn = {value}\n"
+    entry_points = f"[qbench.quantizers]\nminmax = {value}\n"
     write(folder / "nearest-0.3.dist-info", {"METADATA": metadata, "entry_points.txt": entry_points})
     return [folder, ROOT]
 
@@ -118,14 +118,14 @@ def test_one_place_is_enough_to_plan_run_tabulate_save_and_load(
 ) -> None:
     here = Here(tmp_path / "work", add(tmp_path / "added"))
     (here.folder / "recipe.yaml").write_text(RECIPE)
-    assert here.python("-c", IMPORTS_NO_TORCH).split() == ["none", "bnb", "gptq", "hqq", "rtn"]
+    assert here.python("-c", IMPORTS_NO_TORCH).split() == ["none", "bnb", "gptq", "hqq", "rtn", "minmax"]
     planned, _, again, table = here.python("-c", COMMANDS).split("next command\n")
-    assert re.search("mini-softmax-rtn-4-g32 +to do", planned)
-    assert re.search("mini-softmax-rtn-3 +not offered", planned)
-    assert re.search("mini-softmax-rtn-4-g32 +done", again)
-    assert "rtn" in table
-    (file,) = (here.folder / "out").glob("*rtn-4*/record.json")
-    assert json.loads(file.read_text())["quantizer"] == {"title": "RTN", "calibrated": False}
+    assert re.search("mini-softmax-minmax-4-g32 +to do", planned)
+    assert re.search("mini-softmax-minmax-3 +not offered", planned)
+    assert re.search("mini-softmax-minmax-4-g32 +done", again)
+    assert "minmax" in table
+    (file,) = (here.folder / "out").glob("*minmax-4*/record.json")
+    assert json.loads(file.read_text())["quantizer"] == {"title": "Min-max", "calibrated": False}
     here.python("-c", SAVE_AND_LOAD, str(ROOT / "recipes/mini/softmax"))
 
 
@@ -133,22 +133,22 @@ def test_another_version_of_a_package_makes_its_own_cells_stale(tmp_path: Path) 
     here = Here(tmp_path / "work", outside(tmp_path / "added"))
     show = """
 from qbench.quantizers.options import quantization
-print(*quantization("rtn", 4).packages().items(), quantization("none", 16).packages(), sep="\\n")
+print(*quantization("minmax", 4).packages().items(), quantization("none", 16).packages(), sep="\\n")
 """
-    (rtn, none), layer = here.python("-c", show).splitlines(), tmp_path / "added" / "nearest" / "layer.py"
-    assert rtn.startswith("('nearest', '0.3 (")
+    (minmax, none), layer = here.python("-c", show).splitlines(), tmp_path / "added" / "nearest" / "layer.py"
+    assert minmax.startswith("('nearest', '0.3 (")
     assert none == "{}"
     layer.write_text(layer.read_text() + "\n\n# a comment\n")
-    assert here.python("-c", show).splitlines()[0] == rtn
+    assert here.python("-c", show).splitlines()[0] == minmax
     layer.write_text(layer.read_text() + "\nSTEPS = 2\n")
-    assert here.python("-c", show).splitlines()[0] != rtn
+    assert here.python("-c", show).splitlines()[0] != minmax
 
 
 @pytest.mark.parametrize(
     ("value", "facts"),
     [
-        ("nearest:NOTHING", ["rtn", "nearest:NOTHING", "AttributeError"]),
-        ("nearest:Rtn", ["rtn", "nearest:Rtn", "Quantizer"]),
+        ("nearest:NOTHING", ["minmax", "nearest:NOTHING", "AttributeError"]),
+        ("nearest:MinMax", ["minmax", "nearest:MinMax", "Quantizer"]),
         ("qbench.quantizers.hqq:QUANTIZER", ["hqq", "qbench.quantizers.hqq:QUANTIZER"]),
     ],
 )

@@ -33,6 +33,7 @@ class Bnb8Options(LinearOptions):
     threshold: float = Field(default=6.0, ge=0, allow_inf_nan=False)
 
     label_if_changed: ClassVar = {"threshold": "t{:g}"}
+    activation_bits = 8
     fixed_batch_tokens = 4096  # outliers are pooled over a batch, which mixes rows of all tasks
 
 

@@ -118,7 +118,7 @@ class Bnb8Linear(PackedLinear):
 
     CODE_TENSORS: ClassVar = frozenset({"weight"})
     NEAREST: ClassVar = True
-    ACTIVATION_BITS: ClassVar = 8
+    ACTIVATION_BITS: ClassVar = Bnb8Options.activation_bits
     bits = 8
 
     weight: Tensor
