@@ -48,7 +48,10 @@ def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDi
     methods = list(dict.fromkeys(own.quantization.method for own in models if own.bits is not None))
     about = f"{family}, {task_name(task)}"
     rows, columns = stacked(len(kinds), width) if len(kinds) <= MAX_ROWS else side_by_side(len(kinds), width)
-    caption = f"KL from the unquantized model against measured bits per weight: {about}. Bars: 95%."
+    caption = (
+        f"KL from the unquantized model against measured bits per weight: {about}. Bars: 95%. Floor: the unquantized "
+        "model in other batches."
+    )
     figure = new_figure(width, 0.5 + 1.7 * rows, caption)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes in grid.flat[len(kinds) :]:
