@@ -6,7 +6,6 @@ Each command imports what it needs when it runs: a table must not wait for torch
 
 import argparse
 import errno
-import logging
 import os
 import shlex
 import sys
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from qbench.recipe.schema import Recipe
 
 DONE, FAILED, WRONG, CRASHED, INTERRUPTED = 0, 1, 2, 3, 130
+MIN_INCHES, MAX_INCHES = 2.0, 40.0  # of a figure
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
 RECORDS = "a folder of records, as written by `qbench run`"
 RESULTS = f"{RECORDS}, or published numbers: a CSV file or a folder of CSV files"
@@ -47,8 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    # lm-eval logs every default that it uses.
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         for library in ("DATASETS", "HUB"):  # in a log, each step of their progress bars would be a line
             os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")
@@ -284,9 +282,27 @@ def _add_table(commands: Commands) -> None:
     parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {DEFAULT_KIND}; with html, all kinds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
     parser.add_argument("--standalone", action="store_true", help="with latex: write a complete document")
+    columns = "with latex: how many columns of a page a table spans (table or table*); default: 2"
+    parser.add_argument("--columns", type=int, choices=(1, 2), help=columns)
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="also write plots to this folder, as PNG, SVG and PDF"
     )
+    widths = "with --plots: column (of a paper), page, or a number of inches; default: page"
+    parser.add_argument("--figure-width", type=_width, metavar="WIDTH", help=widths)
+
+
+def _width(text: str) -> float:
+    from qbench.report.looks import COLUMN, PAGE
+
+    named = {"column": COLUMN, "page": PAGE}
+    try:
+        inches = named[text] if text in named else float(text)
+    except ValueError:
+        inches = 0.0
+    if not MIN_INCHES <= inches <= MAX_INCHES:
+        allowed = f"column, page, or {MIN_INCHES:g} to {MAX_INCHES:g} inches"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a width: use {allowed}")
+    return inches
 
 
 def _add_compare(commands: Commands) -> None:
@@ -321,11 +337,14 @@ def _table(options: argparse.Namespace) -> int:
     from qbench.report.render import render
 
     report = read_report(options.source)
-    text = render(report, options.format, options.kind, standalone=options.standalone)
+    text = render(report, options.format, options.kind, standalone=options.standalone, columns=options.columns)
+    if options.figure_width and not options.plots:
+        raise InputError("--figure-width needs --plots FOLDER.")
     if options.plots:
+        from qbench.report.looks import PAGE
         from qbench.report.plots import write_plots
 
-        files = write_plots(report, options.plots)
+        files = write_plots(report, options.plots, options.figure_width or PAGE)
         print(f"{len(files)} plots in {options.plots}", file=sys.stderr)
     _write(text, options.out)
     return DONE

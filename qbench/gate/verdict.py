@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import ValidationError
@@ -48,6 +48,9 @@ from qbench.records.schema import CellRef
 from qbench.records.store import Results
 from qbench.records.suspicious import evidence_of, suspicious_records
 from qbench.validation import problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Verdict = Literal["worse", "not_excluded", "better", "unclear", "same"]
 
@@ -117,6 +120,28 @@ class GateReport:
     def passed(self) -> bool:
         """The verdict."""
         return not self.worse and not self.not_excluded and not self.failures
+
+    def __repr__(self) -> str:
+        """The verdict in a line."""
+        outcome = "passed" if self.passed else "failed"
+        found = f"{len(self.worse)} worse, {len(self.better)} better, {len(self.unclear)} unclear"
+        return (
+            f"GateReport({self.run} {outcome} against {self.baseline}: {counted(len(self.tested), 'score')}, {found})"
+        )
+
+    def _repr_markdown_(self) -> str:
+        """The whole report, for a notebook."""
+        from qbench.gate.render import to_markdown
+
+        return to_markdown(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per score that was compared."""
+        import pandas as pd
+
+        from qbench.gate.render import score
+
+        return pd.DataFrame([score(outcome) for outcome in self.tested])
 
     def _with(self, verdict: Verdict) -> tuple[TestedHypothesis, ...]:
         return tuple(outcome for outcome in self.tested if outcome.verdict == verdict)
