@@ -13,7 +13,6 @@ from qbench.records.lm_eval_import.fields import LmEvalError, mapping, text_of
 from qbench.records.lm_eval_import.output import ModelOutput
 from qbench.records.lm_eval_import.results_file import LmEvalScore, LmEvalTask, ResultsFile
 from qbench.records.lm_eval_import.samples_file import SamplesFile, read_samples_file
-from qbench.records.metrics import facts_of
 from qbench.records.samples import AGGREGATIONS, GROUP, WEIGHT, to_parquet
 from qbench.records.schema import CellRef, Imported, ImportedTask, MetricValue, Provenance, Record
 from qbench.records.store import StoredRecord
@@ -104,8 +103,7 @@ def _aggregation(task: LmEvalTask, score: LmEvalScore, values: np.ndarray, weigh
 
     An error if the documents do not give lm-eval's score. Other ways (F1, BLEU, a function) only lm-eval can compute.
     """
-    facts = facts_of(score.metric)
-    named = score.aggregation or (facts.aggregation if facts else None)
+    named = score.named_aggregation
     if named is None or named not in AGGREGATIONS:
         is_mean = len(values) and _close(AGGREGATIONS["mean"].value(values, np.ones(len(values))), score.value)
         return "mean" if is_mean and named is None else named or "unknown"
@@ -113,12 +111,11 @@ def _aggregation(task: LmEvalTask, score: LmEvalScore, values: np.ndarray, weigh
         raise LmEvalError(
             f"{where}: {task.name} has {score.name}, but no line has a number in the field {score.metric!r}."
         )
-    weighted = AGGREGATIONS[named].weighted
-    if weighted and np.isnan(weights).any():
+    if score.is_weighted and np.isnan(weights).any():
         raise LmEvalError(
             f"{where}: {score.name} of {task.name} must be two numbers in each line, one of them a divisor."
         )
-    again = AGGREGATIONS[named].value(values, weights if weighted else np.ones(len(values)))
+    again = AGGREGATIONS[named].value(values, weights if score.is_weighted else np.ones(len(values)))
     if not _close(again, score.value):
         raise LmEvalError(
             f"{where} are not of the same evaluation: {score.name} of {task.name} is {score.value:.6g}, but the "

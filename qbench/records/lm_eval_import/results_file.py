@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from qbench.files import MAX_JSON_BYTES, read_content
 from qbench.records.lm_eval_import.fields import LmEvalError, finite, is_number, mapping, parse, required, text_of
+from qbench.records.metrics import facts_of
+from qbench.records.samples import AGGREGATIONS, FIELDS, WEIGHT
 
 # The end of the names of all files that one evaluation writes: 2026-11-18T10-50-44.074984
 DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)$")
@@ -26,6 +28,17 @@ class LmEvalScore:
     stderr: float | None
     better: Literal["higher", "lower"] | None
     aggregation: str | None  # as the task's file names it
+
+    @property
+    def named_aggregation(self) -> str | None:
+        """The one that the task's file names, or else the metric's own; None if neither is known."""
+        facts = facts_of(self.metric)
+        return self.aggregation or (facts.aggregation if facts else None)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether a document has two numbers, of which the second is a divisor. F1's two are labels."""
+        return self.named_aggregation in AGGREGATIONS and AGGREGATIONS[self.named_aggregation].weighted
 
     @property
     def name(self) -> str:
@@ -107,6 +120,8 @@ def _task(content: Mapping[str, Any], name: str, results: Mapping[str, Any], is_
         metric, _, filter_name = key.partition(",")
         if metric.endswith(STDERR) or metric == BYPASS or not is_number(value) or key == "sample_len":
             continue
+        if metric in FIELDS.names or metric.endswith(WEIGHT):
+            raise LmEvalError(f"{where}: results.{name} has a metric called {metric}, which is the name of a field.")
         error = own.get(f"{metric}{STDERR},{filter_name}" if filter_name else f"{metric}{STDERR}")
         higher = better.get(metric, named.get(metric, {}).get("higher_is_better"))
         aggregation = named.get(metric, {}).get("aggregation")
