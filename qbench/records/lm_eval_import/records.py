@@ -175,7 +175,7 @@ def _provenance(output: ModelOutput) -> Provenance:
     config = mapping(newest.content, "config", str(newest.path))
     limit = config.get("limit")
     settings = {name: _plain(config[name]) for name in SETTINGS if config.get(name) is not None}
-    started, seconds = newest.content.get("date"), _number(newest.content.get("total_evaluation_time_seconds"))
+    started, seconds = (_number(newest.content.get(name)) for name in ("date", "total_evaluation_time_seconds"))
     return Provenance(
         recipe=newest.path.name,
         resolved_recipe={"lm_eval": settings} | ({"limit": int(limit)} if limit and _is_count(limit) else {}),
@@ -183,7 +183,7 @@ def _provenance(output: ModelOutput) -> Provenance:
         git_commit=text_of(newest.content, "git_hash") or None,
         machine={},
         started=_time(started),
-        finished=_time(started + seconds if isinstance(started, int | float) else None),
+        finished=_time(started + seconds if started else 0.0),
     )
 
 
@@ -200,16 +200,17 @@ def _is_count(limit: Any) -> bool:
 
 
 def _number(text: Any) -> float:
+    """A number, also as text; 0 if it is not one."""
     try:
         number = float(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0.0
     return number if math.isfinite(number) else 0.0
 
 
-def _time(seconds: Any) -> str:
+def _time(seconds: float) -> str:
     """ISO 8601 in UTC; empty if it is not known."""
     try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-    except (TypeError, ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else ""
+    except (ValueError, OverflowError, OSError):
         return ""

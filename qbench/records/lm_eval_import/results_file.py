@@ -1,6 +1,6 @@
 """One results_*.json: which model was evaluated, and its scores by task."""
 
-import math
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qbench.files import MAX_JSON_BYTES, read_content
+from qbench.records.limits import MAX_COUNT, MAX_NUMBER
 from qbench.records.lm_eval_import.fields import LmEvalError, finite, is_number, mapping, parse, required, text_of
 from qbench.records.metrics import facts_of
 from qbench.records.samples import AGGREGATIONS, FIELDS, WEIGHT
@@ -85,6 +86,10 @@ def read_results_file(path: Path) -> ResultsFile:
     """Read a results file; an error if it is none, or if it has no scores."""
     where = str(path)
     content = parse(read_content(path, LmEvalError, MAX_JSON_BYTES), where)
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise LmEvalError(f"{where} has a character that no file can hold (a lone surrogate).") from None
     results = required(content, "results", dict, where)
     groups = _groups(content, where)
     tasks = [_task(content, name, results, name in groups, where) for name in results]
@@ -113,7 +118,7 @@ def _task(content: Mapping[str, Any], name: str, results: Mapping[str, Any], is_
     own = required(results, name, dict, f"{where}: results")
     config = mapping(mapping(content, "configs", where), name, f"{where}: configs")
     better = mapping(mapping(content, "higher_is_better", where), name, f"{where}: higher_is_better")
-    listed = config.get("metric_list") or []
+    listed = config["metric_list"] if isinstance(config.get("metric_list"), list) else []
     named = {m["metric"]: m for m in listed if isinstance(m, dict) and isinstance(m.get("metric"), str)}
     scores = []
     for key, value in own.items():
@@ -130,7 +135,7 @@ def _task(content: Mapping[str, Any], name: str, results: Mapping[str, Any], is_
                 metric,
                 filter_name or "none",
                 finite(value, f"results.{name}.{key}", where),
-                float(error) if is_number(error) and math.isfinite(error) else None,
+                float(error) if is_number(error) and abs(error) <= MAX_NUMBER else None,
                 {True: "higher", False: "lower"}.get(higher) if isinstance(higher, bool) else None,  # type: ignore[arg-type]
                 aggregation if isinstance(aggregation, str) else None,
             )
@@ -151,7 +156,7 @@ def _task(content: Mapping[str, Any], name: str, results: Mapping[str, Any], is_
 def _documents(content: Mapping[str, Any], name: str, own: Mapping[str, Any], where: str) -> int | None:
     counts = mapping(mapping(content, "n-samples", where), name, f"{where}: n-samples")
     count = own.get("sample_len", counts.get("effective"))
-    return count if type(count) is int else None
+    return count if type(count) is int and 0 <= count <= MAX_COUNT else None
 
 
 def _model(content: Mapping[str, Any], path: Path) -> str:
