@@ -22,6 +22,11 @@ class AxisOptions(Options):
         """Whether it needs calibration text."""
         return False
 
+    @property
+    def window(self) -> int:
+        """How many tokens at the start of a text it leaves as they are."""
+        return 0
+
     def quantized_pairs(self, read: Spans) -> float | None:
         """The share of pairs of a query and a key whose key was quantized; None if the axis quantizes no keys."""
         return None
@@ -102,8 +107,9 @@ class KvCacheOptions(AxisOptions):
 
     bits: Literal[8, 4, 2] = 4
     keys: Literal["channel", "token"] = "channel"
-    group_size: int = Field(32, ge=2)  # tokens
-    channels: int = Field(32, ge=2)  # in a group of values, and of keys if they are rounded per token
+    # Two values are their own smallest and largest, so a group of two would stay exact.
+    group_size: int = Field(32, ge=4)  # tokens
+    channels: int = Field(32, ge=4)  # in a group of values, and of keys if they are rounded per token
     keep_first: int = Field(0, ge=0)  # this many tokens stay exact, as in methods that protect sinks
 
     label_always: ClassVar = {"bits": "kv{}"}
@@ -115,6 +121,16 @@ class KvCacheOptions(AxisOptions):
         if size != 32 and others.data.get("keys") == "token":
             raise ValueError("with keys: token there are no groups of tokens; leave group_size out")
         return size
+
+    @property
+    def window(self) -> int:
+        """The first group of tokens: only later queries see it quantized."""
+        return self.group_size if self.keys == "channel" else 0
+
+    def without_the_first_group(self) -> "KvCacheOptions":
+        """The same with exact tokens up to the end of a group: what is left of that group may be too few to round."""
+        whole = -(-self.keep_first // self.group_size) * self.group_size
+        return self if self.keys == "token" else self.model_copy(update={"keep_first": whole})
 
     def first_exact(self, position: int) -> int:
         """The first key from keep_first on that a query at this position sees exactly."""

@@ -152,9 +152,9 @@ class QuantizedCache:
             raise QuantizeError(
                 f"kv_cache: channels is {options.channels}; it must divide the dimension of a head, {dim}."
             )
-        if options.keys == "channel" and options.group_size >= longest:
+        if options.window >= longest:
             raise QuantizeError(
-                f"kv_cache: group_size is {options.group_size} tokens, and the model takes {longest}: no key would "
+                f"kv_cache: group_size is {options.window} tokens, and the model takes {longest}: no key would "
                 "ever be quantized; it must be less."
             )
         self.longest = longest
@@ -166,7 +166,7 @@ class QuantizedCache:
 
     def audit(self, model: LlamaForCausalLM, probe: Tensor) -> PartAudit:
         """What the attention functions are called with on the probe, compared with the exact keys and values."""
-        wanted = min(2 * self.options.group_size, self.longest) if self.options.keys == "channel" else 0
+        wanted = min(2 * self.options.window + self.options.keep_first, self.longest)
         if probe.shape[1] < wanted:
             probe = probe.repeat(1, -(-wanted // probe.shape[1]))[:, :wanted]
         return audit_cache(model, probe, self.label, self.options, self.caches)

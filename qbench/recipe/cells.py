@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +285,7 @@ def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
 
 
 def _quantizations(entries: Sequence[QuantizationEntry]) -> Iterator[Quantization | NotOffered]:
-    for entry in entries:
+    for entry in chain.from_iterable(entry.by_method for entry in entries):
         for bits in entry.widths:
             if offers(entry.method, bits):
                 yield quantization(entry.method, bits, **entry.arguments(bits))

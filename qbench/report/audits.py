@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from qbench.numbers import fixed, percent
-from qbench.records.audit import UNQUANTIZED, Audit
+from qbench.records.audit import UNQUANTIZED, Audit, PartAudit
 from qbench.records.suspicious import audit_failures
 from qbench.report.results import NOTHING, CellResult, ResultSet
 from qbench.report.tables import Column, Field, Table, number_field
@@ -48,7 +48,13 @@ def audit_table(results: ResultSet) -> Table | None:
 
 def _fields(table: Table, result: CellResult, audit: Audit) -> list[Field]:
     reasons = audit_failures(result.stored.record, audit) if result.stored else []
-    done = [f"{part.label}: {'; '.join(part.details)}." for part in audit.parts if part.details]
+    done = [f"{part.label}: {'; '.join(_details(part))}." for part in audit.parts if part.details]
     passed = Field("no", marks=table.mark(reasons[:1])) if reasons else Field("yes", marks=table.mark(done))
     numbers = audit.model_dump(include={name for name, _ in MEASURED.values()})
     return [Field(result.cell.name), passed, *(number_field(numbers[name], how) for name, how in MEASURED.values())]
+
+
+def _details(part: PartAudit) -> list[str]:
+    """What was done, and how much of it in the texts that were scored."""
+    pairs = part.quantized_pairs
+    return [*part.details, *([] if pairs is None else [f"{percent(pairs)} of such pairs in the scored texts"])]

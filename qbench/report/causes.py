@@ -9,7 +9,7 @@ from qbench.report.analyses import AnalyzedModel
 from qbench.report.attentions import kind_title
 from qbench.report.delta import ReportData
 from qbench.report.evidence import common_draws
-from qbench.report.results import CellResult, FamilyQuantization
+from qbench.report.results import FamilyQuantization
 from qbench.report.tables import Column, Field, Table, number_field
 from qbench.report.tidy import DataRow
 
@@ -78,7 +78,7 @@ def nats_lost(report: ReportData, family: str, attention: str, bits: int) -> flo
 def _losses(report: ReportData, quantization: FamilyQuantization, attention: str) -> list[float]:
     """For each task, the mean over calibration draws."""
     quantized = report.results.get(quantization.family, attention, quantization.label)
-    if quantized is None or not quantized.scores or _has_parts(quantized):
+    if quantized is None or not quantized.scores or quantized.has_axes:
         return []
     before = report.results.unquantized(quantized)
     documents, found = report.evidence.documents, []
@@ -92,11 +92,6 @@ def _losses(report: ReportData, quantization: FamilyQuantization, attention: str
             lost.append(float((first.values.sum() - after.values.sum()) / first.weights.sum()))
         found += [fmean(lost)] if lost else []
     return found
-
-
-def _has_parts(result: CellResult) -> bool:
-    """Whether more than the weights is quantized."""
-    return any(part.stored and part.stored.record.identity.what.parts for part in result.parts)
 
 
 def cause_tables(report: ReportData) -> list[Table]:

@@ -22,8 +22,9 @@ MAX_FLOOR_DISTANCE = 1e-3  # of the smallest KL: a floor below that is written, 
 
 
 def kl_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
-    """One figure per family and task."""
-    found = divergences(report)
+    """One figure per family and task, of quantizations of the weights alone."""
+    plain = {about for family in report.results.families for about in report.results.weights_only(family)}
+    found = [own for own in divergences(report) if own.quantization in plain]
     for family, task in dict.fromkeys((own.quantization.family, own.task) for own in found):
         models = [own for own in found if (own.quantization.family, own.task) == (family, task)]
         if any(own.bits is not None for own in models):

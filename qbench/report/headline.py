@@ -117,8 +117,7 @@ def _groups(results: ResultSet) -> Iterator[_Group]:
 def _counts(results: ResultSet, quantization: FamilyQuantization) -> bool:
     """Whether weights are quantized, and nothing else."""
     cells = [results.twin(quantization, kind) for kind in results.kinds_of(quantization.family)]
-    stored = [part.stored for cell in cells for part in cell.parts if part.stored]
-    return quantization.method != UNQUANTIZED_METHOD and not any(s.record.identity.what.parts for s in stored)
+    return quantization.method != UNQUANTIZED_METHOD and not any(cell.has_axes for cell in cells)
 
 
 def _replicates(results: ResultSet) -> list[tuple[str, ...]]:

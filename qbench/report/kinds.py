@@ -175,6 +175,17 @@ KINDS = {
             figures=_of("cause_plots", "cause_figures"),
         ),
         TableKind(
+            name="lowbit",
+            help="activations and KV cache in few bits, next to the largest activation and kurtosis",
+            title="Activations and KV cache in few bits",
+            tables=_of("lowbit", "low_bit_tables"),
+            rows=_of("lowbit", "low_bit_rows"),
+            on_page=_of("lowbit", "has_low_bit"),
+            why_none=_of("lowbit", "why_no_low_bit"),
+            remarks=_of("lowbit", "low_bit_remarks"),
+            figures=_of("lowbit_plots", "low_bit_figures"),
+        ),
+        TableKind(
             name="sensitivity",
             help="what quantizing each linear layer alone costs",
             title="Where it hurts",

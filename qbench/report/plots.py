@@ -21,7 +21,7 @@ from qbench.report.delta import DamageRow, DeltaRow, ReportData
 from qbench.report.looks import COLUMN, FAINT, INK, STYLE, Look, Looks, looks
 from qbench.report.metrics import Measure, in_tables, metric_name, task_name
 from qbench.report.passkey import LengthCurve, passkey_curves
-from qbench.report.results import NOT_OFFERED, UNQUANTIZED_METHOD, FamilyQuantization, Gap, Score
+from qbench.report.results import NOT_OFFERED, FamilyQuantization, Gap, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,8 +91,9 @@ def figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
 
 
 def _figures_of(report: ReportData, family: str) -> Iterator[tuple[str, "Figure"]]:
-    rows = _plotted(row for row in report.deltas if row.quantization.family == family)
-    damages = _plotted(row for row in report.damages if row.quantization.family == family)
+    weights_only = report.results.weights_only(family)
+    rows = _plotted(row for row in report.deltas if row.quantization in weights_only)
+    damages = _plotted(row for row in report.damages if row.quantization in weights_only)
     kinds, titles = report.results.kinds_of(family), report.results.method_titles
     styles = looks(report.results.all_kinds)
     if panels := score_panels(rows, kinds):
@@ -223,18 +224,13 @@ def _scores(row: DeltaRow) -> dict[str, Score]:
 def _plotted(rows: Iterable[Any]) -> list[Any]:
     """One accuracy per task, the normalized one if there is one, and its perplexity.
 
-    Passkey and KL have their own figures, and unquantized weights have no width to be drawn at.
+    Passkey and KL have their own figures.
     """
     rows = [row for row in rows if passkey_length(row.measure.task) is None and not is_nats(row.measure.metric)]
-    rows = [row for row in rows if _has_width(row.quantization)]
     chosen: dict[tuple[str, bool], Measure] = {}
     for measure in in_tables(dict.fromkeys(row.measure for row in rows)):
         chosen.setdefault((measure.task, is_perplexity(measure.metric)), measure)
     return [row for row in rows if row.measure in chosen.values() and row.measure.metric]
-
-
-def _has_width(about: FamilyQuantization) -> bool:
-    return about.is_unquantized or about.method != UNQUANTIZED_METHOD
 
 
 def _length_curves(curves: Sequence[LengthCurve], family: str, styles: Looks) -> "Figure":

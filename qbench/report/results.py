@@ -58,6 +58,11 @@ class CellResult:
         """What was measured: its draws, or the cell itself."""
         return self.draws or (self,)
 
+    @property
+    def has_axes(self) -> bool:
+        """Whether more than the weights is changed: activations, the KV cache, heads."""
+        return any(part.stored and part.stored.record.identity.what.parts for part in self.parts)
+
     def of_draw(self, draw: int | None) -> "CellResult":
         """What was measured with one draw of calibration; the cell itself if it has no draws."""
         return next((part for part in self.draws if part.cell.draw == draw), self)
@@ -181,6 +186,12 @@ class ResultSet:
             return families.index(q.family), methods.index(q.method), q.bits, _natural(q.label)
 
         return sorted({self._quantization(cell) for cell in cells}, key=place)
+
+    def weights_only(self, family: str) -> list[FamilyQuantization]:
+        """The unquantized models of a family, and the quantizations of its weights and of nothing else."""
+        own = [q for q in self.quantizations() if q.family == family]
+        own = [q for q in own if q.is_unquantized or q.method != UNQUANTIZED_METHOD]
+        return [q for q in own if not any(self.twin(q, kind).has_axes for kind in self.kinds_of(family))]
 
     def measures_of(self, family: str) -> list[Measure]:
         """The measures of the family's cells; those of any cell if all of them failed."""

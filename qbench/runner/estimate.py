@@ -178,18 +178,12 @@ def _measured_length(file: Path, sample: str) -> float:
         return CHARACTERS_PER_TOKEN
 
 
-def checkpoint_note(cell: Cell) -> str:
-    """What is wrong or doubtful about the checkpoint's config; empty if nothing is, or it is not on this machine."""
-    file = local_file(cell.location, layout.CONFIG, cell.source.revision)
-    return layout.config_note(file, cell.ref.attention) if file else ""
-
-
 def _network(cell: Cell) -> _Network | None:
     file = local_file(cell.location, layout.CONFIG, cell.source.revision)
     try:
         return _read_network(file, cell.ref.attention, file.stat().st_mtime_ns) if file else None
     except (CheckpointError, OSError):
-        return None  # `checkpoint_note` reports what is wrong with it
+        return None  # the plan's note on the cell says what is wrong with it
 
 
 @functools.lru_cache(maxsize=32)

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,18 @@ from qbench.machine import git_commit, machine
 from qbench.numbers import counted, duration
 from qbench.recipe.cells import Recipe, cells, load_recipe
 from qbench.recipe.check import did_you_mean_folder
-from qbench.records.store import ANALYSES, RUN, Results, read_results, remove_unfinished, write_plan
-from qbench.runner.cell import Job
+from qbench.records.schema import Failure
+from qbench.records.store import (
+    ANALYSES,
+    RUN,
+    Results,
+    cell_folder,
+    read_results,
+    remove_unfinished,
+    write_plan,
+    write_record,
+)
+from qbench.runner.cell import Job, now
 from qbench.runner.local import run_local
 from qbench.runner.lock import RunError, holding
 from qbench.runner.places import make_slots, usable_gpus
@@ -89,14 +99,16 @@ def _run_plan(plan: Plan, options: RunOptions, file: str) -> PlainView:
     """Run the chosen cells that need it; the view has counted how they ended."""
     write_plan(plan.out, plan.to_run_plan(), file)
     chosen = choose(plan.entries, options.only)
-    jobs = make_jobs(chosen)
+    jobs, ruled_out = make_jobs(chosen), [entry for entry in chosen if entry.state == "cannot run"]
     before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
-    view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
+    names = [entry.cell.ref.name for entry in ruled_out] + [job.name for job in jobs]
+    view = view_for(names, before=before, as_json=options.as_json)
     view.say(opening(plan, chosen, jobs))
     if warning := no_baseline(plan):
         view.say(warning)
-    for note in dict.fromkeys(entry.checkpoint_note for entry in chosen if entry.checkpoint_note):
+    for note in dict.fromkeys(entry.doubt for entry in chosen if entry.doubt):
         view.say(f"note: {note}")
+    _fail_at_once(ruled_out, plan.out, view)
     try:
         if jobs:
             _execute(plan, jobs, options, view)
@@ -107,9 +119,20 @@ def _run_plan(plan: Plan, options: RunOptions, file: str) -> PlainView:
 
 def make_jobs(entries: Sequence[PlanEntry]) -> list[Job]:
     """One job per cell without a valid record; failed cells are tried again."""
+    return _jobs(e for e in entries if e.state in ("to do", "failed") or (e.state == "stale" and e.record is None))
+
+
+def _jobs(entries: Iterable[PlanEntry]) -> list[Job]:
     commit, here = git_commit(), machine()
-    todo = [e for e in entries if e.state in ("to do", "failed") or (e.state == "stale" and e.record is None)]
-    return [Job(entry.cell, entry.identity, commit, here) for entry in todo if entry.identity]
+    return [Job(entry.cell, entry.identity, commit, here) for entry in entries if entry.identity]
+
+
+def _fail_at_once(entries: Sequence[PlanEntry], out: Path, view: PlainView) -> None:
+    """Write a failed record for each cell that its config rules out, without loading anything."""
+    for entry, job in zip(entries, _jobs(entries), strict=True):
+        record = job.failed(now(), Failure(kind="error", reason=entry.note))
+        write_record(cell_folder(out, record.cell, record.key), record)
+        view.finished(job.name, record)
 
 
 def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
@@ -166,7 +189,8 @@ def _terminable() -> Iterator[None]:
 def opening(plan: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> str:
     """The first line of a run: how many cells it has, and how many of them it will run."""
     counts = {
-        state: sum(entry.state == state for entry in chosen) for state in ("done", "stale", "failed", "not offered")
+        state: sum(entry.state == state for entry in chosen)
+        for state in ("done", "stale", "failed", "cannot run", "not offered")
     }
     parts = [f"{len(jobs)} to run", f"{counts['done']} already done"]
     parts += [f"{n} {state}" for state, n in counts.items() if n and state != "done"]
@@ -177,7 +201,7 @@ def opening(plan: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> str
 def _close(plan: Plan, views: Sequence[PlainView]) -> bool:
     """Print how a run of one or more plans went, once. Returns whether no cell failed."""
     say, out = views[-1].say, plan.out
-    total, failed = (sum(getattr(view, name) for view in views) for name in ("total", "failed"))
+    total, failed, by_chance = (sum(getattr(view, name) for view in views) for name in ("total", "failed", "by_chance"))
     if not total:
         say("nothing to do")
         return True
@@ -185,7 +209,7 @@ def _close(plan: Plan, views: Sequence[PlainView]) -> bool:
         for note, names in view.notes.items():
             say(f"note on {some(names)}: {note}")
     took = duration(time.monotonic() - views[0].begun)
-    retry = f", {failed} FAILED; run again to retry" if failed else ""
+    retry = f", {failed} FAILED" + ("; run again to retry" if by_chance else "") if failed else ""
     say(f"{total - failed} of {counted(total, 'cell')} done in {took}{retry}")
     folder, page = shlex.quote(str(out)), shlex.quote(str(out / "report.html"))
     say(f"tables: qbench table {folder} --kind {'analysis' if plan.analyzes else 'summary'}")

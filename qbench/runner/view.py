@@ -14,12 +14,15 @@ from qbench.numbers import duration
 from qbench.output import printable, terminal
 from qbench.records.schema import Record
 
+BY_CHANCE = ("out-of-memory", "killed", "crashed", "timeout")  # kinds of failures that another try may mend
+
 
 class PlainView:
     """One line per finished cell."""
 
     def __init__(self, names: Sequence[str], before: int = 0) -> None:
         self.total, self.done, self.failed = len(names), 0, 0
+        self.by_chance = 0  # failures that another try may mend
         self.before = before  # cells that were done when the run started
         self.slots = 1  # cells that run at once
         self.seconds = 0.0  # the sum over all cells that have ended
@@ -52,6 +55,7 @@ class PlainView:
         """Count a cell that has ended."""
         self.done += 1
         self.failed += record.state == "failed"
+        self.by_chance += bool(record.failure and record.failure.kind in BY_CHANCE)
         self.seconds += own_seconds(record)
         for note in record.analysis.notes if record.analysis else ():
             self.notes.setdefault(note, []).append(record.cell.name)

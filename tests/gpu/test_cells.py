@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from qbench import load_checkpoint, quantize, save_quantized
+from qbench import Scorer, load_checkpoint, quantize, save_quantized
 from qbench.attention.kinds import attentions
 from qbench.quantizers.hqq import HqqOptions
 from qbench.quantizers.hqq.layer import HqqLinear
 from qbench.quantizers.options import quantizers
 from qbench.quantizers.packed import packed_form
+from qbench.tokenizer import load_tokenizer
 
-from .cells import calibration, instances, run
+from .cells import PAIRS, calibration, instances, run
 from .device import CUDA, PretendedCuda, pretend
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -131,6 +132,19 @@ def test_heads_are_masked_on_the_device(cuda: PretendedCuda, folders: Callable[[
     (part,) = audit.parts
     assert "4 of 4 heads are dead" in part.details[0]
     assert model(torch.arange(1, 20, device="cuda")[None]).logits.device == CUDA
+
+
+@pytest.mark.parametrize("kind", ["softmax", "softpick"])
+def test_few_bits_are_rounded_on_the_device(
+    cuda: PretendedCuda, folders: Callable[[str, int], Path], kind: str
+) -> None:
+    model = load_checkpoint(folders(kind, 1), device="cuda", dtype=torch.bfloat16)
+    samples = calibration(model.config.vocab_size)
+    few = {"activations": {"per_tensor": True, "percentile": 99.9}, "kv_cache": {"group_size": 8, "channels": 8}}
+    model, audit = quantize(model, "rtn", 4, format="nvfp4", calibration=samples, **few)
+    assert audit.label == "rtn-4-nvfp4-a8-tensor-p99.9-kv4-g8-c8"
+    lm = Scorer(model, load_tokenizer(folders(kind, 1)), batch_tokens=512)
+    assert all(score[0] < 0 for score in lm.loglikelihood(instances(PAIRS)))  # some contexts are padded
 
 
 def test_a_calibrated_model_of_two_layers_and_its_head(

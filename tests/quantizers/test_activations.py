@@ -105,11 +105,10 @@ def test_static_ranges_are_percentiles_of_what_linear_layers_read(
     layer = untrained.model.layers[0]
     with torch.no_grad():
         read = torch.cat([layer.input_layernorm(untrained.model.embed_tokens(ids)).flatten() for ids in texts]).abs()
-    found = input_ranges(untrained, ["model.layers.0.self_attn.v_proj"], texts, percentile)
+    name = "model.layers.0.self_attn.v_proj"
+    found = input_ranges(untrained, [name], texts, percentile)
     expected = float(torch.quantile(read, percentile / 100))
-    assert found == {
-        "model.layers.0.self_attn.v_proj": pytest.approx(expected, rel=0 if percentile == 100 else 1 / 128)
-    }
+    assert found == {name: pytest.approx(expected, rel=0 if percentile == 100 else 1 / 128)}
 
 
 def test_a_static_scale_does_not_know_the_text_and_clips_it(untrained: LlamaForCausalLM, texts: list[Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Rounding to few bits: against plain definitions in float64, value by value, and against torchao."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -76,10 +77,10 @@ def test_one_static_scale_for_all_clips_what_is_beyond_it(name: str, bits: int) 
 @pytest.mark.parametrize(("grid", "function"), [(E2M1, nearest_e2m1), (E4M3, lambda x: nearest("fp8", 8, x))])
 def test_floats_round_to_the_nearest_number_and_ties_to_even(grid: list[float], function: Callable) -> None:
     ordered = sorted(set(grid))
-    ties = [(a + b) / 2 for a, b in zip(ordered, ordered[1:], strict=False)]
+    ties = [(a + b) / 2 for a, b in pairwise(ordered)]
     found = function(torch.tensor(ties, dtype=torch.float64)).tolist()
-    for lower, upper, value in zip(ordered, ordered[1:], found, strict=False):
-        even = [n for n in (lower, upper) if (ordered.index(n) - len(ordered) // 2) % 2 == 0]  # they alternate from 0
+    for pair, value in zip(pairwise(ordered), found, strict=True):
+        even = [n for n in pair if (ordered.index(n) - len(ordered) // 2) % 2 == 0]  # they alternate from 0
         assert [value] == even
     assert function(torch.tensor(ordered)).tolist() == ordered
     assert function(torch.tensor([1e9, -1e9])).tolist() == [ordered[-1], ordered[0]]

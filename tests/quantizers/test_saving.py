@@ -35,7 +35,7 @@ OPTIONS = [
 ]
 HEADS = [(m, bits, {"include_lm_head": True}) for m, bits in [("bnb", 4), ("bnb", 8), ("hqq", 2), ("gptq", 4)]]
 # Tensors with codes, by the ends of their names; repeated here so the count does not depend on the code.
-CODES = {"gptq": ".qweight", "hqq": ".W_q", "bnb": ".weight"}
+CODES = {"gptq": ".qweight", "hqq": ".W_q", "bnb": ".weight", "rtn": ".packed"}
 
 
 @pytest.fixture(scope="module")

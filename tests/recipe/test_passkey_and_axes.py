@@ -163,7 +163,7 @@ def masked(folder: Path, **changes: Any) -> Recipe:
     entries = [
         {"method": "none"},
         {"method": "none", "mask_heads": {"epsilon": 1e-6}},
-        {"method": "bnb", "bits": [2, 8], "mask_heads": {}},
+        {"methods": ["bnb"], "bits": [2, 8], "mask_heads": {}},
     ]
     return recipe_of(folder, 2048, **({"quantizations": entries} | settings(lengths=[512]) | changes))
 
@@ -194,7 +194,7 @@ def test_each_draw_of_calibration_may_have_other_dead_heads(tmp_path: Path) -> N
         ({"mask_heads": {"epsilon": 0}}, ["[1].mask_heads", "epsilon", "more than 0"]),
         ({"mask_heads": {"eps": 0.1}}, ["[1].mask_heads", "eps", "epsilon"]),
         ({"mask_heads": True}, ["[1].mask_heads", "True", "mapping"]),
-        ({"mask_head": {}}, ["[1].mask_head", "mask_heads?", "method, bits, options, options_by_bits, mask_heads"]),
+        ({"mask_head": {}}, ["[1].mask_head", "mask_heads?", "options_by_bits, mask_heads"]),
     ],
 )
 def test_a_wrong_axis_is_a_sentence(tmp_path: Path, entry: dict[str, Any], facts: list[str]) -> None:
@@ -212,3 +212,46 @@ def test_the_same_mask_twice_is_refused(tmp_path: Path) -> None:
     twice = [{"method": "none", "mask_heads": {"epsilon": 1e-6}}, {"method": "none", "mask_heads": {}}]
     with pytest.raises(RecipeError, match=r"none-16-mask1e-06.*twice"):
         masked(tmp_path, quantizations=twice)
+
+
+FEW_BITS = [
+    {"method": "none"},
+    {"method": "gptq", "bits": 4, "activations": {"bits": 8}, "kv_cache": {"bits": 4}},
+    {"method": "none", "kv_cache": {"bits": 2, "keep_first": 4}},
+    {"method": "rtn", "bits": [4, 8], "activations": {"format": "nvfp4"}},
+]
+
+
+def test_activations_and_kv_cache_show_in_labels_and_keys(tmp_path: Path) -> None:
+    found = {c.ref.label: c for c in cells(masked(tmp_path, quantizations=FEW_BITS)) if c.ref.attention == "softmax"}
+    labels = ["none-16", "gptq-4-g128-a8-kv4", "none-16-kv2-keep4", "rtn-4-a4-nvfp4", "rtn-8-a4-nvfp4"]
+    assert list(found) == labels
+    what = {label: cell.identity().what for label, cell in found.items()}
+    assert list(what["gptq-4-g128-a8-kv4"].parts or {}) == ["a8", "kv4"]
+    assert what["none-16"].parts is None
+    assert what["none-16-kv2-keep4"].calibration is None
+    assert what["rtn-4-a4-nvfp4"].calibration is not None  # its scale per tensor is static
+    assert len({cell.identity().key for cell in found.values()}) == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("entry", "facts"),
+    [
+        ({"method": "none", "activations": {"bits": 7}}, ["[1].activations", "bits", "7", "8 or 6 or 4"]),
+        ({"method": "bnb", "bits": 8, "activations": {}}, ["[1].activations", "bnb at 8 bits"]),
+        ({"method": "none", "kv_cache": {"bits": 3}}, ["[1].kv_cache", "bits", "3", "8, 4, 2"]),
+        ({"method": "none", "kv_cache": {"group_size": 2048}}, ["[1].kv_cache", "group_size", "2048", "2,048 tokens"]),
+        ({"method": "none", "activation": {}}, ["[1].activation", "activations?"]),
+    ],
+)
+def test_few_bits_that_cannot_be_are_a_sentence(tmp_path: Path, entry: dict[str, Any], facts: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        masked(tmp_path, quantizations=[{"method": "none"}, entry], max_length=2048)
+    assert all(fact in str(caught.value) for fact in facts), str(caught.value)
+
+
+def test_static_scales_need_calibration_text(tmp_path: Path) -> None:
+    entries = [{"method": "none", "activations": {"per_tensor": True}}]
+    with pytest.raises(RecipeError, match=r"quantizations\[0\].*activations.*calibration"):
+        masked(tmp_path, quantizations=entries, calibration=None)
+    masked(tmp_path, quantizations=[{"method": "none", "activations": {}}], calibration=None)

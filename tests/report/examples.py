@@ -11,7 +11,7 @@ from qbench.report.kinds import KINDS
 from ..example_records import TASKS, audit_of, cell_ref, make_record, make_samples
 
 # The kinds of tables that every set of results has rows for.
-SOMETIMES = ("passkey", "kl", "analysis", "causes", "sensitivity")  # kinds that results may have nothing for
+SOMETIMES = ("passkey", "kl", "analysis", "causes", "lowbit", "sensitivity")  # kinds that results may have nothing for
 ALWAYS = [name for name in KINDS if name not in SOMETIMES]
 PAPER = Path(__file__).parents[2] / "results" / "paper"
 LABELS = {"none-16": ("none", 16), "bnb-4-nf4": ("bnb", 4), "hqq-2-g64": ("hqq", 2), "hqq-3-g64": ("hqq", 3)}
