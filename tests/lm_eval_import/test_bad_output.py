@@ -152,6 +152,28 @@ def test_a_folder_without_results(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--output_path" in message
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_baseline_that_is_not_there(
+    exists: bool, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    if exists:
+        other.mkdir()
+    assert cli.main(["check", str(output), str(other)]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in (str(other), "lm-eval", "--output_path"))
+
+
+def test_folders_with_other_models(output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(output, tmp_path / "two/again")
+    (file,) = (tmp_path / "two/again").glob("results_*.json")
+    file.write_text(file.read_text().replace("models/softmax", "models/another"))
+    shutil.copytree(output, tmp_path / "two/first")
+    assert cli.main(["check", str(OUTPUT), str(tmp_path / "two")]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in ("models/another", "models/softmax-hqq-3"))
+
+
 def test_two_model_args_under_one_name(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model loaded in 4 bits has the name of the model."""
     for file in list(output.iterdir()):

@@ -207,6 +207,8 @@ def test_all_commands_take_imported_records(imported: Path, tmp_path: Path, caps
         ["power", str(imported)],
         ["accept", str(imported), "--baseline", str(tmp_path / "base"), "--reason", "the first"],
         ["check", str(imported), "--baseline", str(tmp_path / "base")],
+        ["table", str(imported), "--format", "csv", "--out", str(tmp_path / "published.csv")],
+        ["compare", str(imported), "--with", str(tmp_path / "published.csv")],
     ):
         assert cli.main(line) == 0, line
     assert "not audited" in capsys.readouterr().out
