@@ -16,7 +16,7 @@ STYLES = {"better": "green", "worse": "red", "same": "", None: ""}
 TITLE, NOTE = "bold", "dim"
 GAP = "  "  # between columns
 KEPT = "\u00a0"  # a space at which no line ends
-MAX_WORD = 40  # a longer word may be broken if the terminal is narrow
+MIN_WIDTH = 4  # of a column whose words are broken because the terminal is very narrow
 
 Line = list[tuple[str, str]]  # pieces of text with their styles
 
@@ -160,13 +160,18 @@ class _Part:
 
 def _parts(table: Table, width: int) -> list[_Part]:
     """The table; or, if it does not fit even with its texts wrapped, parts of it, with groups kept together."""
-    natural, least = _sizes(table, width)
+    natural, least = _sizes(table)
     names = [n for n, _ in enumerate(takewhile(lambda column: column.align == "l", table.columns))]
     chosen = [list(range(len(table.columns)))]
     if _total(least) > width:
         sizes = [least[n] if n in names else natural[n] for n in range(len(table.columns))]
         chosen = _split(table, names, sizes, width)
-    return [_Part(table, own, _fitted([natural[n] for n in own], [least[n] for n in own], width)) for own in chosen]
+    broken = [MIN_WIDTH if n in names else size for n, size in enumerate(least)]  # names first
+    floors = (least, broken, [MIN_WIDTH] * len(least))
+    return [
+        _Part(table, own, _fitted([natural[n] for n in own], [[floor[n] for n in own] for floor in floors], width))
+        for own in chosen
+    ]
 
 
 def _split(table: Table, names: list[int], sizes: Sequence[int], width: int) -> list[list[int]]:
@@ -175,32 +180,30 @@ def _split(table: Table, names: list[int], sizes: Sequence[int], width: int) -> 
     units = [list(own) for _, own in groupby(others, lambda n: table.columns[n].group or n)]
     parts = [list(names)]
     for unit in units:
-        for more in ([unit] if _total([sizes[n] for n in (*names, *unit)]) <= width else [[n] for n in unit]):
+        for more in [unit] if _total([sizes[n] for n in (*names, *unit)]) <= width else [[n] for n in unit]:
             if parts[-1] != names and _total([sizes[n] for n in (*parts[-1], *more)]) > width:
                 parts.append(list(names))
             parts[-1] += more
     return parts
 
 
-def _sizes(table: Table, width: int) -> tuple[list[int], list[int]]:
+def _sizes(table: Table) -> tuple[list[int], list[int]]:
     """For each column, the width of its longest text and of its longest word."""
     natural, least = [], []
     for n, column in enumerate(table.columns):
         texts = [_title(column), *(_shown(row[n], column)[0] for row in table.rows)]
         natural.append(max(map(_length, texts)))
         words = max(_length(word) for text in texts for word in text.split(" "))
-        least.append(min(words, max(MAX_WORD, width // len(table.columns)), width))
+        least.append(words)
     return natural, least
 
 
-def _fitted(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """Widths that fit: the widest columns give way first, down to their longest words."""
+def _fitted(natural: Sequence[int], floors: Sequence[Sequence[int]], width: int) -> list[int]:
+    """Widths that fit: the widest columns give way first, down to the first floor; if needed, to the next."""
     found = list(natural)
-    while _total(found) > width:
-        wide = [n for n in range(len(found)) if found[n] > least[n]]
-        if not wide:
-            break
-        found[max(wide, key=lambda n: found[n])] -= 1
+    for floor in floors:
+        while _total(found) > width and (wide := [n for n in range(len(found)) if found[n] > floor[n]]):
+            found[max(wide, key=lambda n: found[n])] -= 1
     return found
 
 
