@@ -20,7 +20,7 @@ from qbench.arguments import Parser
 from qbench.errors import InputError
 from qbench.files import write_atomically
 from qbench.numbers import byte_size, counted
-from qbench.output import runner_command, safe_output
+from qbench.output import print_styled, runner_command, safe_output
 
 if TYPE_CHECKING:
     from qbench.gate.verdict import GateReport
@@ -31,6 +31,7 @@ MIN_INCHES, MAX_INCHES = 2.0, 40.0  # of a figure
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
 RECORDS = "a folder of records, as written by `qbench run`"
 RESULTS = f"{RECORDS}, or published numbers: a CSV file or a folder of CSV files"
+ON_SCREEN = "default: tables for the screen on a terminal, md if piped or written to a file"
 
 Commands = Any  # argparse's subparsers; their type is private
 
@@ -277,16 +278,15 @@ def _add_table(commands: Commands) -> None:
     )
     parser = _add(commands, "table", _table, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
-    parser.add_argument("--format", choices=FORMATS, default="md", help="default: md; csv and json contain all metrics")
+    parser.add_argument("--format", choices=FORMATS, help=f"{ON_SCREEN}; csv and json contain all metrics")
     kinds = "; ".join(f"{kind.name}: {kind.help}" for kind in KINDS.values())
     parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {DEFAULT_KIND}; with html, all kinds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
     parser.add_argument("--standalone", action="store_true", help="with latex: write a complete document")
     columns = "with latex: how many columns of a page a table spans (table or table*); default: 2"
     parser.add_argument("--columns", type=int, choices=(1, 2), help=columns)
-    parser.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="also write plots to this folder, as PNG, SVG and PDF"
-    )
+    plots = "write plots to this folder, as PNG, SVG and PDF; tables too if --format, --kind or --out is given"
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help=plots)
     widths = "with --plots: column (of a paper), page, or a number of inches; default: page"
     parser.add_argument("--figure-width", type=_width, metavar="WIDTH", help=widths)
 
@@ -320,7 +320,7 @@ def _add_compare(commands: Commands) -> None:
         required=True,
         help="published numbers: a CSV file or folder",
     )
-    parser.add_argument("--format", choices=COMPARISON_FORMATS, default="md", help="default: md")
+    parser.add_argument("--format", choices=COMPARISON_FORMATS, help=ON_SCREEN)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
 
 
@@ -336,38 +336,51 @@ def _table(options: argparse.Namespace) -> int:
     from qbench.report.delta import read_report
     from qbench.report.render import render
 
-    report = read_report(options.source)
-    text = render(report, options.format, options.kind, standalone=options.standalone, columns=options.columns)
     if options.figure_width and not options.plots:
         raise InputError("--figure-width needs --plots FOLDER.")
+    report, format = read_report(options.source), _format(options)
+    given = (options.format, options.kind, options.out, options.standalone, options.columns)
+    wanted = not options.plots or any(given)
+    how = {"standalone": options.standalone, "columns": options.columns}
+    text = render(report, format, options.kind, **how) if wanted else ""
     if options.plots:
         from qbench.report.looks import PAGE
         from qbench.report.plots import write_plots
 
         files = write_plots(report, options.plots, options.figure_width or PAGE)
         print(f"{len(files)} plots in {options.plots}", file=sys.stderr)
-    _write(text, options.out)
+    if wanted:
+        _write(text, options.out, format)
     return DONE
+
+
+def _format(options: argparse.Namespace) -> str:
+    """The format that was asked for; on a terminal, tables for the screen."""
+    from qbench.report.render import default_format
+
+    return options.format or ("md" if options.out else default_format())
 
 
 def _compare(options: argparse.Namespace) -> int:
     from qbench.report.render import comparison
 
-    _write(comparison(options.source, options.published, options.format), options.out)
+    format = _format(options)
+    _write(comparison(options.source, options.published, format), options.out, format)
     return DONE
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from qbench.report.render import audit
+    from qbench.report.render import audit, default_format
 
-    text, found = audit(options.source)
-    print(text)
+    format = default_format()
+    text, found = audit(options.source, format)
+    _write(text, None, format)
     return FAILED if found else DONE
 
 
-def _write(text: str, file: Path | None) -> None:
+def _write(text: str, file: Path | None, format: str) -> None:
     if file is None:
-        sys.stdout.write(text)
+        print_styled(text) if format == "terminal" else sys.stdout.write(text)
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -514,6 +527,7 @@ def _import(options: argparse.Namespace) -> int:
 
 def _accept(options: argparse.Namespace) -> int:
     from qbench.gate.accept import accept, check_reason, is_new
+    from qbench.gate.pairing import NoBaselineError
     from qbench.gate.render import to_text
     from qbench.gate.verdict import check
 
@@ -522,7 +536,9 @@ def _accept(options: argparse.Namespace) -> int:
     try:
         report = check(options.folder, options.baseline)
         print(to_text(report))
-    except InputError as error:  # no baseline yet, or one with different documents: accept is there to replace it
+    except NoBaselineError:
+        not_compared = f"{options.baseline} is new."
+    except InputError as error:  # for instance different documents: accept is there to replace it
         not_compared = str(error)
     size = accept(options.folder, options.baseline, options.reason, report, not_compared)
     if not_compared:  # only now: if accept fails, its error is enough

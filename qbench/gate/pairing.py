@@ -1,6 +1,7 @@
 """A run paired with its baseline: the folders, their cells, and the documents of each pair of cells."""
 
 import difflib
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,10 @@ Pair = tuple[StoredRecord, StoredRecord]  # before, after
 
 class CheckError(InputError):
     """Why a run and a baseline cannot be compared, in a sentence."""
+
+
+class NoBaselineError(CheckError):
+    """There is no baseline yet; the sentence says how to make one."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,13 @@ class Joined:
 
 
 def read_baseline(folder: Path, run: Path) -> Results:
-    """The baseline's records; if the folder does not exist, the error suggests a similar name."""
+    """The baseline's records; if there are none, the error suggests a similar name, or says how to make them."""
     if not folder.exists() and (meant := similar_folder(folder, run)):
         raise CheckError(f"{folder} does not exist. Did you mean {meant}?")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        command = shlex.join(["qbench", "accept", str(run), "--baseline", str(folder), "--reason", "first baseline"])
+        what = "is empty" if folder.exists() else "does not exist"
+        raise NoBaselineError(f"{folder} {what}, so there is no baseline. To make this run the baseline: {command}")
     return read_results(folder)
 
 

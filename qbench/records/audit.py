@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, computed_field, model_validator
 
 from qbench.errors import first_of
+from qbench.numbers import counted
 from qbench.records.limits import Bits, Count
 
 if TYPE_CHECKING:
@@ -54,8 +55,11 @@ class AuditError(RuntimeError):
     """A quantized model that is not what was asked for; none of its numbers may reach a table."""
 
     def __init__(self, label: str, reasons: list[str], what_now: str) -> None:
-        shown = first_of(reasons, MAX_REASONS)
-        super().__init__(f"The audit of {label} failed. {what_now}\n- " + "\n- ".join(shown))
+        # The first line must say why: tables and progress show nothing else.
+        first, *others = reasons
+        more = f" (and {counted(len(others), 'more reason')})" if others else ""
+        shown = [f"- {reason}" for reason in first_of(reasons, MAX_REASONS)] if others else []
+        super().__init__("\n".join([f"The audit of {label} failed: {first}{more}", *shown, what_now]))
         self.reasons = reasons
 
 

@@ -13,6 +13,7 @@ from qbench.report.markdown import markdown
 from qbench.report.notebook import Tables
 from qbench.report.remarks import remarks
 from qbench.report.results import ReportError
+from qbench.report.terminal import draws_tables, terminal
 from qbench.report.tidy import to_csv, to_json
 
 if TYPE_CHECKING:
@@ -21,10 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPARISON_FORMATS", "DEFAULT_KIND", "FORMATS", "KINDS", "audit", "comparison", "render", "table"]
 
-FOR_PEOPLE = {"md": markdown, "latex": latex}
+TERMINAL = "terminal"  # what is shown on a terminal unless a format is chosen
+FOR_PEOPLE = {"md": markdown, "latex": latex, TERMINAL: terminal}
 FOR_PROGRAMS = {"csv": to_csv, "json": to_json}
-COMPARISON_FORMATS = (*FOR_PEOPLE, *FOR_PROGRAMS)
+COMPARISON_FORMATS = ("md", "latex", *FOR_PROGRAMS)
 FORMATS = (*COMPARISON_FORMATS, "html")
+
+
+def default_format() -> str:
+    """Tables for the eye on a terminal, Markdown elsewhere."""
+    return TERMINAL if draws_tables() else "md"
 
 
 def table(
@@ -119,21 +126,23 @@ def _joined(scores: "list[DataRow]", analyses: "list[AnalysisComparison]") -> "l
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def audit(source: Path | str) -> tuple[str, bool]:
+def audit(source: Path | str, format: str = "md") -> tuple[str, bool]:
     """The audits of a set of results with what looks unquantized or impossible, and whether anything does."""
     from qbench.report.audits import audit_table  # needs numpy
     from qbench.report.doubts import doubts
 
     report = read_report(source)
     audits, found = audit_table(report.results), doubts(report)
-    parts = [markdown([audits])] if audits else []
     scores = sum(len(result.scores) for result in report.results.parts)
     what = f"{len(found)} suspicious" if found else "nothing suspicious"
     cells = counted(len(report.results.parts), "cell")
     verdict = f"{what} among {counted(scores, 'score')} of {cells} in {source}"
-    return "\n".join([*parts, *map(str, found), verdict]), bool(found)
+    tables, lines = [audits] if audits else [], [*map(str, found), verdict]
+    if format == TERMINAL:
+        return terminal(tables, lines), bool(found)
+    return "\n".join([*([markdown(tables)] if tables else []), *lines, ""]), bool(found)
 
 
 def _check_format(format: str, known: tuple[str, ...]) -> None:
-    if format not in known:
+    if format not in (*known, TERMINAL):
         raise ReportError(f"format is {format!r}; it must be one of {', '.join(known)}.{did_you_mean(format, known)}")
