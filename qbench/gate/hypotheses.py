@@ -40,6 +40,7 @@ class Hypothesis:
     by_draw: tuple[Floats, Floats] | None = None  # [draws] means before and after, if the draws differ; high is bad
     margin: float | None = None  # the loss that must be excluded at 95%, in the kind's unit
     parts: tuple[tuple[str, float], ...] = ()  # of a pooled loss: names and losses in units of their tolerances
+    lost_answers: float = 0.0  # of a pooled loss: what one document adds if all its answers are lost
 
     @property
     def name(self) -> str:
@@ -60,7 +61,7 @@ class Hypothesis:
     @cached_property
     def upper(self) -> float:
         """The loss is not above this at 95%: the upper end of the one-sided interval, of this hypothesis alone."""
-        largest = float(np.abs(self.losses).max(initial=0.0))
+        largest = max(float(np.abs(self.losses).max(initial=0.0)), self.lost_answers)
         if self.kind == "accuracy":  # an answer is lost as a whole
             largest = max(largest, float(self.weights.mean()))
         return in_unit(self.kind, upper_end(self.losses, self.weights, largest, self.calibration))
