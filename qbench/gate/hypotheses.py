@@ -41,6 +41,7 @@ class Hypothesis:
     margin: float | None = None  # the loss that must be excluded at 95%, in the kind's unit
     limit: float | None = None  # of damage (gate.max_damage): the mean loss that `losses` are counted from
     parts: tuple[tuple[str, float], ...] = ()  # of a pooled loss: names and losses in units of their tolerances
+    lost_answers: float = 0.0  # of a pooled loss: what one document adds if all its answers are lost
 
     @property
     def name(self) -> str:
@@ -69,7 +70,7 @@ class Hypothesis:
     @cached_property
     def upper(self) -> float:
         """The loss is not above this at 95%: the upper end of the one-sided interval, of this hypothesis alone."""
-        largest = float(np.abs(self.losses).max(initial=0.0))
+        largest = max(float(np.abs(self.losses).max(initial=0.0)), self.lost_answers)
         if self.kind == "accuracy":  # an answer is lost as a whole
             largest = max(largest, float(self.weights.mean()))
         return self._in_unit(upper_end(self.losses, self.weights, largest, self.calibration))

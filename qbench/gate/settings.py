@@ -26,10 +26,10 @@ SETTING_UNITS: dict[str, str] = {str(kind): unit for kind, unit in UNITS.items()
 
 def _without_unit(value: Any, info: ValidationInfo) -> Any:
     """A number with its unit as a number: 1% of a perplexity, 0.5 points of an accuracy."""
-    if not isinstance(value, str):
+    if not isinstance(value, str | bool):
         return value
     unit = SETTING_UNITS.get(str(info.field_name), "").strip()
-    found = re.fullmatch(r"([\d.]+(?:e-?\d+)?) *(\D+)", value.strip())
+    found = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e-?\d+)?) *(\D+)", str(value).strip())
     if found and unit and found[2] in (unit, unit.removesuffix("s")):
         return float(found[1])
     written = f"2{unit}" if unit == "%" else f"2 {unit}"

@@ -189,6 +189,7 @@ def check(
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # nothing is tested in a task with different documents
         _check_overrides(settings, table, ignore_kl=bool(without_kl))
+        _check_margins(settings, table)
     tested = judge(table, settings)
     bad = {o.hypothesis.cell for o in tested if o.verdict in ("worse", "not_excluded")} | {
         failure.cell for failure in failures
@@ -385,6 +386,17 @@ def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], ignore
                     f"gate.overrides.{name} is not a tested metric; tested are {', '.join(sorted(tested))}."
                     + did_you_mean(name, tested)
                 )
+
+
+def _check_margins(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
+    """A required margin must be required of something, or a pass would promise what nobody checked."""
+    tested = {str(h.kind) for h in table}
+    for kind, margin in settings.noninferiority:
+        if margin is not None and kind not in tested:
+            raise CheckError(
+                f"gate.noninferiority.{kind} is {margin:g}, but the two runs have no {kind} in common; tested are "
+                f"{', '.join(sorted(tested))}. Leave it out, or compare runs that have it."
+            )
 
 
 def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, scores_only: bool) -> list[str]:
