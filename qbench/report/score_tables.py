@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from qbench.report.attentions import kind_name
+from qbench.report.attentions import kind_name, kind_title
 from qbench.report.delta import DeltaRow, ReportData
 from qbench.report.layouts import (
     about_kinds,
@@ -27,12 +27,17 @@ from qbench.report.results import NOTHING, FamilyQuantization, Gap
 from qbench.report.tables import Column, Field, Table, difference_field, interval_field, score_field
 
 READ_DELTA = "Δ is {other} − {reference}; accuracies are in percent."
+READ_SCORES = ["Accuracies are in percent. ↑ higher is better, ↓ lower is better."]
 COUNT_DELTAS = "Values of Δ"
 
 
 def delta_tables(report: ReportData) -> list[Table]:
-    """One table per family and method: the scores and Δ."""
-    return [_delta_table(about, rows) for about, rows in by_method(report.deltas)]
+    """One table per family and method: the scores and Δ, or the scores alone if the family has one model."""
+    found = []
+    for about, rows in by_method(report.deltas):
+        kinds = report.results.kinds_of(about.family)
+        found.append(_delta_table(about, rows) if len(kinds) > 1 else _lone_score_table(about, rows, kinds[0]))
+    return found
 
 
 def baseline_tables(report: ReportData) -> list[Table]:
@@ -42,6 +47,9 @@ def baseline_tables(report: ReportData) -> list[Table]:
     if not families:
         return []
     by_key = {(row.quantization.family, row.measure): row for row in rows}
+    have = {kind for family in families for kind in report.results.kinds_of(family)}
+    if len(have) == 1:
+        return [_lone_baseline_table(families, rows, have.pop())]
     kinds = list(dict.fromkeys(attention for row in rows for attention in row.scores))
     titles = [*score_titles(kinds), "Δ"]
     table = Table(
@@ -92,6 +100,43 @@ def _delta_table(about: FamilyQuantization, rows: list[DeltaRow]) -> Table:
             if with_intervals:
                 line.append(interval_field(row.deltas.get(shown[-1])))
             table.rows.append(line)
+    return table
+
+
+def _lone_score_table(about: FamilyQuantization, rows: list[DeltaRow], attention: str) -> Table:
+    """The scores of a family's only model."""
+    how = "unquantized" if about.is_unquantized else f"quantized with {about.method_title}"
+    table = Table(
+        name=table_name("delta", about),
+        title=f"{about.family}, {about.method_title}",
+        caption=f"Scores of the {about.family} {kind_name(attention)} model, {how}.",
+        reading=READ_SCORES,
+        columns=[*head_columns([attention], about), Column(kind_title(attention))],
+        heads=1 if about.is_unquantized else 2,
+    )
+    for row in arranged(rows):
+        table.rows.append([*head_fields(row), score_field(table, row.scores[attention], row.measure.metric)])
+    return table
+
+
+def _lone_baseline_table(families: Sequence[str], rows: list[DeltaRow], attention: str) -> Table:
+    """The scores of unquantized models of one kind, families side by side."""
+    table = Table(
+        name="baseline",
+        title="Unquantized",
+        caption=f"Scores of the unquantized {kind_name(attention)} models: {', '.join(families)}.",
+        reading=READ_SCORES,
+        columns=[*head_columns([attention], rows[0].quantization), *map(Column, families)],
+        heads=1,
+    )
+    by_key = {(row.quantization.family, row.measure): row for row in rows}
+    for measure in in_tables(in_order(row.measure for row in rows)):
+        line = [Field(task_name(measure.task)), Field(metric_name(measure))]
+        for family in families:
+            row = by_key.get((family, measure))
+            lacking = Gap(NOTHING, f"{family} has no {measure.metric} of {measure.task}.")
+            line.append(score_field(table, row.scores[attention] if row else lacking, measure.metric))
+        table.rows.append(line)
     return table
 
 

@@ -104,6 +104,7 @@ def _own(column: str, damage: Damage) -> DataRow:
         f"{column}_recovery": damage.recovery,
         f"{column}_low": interval["low"],
         f"{column}_high": interval["high"],
+        f"{column}_significant": interval["significant"],
         f"{column}_right_to_wrong": damage.flips and damage.flips.right_to_wrong,
         f"{column}_wrong_to_right": damage.flips and damage.flips.wrong_to_right,
     }

@@ -139,6 +139,23 @@ def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: ReportDat
     check("lone-summary.md", markdown([table]))
 
 
+@pytest.mark.parametrize("kind", ["delta", "baseline"])
+def test_scores_of_a_model_without_a_twin_have_one_column(kind: str, lone: ReportData) -> None:
+    text = markdown(tables(lone, kind))
+    assert "Scores of the" in text
+    assert "oftpick" not in text
+    assert "Δ" not in text
+
+
+def test_the_damage_rows_of_a_model_without_a_twin_say_what_is_significant(lone: ReportData) -> None:
+    rows = json.loads(render(lone, "json", "damage"))
+    assert {row["softmax_significant"] for row in rows} <= {True, False, None}
+    for row in rows:
+        if row["softmax_significant"] is not None:
+            assert row["softmax_significant"] == (row["softmax_low"] > 0 or row["softmax_high"] < 0)
+    assert any(row["softmax_significant"] is not None for row in rows)
+
+
 def test_the_delta_of_a_model_without_a_twin_says_where_to_look(lone: ReportData, small: ReportData) -> None:
     (said,) = remarks_on_delta(lone)
     for fact in ("softpick", "mini", "--kind damage", "--kind summary"):
