@@ -1,6 +1,6 @@
 """Which files make up a checkpoint and a tokenizer, and their fingerprints. Imports no torch."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from qbench.checkpoint.layout import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS, CheckpointError, weight_files
@@ -22,6 +22,10 @@ class NotFetchedError(InputError):
     """A checkpoint or dataset that is not on this machine yet."""
 
 
+class IncompleteError(NotFetchedError):
+    """A local folder without all files of a checkpoint or tokenizer: nothing can be fetched into it."""
+
+
 class NotCachedError(NotFetchedError):
     """A name that is neither a local folder nor a Hub id in the Hugging Face cache."""
 
@@ -38,14 +42,21 @@ def checkpoint_fingerprint(location: str, revision: str | None = None) -> str:
         folder = hub_folder(location, revision, [CONFIG])
         checkpoint_files(folder)
         return f"{location}@{folder.name}"
-    return _files_hash(checkpoint_files(Path(location)))
+    return _local_hash(checkpoint_files, location)
 
 
 def tokenizer_fingerprint(location: str, revision: str | None = None) -> str:
     """The content of a tokenizer's files, or the commit of one on the Hub that is in the cache."""
     if not Path(location).is_dir():
         return f"{location}@{hub_folder(location, revision, TOKENIZER_FILES).name}"
-    return _files_hash(tokenizer_files(Path(location)))
+    return _local_hash(tokenizer_files, location)
+
+
+def _local_hash(files: Callable[[Path], list[Path]], location: str) -> str:
+    try:
+        return _files_hash(files(Path(location)))
+    except NotFetchedError as error:
+        raise IncompleteError(str(error)) from None
 
 
 def commit_of(fingerprint: str) -> str | None:

@@ -203,6 +203,8 @@ def fetched_plan(recipe: Recipe, out: Path, options: RunOptions, make: MakePlan)
     from qbench.runner.fetch import fetch
 
     plan = make(recipe, out, reuse_stale=options.reuse_stale)
+    if incomplete := [entry.note for entry in plan.entries if entry.state == "cannot run" and entry.identity is None]:
+        raise RunError(incomplete[0])
     if not any(entry.state == "not fetched" for entry in plan.entries):
         return plan
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the run's lines and events

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from qbench.checkpoint.fingerprint import NotCachedError, NotFetchedError
+from qbench.checkpoint.fingerprint import IncompleteError, NotCachedError, NotFetchedError
 from qbench.errors import some
 from qbench.evaluate.facts import TaskSummary
 from qbench.files import shown_path
@@ -33,7 +33,7 @@ class PlanEntry:
     """A cell, its identity, and its record if it has one."""
 
     cell: Cell
-    identity: Identity | None  # None if the method lacks the width, or something is not fetched
+    identity: Identity | None  # None if the method lacks the width, or files are missing
     record: Record | None
     state: Literal["done", "stale", "failed", "to do", "cannot run", "not fetched", "not offered"]
     note: str = ""  # why it has this state
@@ -181,6 +181,8 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
         return PlanEntry(cell, None, None, "not offered", str(cell.quantization))
     try:
         identity = cell.identity()
+    except IncompleteError as error:
+        return PlanEntry(cell, None, None, "cannot run", str(error))
     except NotFetchedError as error:
         return PlanEntry(cell, None, None, "not fetched", f"{error}{_where_looked(error, cell.recipe)}")
     # By name: the checkpoint's path may be written differently, and two families may share a checkpoint.

@@ -66,3 +66,13 @@ def test_a_run_fails_them_at_once_and_finishes_the_others(small: Path, tmp_path:
     softpick = failures["tiny-softpick-none-16"]
     assert softpick
     assert "not softpick" in softpick.reason
+
+
+def test_a_folder_with_pickles_only_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_recipe(tmp_path)
+    weights = tmp_path / "softmax" / "model.safetensors"
+    weights.rename(weights.with_name("pytorch_model.bin"))
+    assert main(["plan", str(file)]) == 0
+    assert "4 cannot run" in capsys.readouterr().out
+    assert main(["run", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert states(capsys.readouterr().err, "only pytorch_model.bin…model.safetensors")
