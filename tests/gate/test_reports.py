@@ -45,7 +45,7 @@ def test_the_terminal_leads_with_the_verdict(folders: tuple[Path, Path, Path]) -
     assert text.startswith("PASS: none of 36 scores got worse")
     text = to_text(check(bad, baseline))
     report = check(bad, baseline)
-    scores, pooled = len(report.worse) - 2, "the pooled loss of 2 cells too"
+    scores, pooled = len(report.worse) - 2, "the pooled loss of 2 cells is above its tolerance"
     expected = f"FAIL: {scores} of 24 scores got worse, {pooled}, 2 failures in the audit, 1 failure in the records"
     assert text.startswith(expected)
     for part in (
