@@ -24,7 +24,7 @@ from qbench.evaluate.evaluation import Evaluation, Metric
 from qbench.evaluate.facts import KL_TOKENS, PAGES
 from qbench.evaluate.forward import LOGITS_BYTES, Place, States
 from qbench.evaluate.requests import build_documents
-from qbench.records.audit import Audit, AuditError
+from qbench.records.audit import UNQUANTIZED, Audit, AuditError
 from qbench.records.metrics import KL, METRICS
 from qbench.records.samples import AGGREGATIONS, WEIGHT, Floats
 from qbench.records.schema import Divergence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MIN_MOVED = 1e-3  # of the audit's KL, which is of random tokens
 MIN_TOKENS = 16  # of a document that has them: all first tokens have the same context
+MAX_FLOOR = 0.1  # of the unquantized model, in nats: in bfloat16 it is 1e-5 on mini; another model is further away
 LOGITS = 2**18  # of one model in float64 at a time: 2 MB. On a CPU, 64 MB take 2.5 times as long
 
 
@@ -212,9 +213,16 @@ def with_kl(evaluation: Evaluation, found: Mapping[Place, TokenDivergences]) -> 
 def check_moved(metrics: Sequence[Metric], audit: Audit) -> None:
     """Raise if KL says that the model is the unquantized one although its audit saw other logits.
 
-    Then the model was compared with itself, or another model was scored than the one that was audited.
+    Then the model was compared with itself, or another model was scored than the one that was audited. Also raise if
+    the unquantized model is far from itself: then its states were not kept from this model.
     """
     for metric in metrics:
+        if metric.name == KL and audit.label == UNQUANTIZED and metric.value > MAX_FLOOR:
+            reason = (
+                f"{metric.task}: the KL of the unquantized model from itself is {metric.value:.1g} nats per token; it "
+                f"must be noise, at most {MAX_FLOOR:g}. The hidden states were of another model."
+            )
+            raise AuditError(audit.label, [reason], "Remove the folder `states` of qbench's cache, and run it again.")
         if metric.name == KL and audit.kl and metric.value < MIN_MOVED * audit.kl:
             reason = (
                 f"{metric.task}: its KL from the unquantized model is {metric.value:.1g} nats per token, but on the "

@@ -60,3 +60,4 @@ def _panel(axes: "Axes", own: LowBitFamily, measure: Measure, styles: Looks) -> 
             axes.hlines(y, *damage.shown_interval, look.colour, linewidth=1)
     if is_perplexity(measure.metric):
         axes.set_xscale("symlog", linthresh=1)
+        axes.xaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))

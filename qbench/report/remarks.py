@@ -46,7 +46,8 @@ def _draws(report: ReportData) -> list[str]:
     if not several:
         return []
     counts = sorted({len(result.draws) for result in several})
-    titles = dict.fromkeys(report.results.method_titles[result.cell.method] for result in several)
+    methods = report.results.method_titles
+    titles = dict.fromkeys(own.cell.label if own.has_axes else methods[own.cell.method] for own in several)
     how_many = " or ".join(map(str, counts))
     return [f"{' and '.join(titles)}: means over {how_many} calibration draws; any intervals include their spread."]
 

@@ -309,6 +309,25 @@ def test_a_model_compared_with_itself_is_caught(
             check_moved(metrics(after, model), audit)
 
 
+def test_states_of_another_model_are_caught(
+    checkpoints: dict[str, Path], unquantized: LlamaForCausalLM, quantized: Any, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Sabotage: the reference is another model's, as from a cache with a wrong key."""
+    _, audit = quantized("none-16")
+    other = load_checkpoint(checkpoints["softmax"])
+    with torch.no_grad():
+        other.lm_head.weight.copy_(other.lm_head.weight.roll(1, 0))
+    for model, is_right in ((unquantized, True), (other, False)):
+        lm = scorer(unquantized, tokenizer)
+        found = measured(keep_reference(scorer(model, tokenizer), requests_of(PAGES)), lm, PAGES)
+        metrics = with_kl(_evaluation(lm), found)[0].metrics
+        if is_right:
+            check_moved(metrics, audit)
+        else:
+            with pytest.raises(AuditError, match="another model"):
+                check_moved(metrics, audit)
+
+
 def floor_and_eight_bits(model: LlamaForCausalLM, tokenizer: Any, requests: list[Instance], tokens: int) -> list[float]:
     """The mean KL of the unquantized model, and of HQQ at 8 bits."""
     reference = keep_reference(Scorer(model, tokenizer), requests, tokens)
