@@ -20,13 +20,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from gate import hypotheses_of, unchanged
+from gate import NEW, RULES, hypotheses_of, unchanged
 from scipy.special import stdtrit
 from tabulate import tabulate
 
 from qbench.gate.pairing import Pair
+from qbench.gate.pooled import with_pooled
 from qbench.gate.settings import GateSettings
-from qbench.gate.verdict import judge
 from qbench.records.samples import AGGREGATIONS
 from qbench.records.schema import CellRef
 from qbench.records.store import StoredRecord, read_results
@@ -174,9 +174,11 @@ def gate(options: argparse.Namespace) -> Iterator[dict[str, str]]:
             verdicts = []
             for before, after in disjoint(numbers, size, options.tables):
                 pairs = [[(own[b], own[a]) for b, a in zip(before, after, strict=True)] for own in by_kind.values()]
-                verdicts.append(fails(pairs, options.hypotheses))
+                verdicts.append(fails(pairs, options.scores))
             name = f"{label}, {size} draw{'s' * (size > 1)}"
-            yield {"compared": name, "tables": str(len(verdicts)), "fail": str(sum(verdicts))}
+            yield {"compared": name, "tables": str(len(verdicts))} | {
+                rule: str(sum(own[rule] for own in verdicts)) for rule in RULES
+            }
 
 
 def disjoint(numbers: Sequence[Any], size: int, most: int) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
@@ -186,12 +188,12 @@ def disjoint(numbers: Sequence[Any], size: int, most: int) -> list[tuple[tuple[A
     return [found[i] for i in sorted(chosen)]
 
 
-def fails(cells: Sequence[Sequence[Pair]], hypotheses: int) -> bool:
-    """Whether the scores of these cells fail the gate, as part of a table with this many hypotheses."""
-    table = [h for pairs in cells for h in hypotheses_of(pairs, GateSettings())]
-    rest = hypotheses - len(table)
-    judged = judge([*table, *[unchanged(table[0])] * max(0, rest)], GateSettings())
-    return any(outcome.verdict == "worse" for outcome in judged)
+def fails(cells: Sequence[Sequence[Pair]], scores: int) -> dict[str, bool]:
+    """Whether these cells fail, by each rule of gate.py; the old rule counts all scores of a table with so many."""
+    settings = GateSettings()
+    table = [h for pairs in cells for h in with_pooled(hypotheses_of(pairs, settings), settings)]
+    rest = [unchanged(table[0])] * max(0, scores - sum(h.kind not in NEW for h in table))
+    return {name: rule(table, rest, settings) for name, rule in RULES.items()}
 
 
 def _options() -> argparse.Namespace:
@@ -201,7 +203,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--simulations", type=int, default=2000)
     parser.add_argument("--tables", type=int, default=100)
-    parser.add_argument("--hypotheses", type=int, default=264, help="in the whole table; default: mini's 22 × 12")
+    parser.add_argument("--scores", type=int, default=264, help="in the whole table; default: mini's 22 × 12")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

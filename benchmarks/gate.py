@@ -3,10 +3,11 @@
     python benchmarks/gate.py null     BASE OTHER                  whole tables with the sides swapped at random
     python benchmarks/gate.py power    BASE "nf4 as fp4=DIR" …     which regressions are found, by number of documents
     python benchmarks/gate.py coverage BASE OTHER                  how often "not worse by more than" holds
+    python benchmarks/gate.py needed   BASE                        documents that a loss takes, by the old and new rule
     python benchmarks/gate.py pooled                               losses of a made-up cell that all point one way
 
-Runs are folders of records. If labels differ, --rename says which cells to compare: with hqq-3-g128=hqq-3-g64, cells of
-OTHER with the first label are compared with cells of BASE with the second.
+Runs are folders of records, or of lm-eval's results. If labels differ, --rename says which cells to compare: with
+hqq-3-g128=hqq-3-g64, cells of OTHER with the first label are compared with cells of BASE with the second.
 
 Each table is judged by several rules. `holm` is the gate as it was: Holm over all hypotheses, without KL and pooled
 losses. `tarone` counts only what can fail, `kl` has KL too, and `gate` has the pooled losses as well. The others are
@@ -28,18 +29,21 @@ import numpy as np
 from tabulate import tabulate
 
 from qbench.gate.hypotheses import Documents, Hypothesis, hypotheses, mean_loss
+from qbench.gate.imported import read_both
 from qbench.gate.pairing import Floats, Ints, Pair, PairedDocuments, draws_of_cells, pair_documents
 from qbench.gate.pooled import with_pooled
+from qbench.gate.power import power, power_of, recorded_noise
 from qbench.gate.settings import GateSettings, MetricKind, Tolerances
 from qbench.gate.sign_flip import holm, ratio, settle
 from qbench.gate.verdict import judge
 from qbench.records.samples import AGGREGATIONS, WEIGHT
 from qbench.records.schema import CellRef, MetricValue
-from qbench.records.store import StoredRecord, read_results
+from qbench.records.store import StoredRecord
 
 RELATIVE = 0.05
 FLOOR = 3  # points
 STRICT = GateSettings(tolerances=Tolerances(accuracy=0, perplexity=0, gold_logprob=0, kl=0, kl_floor=0, pooled=0))
+NEW: tuple[MetricKind, ...] = ("kl", "pooled")  # not tested by the gate as it was
 OURS: tuple[MetricKind, ...] = ("gold_logprob", "kl", "pooled")  # not metrics of lm-eval: other gates do not see them
 
 
@@ -48,6 +52,8 @@ def main() -> int:
     options = _options()
     if options.measure == "pooled":
         return one_way(options)
+    if options.measure == "needed":
+        return needed(Path(options.base))
     rename = dict(pair.split("=", 1) for pair in options.rename)
     settings = STRICT if options.strict else GateSettings()
     if options.measure == "null":
@@ -102,10 +108,11 @@ def _errors(paired: PairedDocuments, metric: str) -> float:
 
 
 def load(options: argparse.Namespace, other: str, rename: Mapping[str, str]) -> list[PairedTask]:
-    """All tasks of the cells that two folders share."""
-    before = {_key(stored, {}): stored for stored in read_results(Path(options.base)).current}
+    """All tasks of the cells that two folders share; folders of records, or of lm-eval's results."""
+    now, then, _ = read_both(Path(other), Path(options.base))
+    before = {_key(stored, {}): stored for stored in then.current}
     pairs = []
-    for stored in read_results(Path(other)).current:
+    for stored in now.current:
         twin = before.get(_key(stored, rename))
         known = (stored.record.cell.draw or 1) <= options.draws
         if known and twin and "failed" not in (stored.record.state, twin.record.state):
@@ -158,7 +165,7 @@ def power_rows(name: str, tasks: Sequence[PairedTask], options: argparse.Namespa
     table = _whole(tasks, settings)
     most = max(len(task.paired.ids) for task in tasks)
     # Holm counts the whole table's hypotheses, though only these cells changed.
-    rest = [unchanged(table[0])] * max(0, options.hypotheses - sum(h.kind not in ("kl", "pooled") for h in table))
+    rest = [unchanged(table[0])] * max(0, options.hypotheses - sum(h.kind not in NEW for h in table))
     seeds = range(options.subsets)
     for size in sorted({min(size, most) for size in [*options.documents, most]}):
         found = count_failures((_subset(tasks, size, settings, options.seed, i) for i in seeds), settings, JUDGES, rest)
@@ -171,6 +178,27 @@ def power_rows(name: str, tasks: Sequence[PairedTask], options: argparse.Namespa
             **{key: f"{found[key] / len(seeds):.0%} ({alarms[key] / len(seeds):.0%})" for key in JUDGES},
             "largest loss": f"{largest.loss / largest.tolerance:.1f}× tolerance ({largest.task} {largest.metric})",
         }
+
+
+def needed(folder: Path) -> int:
+    """The documents for a loss of twice the tolerance with 80%.
+
+    By Holm over the scores that the old gate tested, which had no KL; and by the gate if all cells changed or two did.
+    """
+    table = [h for h in recorded_noise(folder) if h.kind not in NEW]
+    print(f"the old rule counts {len(table)} hypotheses of {len({h.cell for h in table})} cells")
+    before = {(own.task, own.metric): own for own in power_of(table, len(table))}
+    rows = []
+    for every, two in zip(power(folder), power(folder, cells=2), strict=True):
+        loss, *documents = min(every.needed), min(every.needed.items())[1], min(two.needed.items())[1]
+        old = before.get((every.task, every.metric))
+        columns = [f"{min(old.needed.items())[1]:,.0f}" if old else "not tested", *(f"{n:,.0f}" for n in documents)]
+        names = ("Holm over its scores (before)", "all cells changed", "two cells changed")
+        rows.append(
+            {"metric": f"{every.task} {every.metric}", "loss": f"{loss:.4g}"} | dict(zip(names, columns, strict=True))
+        )
+    print(tabulate(rows, "keys", tablefmt="github", disable_numparse=True))
+    return 0
 
 
 def coverage(tasks: Sequence[PairedTask], options: argparse.Namespace) -> int:
@@ -233,26 +261,32 @@ def _made_up(
 ) -> Iterator[Hypothesis]:
     common = random.normal(size=n)
     for number, kind in enumerate(kinds):
-        tolerance = settings.tolerance(kind, task, kind)
-        unit = mean_loss(kind, tolerance)
+        unit = mean_loss(kind, settings.tolerance(kind, task, kind))
         noise = 0.5 * common + np.sqrt(0.75) * random.normal(size=n)
         losses = (lost + 16 * noise) * unit  # a standard error of 0.8 tolerances
-        yield Hypothesis(
-            cell=CellRef(family="m", attention="a", checkpoint="c", method="q", bits=4, label="q"),
-            task=task,
-            metric=f"{kind} {number}",
-            kind=kind,
-            aggregation=AGGREGATIONS["mean"],
-            tolerance=tolerance,
-            threshold=unit,
-            alpha=settings.alpha,
-            before=0.0,
-            after=0.0,
-            losses=losses,
-            weights=np.ones(n),
-            groups=np.arange(n),
-            documents=Documents(n, ()),
-        )
+        yield made_up_hypothesis(task, f"{kind} {number}", kind, losses, settings)
+
+
+def made_up_hypothesis(task: str, metric: str, kind: MetricKind, losses: Floats, settings: GateSettings) -> Hypothesis:
+    """A hypothesis of a made-up cell with these losses."""
+    tolerance = settings.tolerance(kind, task, metric)
+    n = len(losses)
+    return Hypothesis(
+        cell=CellRef(family="m", attention="a", checkpoint="c", method="q", bits=4, label="q"),
+        task=task,
+        metric=metric,
+        kind=kind,
+        aggregation=AGGREGATIONS["mean"],
+        tolerance=tolerance,
+        threshold=mean_loss(kind, tolerance),
+        alpha=settings.alpha,
+        before=0.0,
+        after=0.0,
+        losses=losses,
+        weights=np.ones(n),
+        groups=np.arange(n),
+        documents=Documents(n, ()),
+    )
 
 
 def count_failures(
@@ -274,7 +308,7 @@ Judge = Callable[[list[Hypothesis], Sequence[Hypothesis], GateSettings], bool]
 
 def _holm(table: list[Hypothesis], rest: Sequence[Hypothesis], _: GateSettings) -> bool:
     """The gate as it was."""
-    own = [h for h in (*table, *rest) if h.kind not in ("kl", "pooled")]
+    own = [h for h in (*table, *rest) if h.kind not in NEW]
     above, alphas = [h.loss > h.tolerance for h in own], np.array([h.alpha for h in own])
     p = settle([h.losses for h in own], above, alphas, lambda i, p: own[i].with_calibration(p))
     return bool((np.array(above) & (holm(p) <= alphas)).any())
@@ -315,7 +349,7 @@ def _no_overlap(h: Hypothesis) -> bool:
 
 RULES: dict[str, Judge] = {
     "holm": _holm,
-    "tarone": _gate_of("kl", "pooled"),
+    "tarone": _gate_of(*NEW),
     "kl": _gate_of("pooled"),
     "gate": _gate_of(),
 }
@@ -374,7 +408,7 @@ def _key(stored: StoredRecord, rename: Mapping[str, str]) -> tuple[str, str, str
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measure", choices=("null", "power", "coverage", "pooled"))
+    parser.add_argument("measure", choices=("null", "power", "coverage", "needed", "pooled"))
     parser.add_argument("base", metavar="BASE", nargs="?")
     parser.add_argument("other", metavar="OTHER", nargs="*", help="a folder; for power NAME=FOLDER, one or more")
     parser.add_argument("--rename", action="append", default=[], metavar="LABEL=LABEL")

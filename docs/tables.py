@@ -97,7 +97,7 @@ def page(results: Path = RESULTS) -> str:
             "In short: 8 bits cost almost nothing. With GPTQ and HQQ perplexity rises with every step down from 8",
             "bits, and at 2 bits all tasks get worse. Not every step does harm: BNB's 4 bits slightly improve",
             "softmax's perplexity.\n",
-            "![Damage against bits: one row per metric, one column per method](mini-damage.png)\n",
+            "![Damage against bits: one panel per metric](mini-damage.png)\n",
             *sections,
         ]
     )

@@ -6,12 +6,15 @@ freedom is not, for a handful of draws (docs/statistics.md).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, variance
 
+from qbench.student_t import two_tail_quantile, two_tails
+
 LEVEL = 0.95
 SMALLEST_P = 1e-300
+SMALLEST_P_OF_SEVERAL = 1e-100  # sources of chance: the squares of smaller quantiles overflow
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,13 @@ class Estimate:
             return 0.0
         if len(sources) == 1:
             return max(_two_tails(sources[0].freedom, size / math.sqrt(sources[0].variance)), SMALLEST_P)
-        low, high = math.log(SMALLEST_P), 0.0  # of p; the half-width falls from low to high
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if _half_width(sources, math.exp(middle)) > size else (low, middle)
-        return math.exp(high)
+        return math.exp(
+            _root(
+                lambda log_p: math.log(_half_width(sources, math.exp(log_p)) / size),
+                math.log(SMALLEST_P_OF_SEVERAL),
+                -1e-12,
+            )
+        )
 
 
 def of_draws(values: Sequence[float]) -> ChanceSource:
@@ -67,19 +72,33 @@ def _half_width(sources: Sequence[ChanceSource], tail: float) -> float:
     return math.sqrt(sum(_quantile(source.freedom, tail) ** 2 * source.variance for source in sources))
 
 
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function is 0, by false position (Illinois); the nearer end if it is 0 nowhere between."""
+    above, below = falling(low), falling(high)
+    if above <= 0 or below >= 0:
+        return low if above <= 0 else high
+    side = 0
+    for _ in range(100):
+        middle = (low * below - high * above) / (below - above)
+        value = falling(middle)
+        if abs(value) < 1e-13 or high - low < 1e-13:
+            return middle
+        if value > 0:
+            low, above, below, side = middle, value, below / 2 if side == 1 else below, 1
+        else:
+            high, below, above, side = middle, value, above / 2 if side == -1 else above, -1
+    return middle
+
+
 def _quantile(freedom: float, tail: float) -> float:
     """The t that |T| exceeds with this probability."""
     if math.isinf(freedom):
         return -NormalDist().inv_cdf(tail / 2)
-    from scipy.special import stdtrit
-
-    return -float(stdtrit(freedom, tail / 2))
+    return two_tail_quantile(freedom, tail)
 
 
 def _two_tails(freedom: float, t: float) -> float:
     """The probability that |T| is beyond t."""
     if math.isinf(freedom):
         return math.erfc(t / math.sqrt(2))
-    from scipy.special import stdtr
-
-    return 2 * float(stdtr(freedom, -t))
+    return two_tails(freedom, t)

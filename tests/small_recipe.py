@@ -31,7 +31,7 @@ def fields() -> dict[str, Any]:
         "checkpoints": {"tiny": {"softmax": "softmax", "softpick": "./softpick"}},
         "quantizations": [
             {"method": "none"},
-            {"method": "bnb", "bits": [2, 8]},
+            {"methods": ["bnb"], "bits": [2, 8]},
             {"method": "gptq", "bits": 4},
             {"method": "hqq", "bits": 3},
         ],
@@ -44,11 +44,18 @@ def fields() -> dict[str, Any]:
     }
 
 
+def config(attention: str) -> dict[str, Any]:
+    """A config.json that rules nothing out."""
+    sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    own = {} if attention == "softmax" else {"attn_implementation": attention}
+    return {"model_type": "llama", **sizes, "num_attention_heads": 4, **own}
+
+
 def write_recipe(folder: Path, **changes: Any) -> Path:
     """The recipe and its files in a folder; a change of None leaves a field out. Files that are there are kept."""
     content = {name: value for name, value in (fields() | changes).items() if value is not None}
     files = {
-        **{f"{kind}/config.json": f'{{"kind": "{kind}"}}' for kind in ("softmax", "softpick")},
+        **{f"{kind}/config.json": json.dumps(config(kind)) for kind in ("softmax", "softpick")},
         **{f"{kind}/model.safetensors": f"weights of {kind}" for kind in ("softmax", "softpick")},
         **{f"{kind}/tokenizer.json": "{}" for kind in ("softmax", "softpick")},
         **{f"{name}.jsonl": "".join(json.dumps(row) + "\n" for row in PIQA) for name in ("piqa", "train", "mine")},

@@ -13,6 +13,7 @@ LAYERS = (
     ("softpick",),
     ("qbench.errors",),
     ("qbench.plugins", "qbench.gpus", "qbench.validation", "qbench.arguments", "qbench.limited_yaml"),
+    ("qbench.student_t",),
     ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.output", "qbench.attention.kinds"),
     ("qbench.uncertainty", "qbench.tokenizer"),
     ("qbench.gate.settings",),

@@ -132,8 +132,7 @@ def config_attention(fields: dict[str, Any], file: Path, asked: str | None = Non
         against = [text for text, meant in says.items() if asked not in meant]
         source = against[0] if against else "no attn_impl or attn_implementation"
         raise CheckpointError(
-            f"attention={asked!r} was requested, but {file} has {source}, which is {kind.name}; "
-            f"use {kind.name!r}, or leave attention out."
+            f"{file} has {source}, so its attention is {kind.name}, not {asked}: ask for {kind.name}."
         )
     return kind
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from qbench.errors import InputError
 from qbench.evaluate.evaluation import Evaluation, Metric
+from qbench.evaluate.facts import KL_TOKENS, PAGES
 from qbench.evaluate.forward import LOGITS_BYTES, Place, States
 from qbench.evaluate.requests import build_documents
 from qbench.records.audit import Audit, AuditError
@@ -30,9 +31,10 @@ from qbench.records.schema import Divergence
 
 if TYPE_CHECKING:
     from qbench.evaluate.scorer import Scorer
+    from qbench.evaluate.state_cache import StateCache
 
-TOKENS = 8000  # of a task, if it has so many
 MIN_MOVED = 1e-3  # of the audit's KL, which is of random tokens
+MIN_TOKENS = 16  # of a document that has them: all first tokens have the same context
 LOGITS = 2**18  # of one model in float64 at a time: 2 MB. On a CPU, 64 MB take 2.5 times as long
 
 
@@ -76,21 +78,23 @@ class TokenDivergences:
 
 def pages(tasks: Mapping[str, Task], limits: Mapping[str, int], seed: int) -> list[Instance]:
     """The requests of the tasks that score whole pages; other tasks have no KL."""
-    scored = [task for task in tasks.values() if task.OUTPUT_TYPE == "loglikelihood_rolling"]
+    scored = [task for task in tasks.values() if task.OUTPUT_TYPE == PAGES]
     documents = (own for task in scored for own in build_documents(task, limits.get(task.task_name), seed))
     return [request for document in documents for request in document.requests]
 
 
-def keep_reference(lm: "Scorer", requests: Sequence[Instance], tokens: int = TOKENS) -> Reference:
+def keep_reference(
+    lm: "Scorer", requests: Sequence[Instance], tokens: int = KL_TOKENS, cache: "StateCache | None" = None
+) -> Reference:
     """Run the unquantized model over the measured tokens of pages, and keep its states and its lm_head.
 
-    tokens: how many of each task.
+    tokens: how many of each task. cache: where the states of the same model may be.
     """
     for request in requests:
-        if request.request_type != "loglikelihood_rolling":
+        if request.request_type != PAGES:
             raise DivergenceError(
                 f"{request.task_name} is a task of the type {request.request_type}, which scores no whole pages; "
-                "KL needs the type loglikelihood_rolling, such as wikitext."
+                f"KL needs the type {PAGES}, such as wikitext."
             )
     windows = {
         (str(request.task_name), int(request.doc_id), number): window
@@ -102,25 +106,32 @@ def keep_reference(lm: "Scorer", requests: Sequence[Instance], tokens: int = TOK
         counts |= measured_tokens({p: len(window[1]) for p, window in windows.items() if p[0] == task}, tokens)
     cut = {place: (windows[place][0], windows[place][1][:size]) for place, size in counts.items()}
     # Methods never write to a weight, they replace the layer: the tensor stays as it is.
-    return Reference(lm.final_states(cut), lm.model.lm_head.weight.detach())
+    states = cache.final_states(lm, cut) if cache else lm.final_states(cut)
+    return Reference(states, lm.model.lm_head.weight.detach())
 
 
 def measured_tokens(sizes: Mapping[Place, int], wanted: int) -> dict[Place, int]:
     """How many tokens of each window are measured: its first ones, `wanted` in all, or all if there are fewer.
 
     They come from as many documents as possible, since intervals and tests are over documents: first windows of
-    documents before second ones, and of the windows that are needed, the longest are cut.
+    documents before second ones, and of the windows that are needed, the longest are cut, but not below MIN_TOKENS. If
+    there are still too many, the last windows are left out.
     """
     chosen: dict[Place, int] = {}
     for number in range(1 + max(place[2] for place in sizes)):
         if sum(chosen.values()) < wanted:
             chosen |= {place: size for place, size in sizes.items() if place[2] == number}
     longest = max(chosen.values())
-    longest = next((n for n in range(1, longest) if sum(min(size, n) for size in chosen.values()) >= wanted), longest)
+    enough = (n for n in range(MIN_TOKENS, longest) if sum(min(size, n) for size in chosen.values()) >= wanted)
+    longest = next(enough, longest)
     found = {place: min(size, longest) for place, size in chosen.items()}
     beyond = sum(found.values()) - wanted
-    last = [place for place, size in found.items() if size == longest][-beyond:] if beyond > 0 else []
-    return found | dict.fromkeys(last, longest - 1)
+    for place in reversed(chosen):
+        # One token of each of the longest is enough, unless they are as short as allowed.
+        spare = found[place] if longest <= MIN_TOKENS else int(found[place] == longest)
+        cut = max(0, min(beyond, spare))
+        found[place], beyond = found[place] - cut, beyond - cut
+    return {place: size for place, size in found.items() if size}
 
 
 def compare(reference: Reference, states: Mapping[Place, States], head: nn.Module) -> dict[Place, TokenDivergences]:
@@ -137,8 +148,14 @@ def compare(reference: Reference, states: Mapping[Place, States], head: nn.Modul
     tokens = torch.tensor([token for own in reference.states.values() for token in own.tokens], device=before.device)
     found = torch.cat(list(_chunks(before, after, tokens, reference.head, head)), dim=1)
     ends = np.cumsum([len(own.tokens) for own in reference.states.values()])[:-1]
-    by_place = np.split(found.cpu().numpy(), ends, axis=1)
-    return {place: TokenDivergences(*own) for place, own in zip(reference.states, by_place, strict=True)}
+    by_place = dict(zip(reference.states, np.split(found.cpu().numpy(), ends, axis=1), strict=True))
+    for (task, document, number), own in by_place.items():
+        if not np.isfinite(own).all():
+            raise DivergenceError(
+                f"{task}, document {document}, window {number}: the logits of the unquantized or the quantized model "
+                "are NaN or infinite; they must be finite: run the model in a dtype with a larger range."
+            )
+    return {place: TokenDivergences(*own) for place, own in by_place.items()}
 
 
 @torch.no_grad()

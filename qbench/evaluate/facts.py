@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
 SAMPLE = 4000  # characters of a task's text
+KL_TOKENS = 8000  # of a task that KL is measured on, if it has so many
+PAGES = "loglikelihood_rolling"  # lm-eval's type of tasks that score whole pages
 MAX_FILES = 50_000  # of a folder with task files or data; lm-eval's has 17,000
 
 
@@ -30,6 +32,7 @@ class TaskSummary:
     read: int  # characters that the model reads; a context that several continuations share is read once
     scored: int  # characters that are scored
     attended: int  # the sum, over the characters that are read, of the number before each
+    pages: bool  # whether whole pages are scored, so that KL is measured
     sample: str  # some of its text, to estimate the length of a token
     files: tuple[str, ...]  # local files that the task's file names as its data
 
@@ -93,6 +96,7 @@ def _facts(task: "Task", limit: int | None, seed: int, has_given_data: bool) -> 
         documents=len(documents),
         requests=len(requests),
         **characters(requests),
+        pages=task.OUTPUT_TYPE == PAGES,
         sample="\n".join(itertools.islice(texts, SAMPLE))[:SAMPLE],
         files=() if has_given_data else _own_data(task.config.dataset_path, task.config.dataset_kwargs or {}),
     )

@@ -76,6 +76,7 @@ class PasskeySettings:
             read=trials * characters,
             scored=trials * NEW_TOKENS * CHARACTERS_PER_TOKEN,
             attended=trials * characters**2 // 2,
+            pages=False,
             sample=FILLER,
             files=(),
         )

@@ -60,6 +60,11 @@ def power(folder: Path, against: Path | None = None, cells: int | None = None) -
         raise CheckError(f"--cells is {cells}; it must be from 1 to {every}, the cells of {folder} that are compared.")
     able = counted(np.array([h.smallest_p for h in table]), max(h.alpha for h in table))
     size = math.ceil(able * (cells or every) / every)
+    return power_of(table, size)
+
+
+def power_of(table: Sequence[Hypothesis], size: int) -> list[Power]:
+    """Power by task and metric, if so many hypotheses count."""
     by_metric: dict[tuple[str, str], list[Hypothesis]] = defaultdict(list)
     for hypothesis in table:
         by_metric[hypothesis.task, hypothesis.metric].append(hypothesis)
@@ -148,8 +153,10 @@ def _critical(changed: Floats, alpha: float) -> Floats:
 
 def binomial_tail(successes: Floats, trials: Floats | int, chance: float) -> Floats:
     """P(at least this many successes)."""
-    from scipy.special import betainc
-
+    try:
+        from scipy.special import betainc  # for whole arrays
+    except ImportError:
+        raise CheckError("`qbench power` needs SciPy, which is not installed: pip install scipy.") from None
     tail = betainc(np.maximum(successes, 1), np.maximum(trials - successes + 1, 1), chance)
     return np.where(successes <= 0, 1.0, np.where(successes > trials, 0.0, tail))
 

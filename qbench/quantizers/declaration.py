@@ -70,6 +70,13 @@ class LinearOptions(Options):
 
     label_if_changed: ClassVar = {"include_lm_head": "head"}
 
+    def misfit(self, bits: int, shape: tuple[int, int]) -> str:
+        """Why a linear layer with these outputs and inputs cannot be quantized so; empty if it can.
+
+        It is asked for all layers before the first one is replaced, and by `qbench plan`.
+        """
+        return ""
+
 
 class Quantizer:
     """A method: what it offers, and how its layers are made, saved and read back."""

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qbench.attention.register import show
 from qbench.progress import Bar
+from qbench.quantizers.declaration import LinearOptions, QuantizeError
 from qbench.quantizers.options import Quantization
 
 _ATTRIBUTE = "qbench_packed_form"
@@ -56,10 +58,6 @@ class PackedLinear(nn.Module):
         In bfloat16 a weight has 8 bits, as many as an 8-bit code, so weights on the right level may look misplaced.
         """
         return self.dequantize().float()
-
-    @classmethod
-    def check_linear(cls, name: str, linear: nn.Linear, bits: int, options: Any) -> None:
-        """Raise QuantizeError if a linear layer of this shape cannot be packed; by default all can."""
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: Any) -> Self:
@@ -132,12 +130,18 @@ def replace_linears(
 ) -> None:
     """Replace each target by its packed form, one after the other; for methods that need only the weight."""
     for name in targets:
-        kind.check_linear(name, _linear(model, name), bits, options)
+        check_shape(name, _linear(model, name), bits, options)
     for name in Bar(targets, unit="linear", shown=progress):
         linear = _linear(model, name)
         home = linear.weight.device
         packed = kind.from_linear(linear.to(device or home), bits, options)
         model.set_submodule(name, packed.to(home).eval())
+
+
+def check_shape(name: str, linear: nn.Linear, bits: int, options: LinearOptions) -> None:
+    """Raise QuantizeError if a linear layer of this shape cannot be quantized so."""
+    if why := options.misfit(bits, (linear.out_features, linear.in_features)):
+        raise QuantizeError(f"{name} is {linear.out_features} × {linear.in_features} (outputs × inputs); {why}.")
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:
@@ -162,3 +166,4 @@ def packed_form(model: nn.Module) -> PackedForm | None:
 def attach_packed_form(model: nn.Module, form: PackedForm) -> None:
     """Attach the packed form to its model outside its modules, so it stays out of parameters and state_dict."""
     object.__setattr__(model, _ATTRIBUTE, form)
+    show(model, quantization=form.quantization.label)

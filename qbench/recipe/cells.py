@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,11 @@ class Cell:
     def packages(self) -> dict[str, str]:
         """The versions of the packages that compute this cell."""
         own = self.quantization.packages() if isinstance(self.quantization, Quantization) else {}
-        return package_versions() | own | _attention_code(self.ref.attention)
+        return self.model_packages() | own
+
+    def model_packages(self) -> dict[str, str]:
+        """Those that compute the unquantized model."""
+        return package_versions() | _attention_code(self.ref.attention)
 
     def identity(self) -> Identity:
         """Everything that can change the numbers; NotFetchedError if some of it is not on this machine."""
@@ -281,7 +285,7 @@ def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:
 
 
 def _quantizations(entries: Sequence[QuantizationEntry]) -> Iterator[Quantization | NotOffered]:
-    for entry in entries:
+    for entry in chain.from_iterable(entry.by_method for entry in entries):
         for bits in entry.widths:
             if offers(entry.method, bits):
                 yield quantization(entry.method, bits, **entry.arguments(bits))

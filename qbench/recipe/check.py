@@ -157,33 +157,43 @@ def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
 
 def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: RecipeFile) -> None:
     labels: set[str] = set()
-    for index, entry in enumerate(entries):
+    for index, shared in enumerate(entries):
         where: Where = (*field, index)
-        try:
-            if not entry.widths:
-                quantizer(entry.method)  # first, because it raises if the method is unknown
-                raise file.error(where, f"bits are missing; give {entry.method} a list such as `bits: [4, 8]`.")
-        except QuantizeError as error:
-            raise file.error((*where, "method"), str(error).removeprefix("method ")) from None
-        if strangers := [bits for bits in entry.options_by_bits if bits not in entry.widths]:
-            raise file.error(
-                (*where, "options_by_bits", strangers[0]),
-                f"must be one of the entry's bits, which are {', '.join(map(str, entry.widths))}.",
-            )
-        for bits in entry.widths:
-            found = _check_options(where, entry, bits, file)
-            if found.label in labels:
-                raise file.error(where, f"{found.label} is listed twice; list each once.")
-            labels.add(found.label)
+        for entry in shared.by_method:
+            _check_widths(where, entry, file, may_lack_some=bool(shared.methods))
+            for bits in entry.widths:
+                found = _check_options(where, entry, bits, file)
+                if found.label in labels:
+                    raise file.error(where, f"{found.label} is listed twice; list each once.")
+                labels.add(found.label)
+
+
+def _check_widths(where: Where, entry: QuantizationEntry, file: RecipeFile, may_lack_some: bool) -> None:
+    try:
+        widths = quantizer(entry.method).widths
+    except QuantizeError as error:
+        field = "methods" if may_lack_some else "method"
+        raise file.error((*where, field), str(error).removeprefix("method ")) from None
+    if not entry.widths:
+        raise file.error(where, f"bits are missing; give {entry.method} a list such as `bits: [4, 8]`.")
+    lacking = [bits for bits in entry.widths if bits not in widths]
+    if lacking and not (may_lack_some and len(lacking) < len(entry.widths)):
+        raise file.error(
+            (*where, "bits"),
+            f"{entry.method} does not offer {some([str(bits) for bits in lacking])} bits; it offers "
+            f"{', '.join(map(str, sorted(widths)))}.",
+        )
+    if strangers := [bits for bits in entry.options_by_bits if bits not in entry.widths]:
+        raise file.error(
+            (*where, "options_by_bits", strangers[0]),
+            f"must be one of the entry's bits, which are {', '.join(map(str, entry.widths))}.",
+        )
 
 
 def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: RecipeFile) -> Quantization | NotOffered:
     """The quantization of one width; each option is tried alone, so an error names its line."""
-    try:
-        if not offers(entry.method, bits):
-            return NotOffered(entry.method, bits, parts_of(entry.axes))
-    except QuantizeError as error:
-        raise file.error((*where, "method"), str(error).removeprefix("method ")) from None
+    if not offers(entry.method, bits):
+        return NotOffered(entry.method, bits, parts_of(entry.axes))
     by_bits = {("options_by_bits", bits, name): value for name, value in entry.options_by_bits.get(bits, {}).items()}
     shared = {("options", name): value for name, value in entry.options.items()}
     axes = {(name,): value for name, value in entry.axes.items()}
@@ -242,8 +252,8 @@ def _check_file(where: Where, source: Calibration, recipe: Recipe) -> None:
 
 def _calibrated(entry: QuantizationEntry) -> list[str]:
     """The parts of an entry that need calibration text: its method, its axes."""
-    method = [entry.method] if quantizer(entry.method).calibrated else []
-    return method + [part.axis for part in parts_of(entry.axes) if part.options.calibrated]
+    methods = [own.method for own in entry.by_method if quantizer(own.method).calibrated]
+    return methods + [part.axis for part in parts_of(entry.axes) if part.options.calibrated]
 
 
 def _check_analysis(recipe: Recipe, file: RecipeFile) -> None:
@@ -253,13 +263,10 @@ def _check_analysis(recipe: Recipe, file: RecipeFile) -> None:
     _check_entries(("analysis", "sensitivity"), settings.sensitivity, file)
     for index, entry in enumerate(settings.sensitivity):
         where: Where = ("analysis", "sensitivity", index)
-        if entry.method == "none":
+        if "none" in (entry.method, *entry.methods):
             raise file.error(where, "none quantizes nothing; name a method and its bits, such as hqq-3.")
-        if missing := [str(bits) for bits in entry.widths if not offers(entry.method, bits)]:
-            offered = ", ".join(map(str, sorted(quantizer(entry.method).widths, reverse=True)))
-            raise file.error(where, f"{entry.method} does not offer {some(missing)} bits; it offers {offered}.")
-        if quantizer(entry.method).calibrated and recipe.calibration is None:
-            raise file.error(where, f"{entry.method} needs calibration; add `calibration: {{source: wikitext2}}`.")
+        if (calibrated := _calibrated(entry)) and recipe.calibration is None:
+            raise file.error(where, f"{calibrated[0]} needs calibration; add `calibration: {{source: wikitext2}}`.")
     _check_heads(recipe, file)
 
 

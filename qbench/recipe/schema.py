@@ -14,6 +14,7 @@ from qbench.gate.settings import GateSettings, Margins, Override, Tolerances
 from qbench.gpus import has_cuda
 from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
+from qbench.quantizers.options import quantizers
 from qbench.recipe.messages import must
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
@@ -48,10 +49,12 @@ class CheckpointSource(_RecipePart):
 class QuantizationEntry(_RecipePart):
     """A method at one or several widths; options for all of them, and for single widths.
 
+    Several methods may share an entry (`methods: [bnb, gptq]`): a width that one of them lacks is skipped for it.
     What it changes besides the weights is given under the name of its axis: `mask_heads: {epsilon: 1.0e-6}`.
     """
 
-    method: str
+    method: str = ""
+    methods: tuple[str, ...] = ()
     bits: tuple[Bits, ...] = ()
     options: dict[str, Any] = {}
     options_by_bits: dict[int, dict[str, Any]] = {}
@@ -64,7 +67,23 @@ class QuantizationEntry(_RecipePart):
             return value
         axes = {name: value[name] for name in AXES if value.get(name) is not None}
         rest = {name: own for name, own in value.items() if name not in AXES}
+        options = {name for own in quantizers().values() for kind in own.widths.values() for name in kind.model_fields}
+        if strays := [name for name in rest if name in options - cls.model_fields.keys()]:
+            raise must(f"have {strays[0]} under `options`: `options: {{{strays[0]}: {rest[strays[0]]}}}`")
         return rest | ({"axes": axes} if axes else {})
+
+    @model_validator(mode="after")
+    def _one_method_or_several(self) -> "QuantizationEntry":
+        if bool(self.method) == bool(self.methods):
+            raise must("have either a `method` or a list of `methods`")
+        return self
+
+    @property
+    def by_method(self) -> "list[QuantizationEntry]":
+        """One entry per method."""
+        if self.method:
+            return [self]
+        return [self.model_copy(update={"method": method, "methods": ()}) for method in self.methods]
 
     def arguments(self, bits: int) -> dict[str, Any]:
         """The options and axes of one width, as `quantization` takes them."""
@@ -81,6 +100,11 @@ class QuantizationEntry(_RecipePart):
         if not isinstance(value, list | int):
             raise must("be a whole number, or a list of them")
         return tuple(value) if isinstance(value, list) else (value,)
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
 
 
 class TaskSettings(_RecipePart):

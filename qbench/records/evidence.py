@@ -4,7 +4,7 @@ Imports neither torch nor pandas: the gate runs it.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -82,6 +82,7 @@ class MeasuredCell:
     checkpoint: str  # the fingerprint of the unquantized model
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
     tasks: Mapping[str, TaskScores]
+    stored: StoredRecord | None = None
     same_as: str = ""  # the label of a cell that this one may equal, such as one without masked heads
     compared: dict[int, "_Comparison"] = field(default_factory=dict, compare=False, repr=False)  # by id of the other
 
@@ -146,6 +147,7 @@ def measured_cells(records: Sequence[StoredRecord]) -> list[MeasuredCell]:
             stored.record.identity.what.checkpoint,
             stored.record.audit.relative_error if stored.record.audit else None,
             _StoredTasks(stored),
+            stored,
             _same_as(stored.record.audit),
         )
         for stored in records
@@ -160,11 +162,17 @@ def _same_as(audit: Audit | None) -> str:
     return "-".join([audit.weight_label, *(part.label for part in audit.parts if not part.may_change_nothing)])
 
 
-def read_once(evidence: Evidence) -> None:
-    """Compute what the rules need of each cell's documents while they are in memory: it is small, and they are not."""
+@np.errstate(invalid="ignore")  # -inf - -inf is NaN, and such documents do not count
+def read_once(evidence: Evidence, records: Collection[StoredRecord] | None = None) -> None:
+    """Compute what the rules need of each cell's documents while they are in memory: it is small, and they are not.
+
+    records: only of these cells.
+    """
     unquantized = [unquantized_cells(evidence.cells), unquantized_cells(evidence.references)]
+    chosen = None if records is None else {id(stored) for stored in records}
     for cells, against in ((evidence.cells, unquantized), (evidence.references, unquantized[1:])):
-        for cell in sorted(cells, key=lambda own: own.model):
+        wanted = [cell for cell in cells if chosen is None or id(cell.stored) in chosen]
+        for cell in sorted(wanted, key=lambda own: own.model):
             _ = cell.probes, cell.following
             for models in against if cell.is_quantized else ():
                 if cell.model in models:

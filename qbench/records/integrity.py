@@ -7,7 +7,7 @@ import numpy as np
 
 from qbench.records.audit import names_weights
 from qbench.records.metrics import facts_of
-from qbench.records.samples import AGGREGATIONS, WEIGHT, Floats, metric_columns, rows_of_tasks
+from qbench.records.samples import AGGREGATIONS, GROUP, WEIGHT, Floats, metric_columns, rows_of_tasks
 from qbench.records.schema import MetricValue, Record
 from qbench.records.store import RECORD, StoredRecord
 
@@ -72,16 +72,22 @@ def _other_values(stored: StoredRecord) -> list[str]:
     none = np.empty(0, dtype=np.int64)
     found = []
     for metric in stored.record.metrics:
+        imported = stored.record.imported is not None
+        if imported and metric.aggregation == GROUP and metric.task not in rows:
+            continue
         own = {name: column[rows.get(metric.task, none)] for name, column in columns.items()}
-        if reason := _differs(metric, own):
+        if reason := _differs(metric, own, any_aggregation=imported):
             found.append(f"{metric.task} {metric.metric} {reason}")
     return found
 
 
-def _differs(metric: MetricValue, columns: dict[str, Floats]) -> str:
-    """Why a metric does not follow from its documents; empty if it does, or if only lm-eval can compute it."""
+def _differs(metric: MetricValue, columns: dict[str, Floats], any_aggregation: bool) -> str:
+    """Why a metric does not follow from its documents; empty if it does, or if only lm-eval can compute it.
+
+    any_aggregation: the task's file may have chosen another one than lm-eval's for a metric.
+    """
     facts = facts_of(metric.metric)
-    if facts and metric.aggregation != facts.aggregation:
+    if facts and not any_aggregation and metric.aggregation != facts.aggregation:
         return f"has the aggregation {metric.aggregation}; lm-eval uses {facts.aggregation}."
     if metric.aggregation not in AGGREGATIONS:
         return ""

@@ -83,6 +83,7 @@ AGGREGATIONS = {
     "bits_per_byte": Aggregation(-1 / math.log(2), weighted=True),
     "weighted_mean": Aggregation(weighted=True),
 }
+GROUP = "group"  # of imported scores: lm-eval computed it from those of several tasks, so it has no documents
 
 
 def to_frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
@@ -92,11 +93,19 @@ def to_frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
 
 def write_samples(samples: "pd.DataFrame", file: str | os.PathLike[str]) -> None:
     """Write a frame of samples as parquet: whole or not at all, and the same bytes for the same samples."""
-    file = Path(file)
     table = pa.Table.from_pandas(samples, schema=_schema(samples.columns), preserve_index=False)
+    write_atomically(Path(file), _as_parquet(table))
+
+
+def to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The file that write_samples would write for these rows; without pandas."""
+    return _as_parquet(_table(rows))
+
+
+def _as_parquet(table: pa.Table) -> bytes:
     content = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(None), content, **_encoding(table.schema))
-    write_atomically(file, content.getvalue())
+    return content.getvalue()
 
 
 def read_samples(file: str | os.PathLike[str] | io.BytesIO) -> "pd.DataFrame":

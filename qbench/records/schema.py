@@ -36,10 +36,15 @@ class CellRef(_RecordPart, WithoutUnused):
     draw: Annotated[int, Field(ge=1)] | None = None  # of calibration, if there are several
     step: Annotated[int, Field(ge=0)] | None = None  # of training, if it is not the final model
     measured: Measured | None = None  # None: scores
+    unnamed: Literal[True] | None = (
+        None  # nobody said what it is: family is the model's name, the rest was not recorded
+    )
 
     @property
     def name(self) -> str:
         """The cell in one word, for people: 340M-softpick-hqq-3-g64, or …-gptq-3-g128-draw-2, or …-none-16-analysis."""
+        if self.unnamed:
+            return self.family
         parts = [self.family, self.attention, self.label]
         parts += [f"draw-{self.draw}"] if self.draw else []
         parts += [f"step-{self.step}"] if self.step is not None else []
@@ -125,6 +130,26 @@ class Failure(_RecordPart):
     log_tail: str = ""
 
 
+class ImportedTask(_RecordPart):
+    """What decides the numbers of a task that another program evaluated. Hashes are of all documents in any order."""
+
+    file: str  # with its per-document results
+    version: str
+    num_fewshot: Annotated[int, Field(ge=0)]
+    documents: str
+    prompts: str
+    targets: str
+    generation: str  # of the settings for generated text; empty for tasks that score
+
+
+class Imported(_RecordPart):
+    """Where numbers come from that another program measured: it audits no model, and we know no cost."""
+
+    program: Literal["lm-eval"]
+    files: tuple[str, ...]  # with its scores
+    tasks: dict[str, ImportedTask]
+
+
 class Record(_RecordPart):
     """What a cell produced: numbers and their proof, or the reason why there are none."""
 
@@ -142,6 +167,7 @@ class Record(_RecordPart):
     provenance: Provenance
     failure: Failure | None = None
     samples_sha256: str | None = None  # of the Parquet file next to it
+    imported: Imported | None = None  # None: measured by qbench
     # Instead of metrics, depending on what was measured:
     analysis: AnalysisFacts | None = None
     maps: MapsFacts | None = None

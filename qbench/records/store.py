@@ -57,6 +57,7 @@ class StoredRecord:
 
     record: Record
     folder: Path
+    content: bytes | None = field(default=None, compare=False, repr=False)  # of the Parquet file, if there is no file
     found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what was computed of it, by name
 
     @property
@@ -111,6 +112,8 @@ class StoredRecord:
 
     def samples_content(self) -> bytes:
         """The bytes of the Parquet file; the same error."""
+        if self.content is not None:
+            return self.content
         file = self.parquet
         if not file.exists():
             raise StoreError(f"{file}: the samples of {self.record.cell.name} are missing; run the cell again.")

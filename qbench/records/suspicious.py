@@ -27,6 +27,7 @@ from qbench.records.evidence import (
     unquantized_cells,
 )
 from qbench.records.impossible import ClaimedScore, impossible_scores
+from qbench.records.samples import AGGREGATIONS
 from qbench.records.schema import CellRef, Record
 from qbench.records.store import StoredRecord
 
@@ -65,16 +66,23 @@ class Suspicion:
 Rule = Callable[[Evidence], Iterator[Suspicion]]
 
 
-def suspicious_records(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> list[Suspicion]:
-    """What is wrong with the current records of a folder; references: the records of the run's baseline."""
+def evidence_of(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> Evidence:
+    """What the rules need of a folder's current records; references: the records of the run's baseline."""
+    return Evidence(measured_cells(records), measured_cells(references))
+
+
+def suspicious_records(
+    records: Sequence[StoredRecord], references: Sequence[StoredRecord] = (), evidence: Evidence | None = None
+) -> list[Suspicion]:
+    """What is wrong with the current records of a folder. evidence: of the same records, if some of it was read."""
     done = [stored for stored in records if stored.record.state == "done"]
-    with np.errstate(invalid="ignore"):  # -inf - -inf is NaN, and such documents do not count
-        scores = suspicious_scores(Evidence(measured_cells(records), measured_cells(references)))
+    scores = suspicious_scores(evidence or evidence_of(records, references))
     unproved = [found for stored in done if (found := _unproved(stored.record))]
     unproved += [found for stored in done for found in _impossible(stored)]
     return unproved + scores
 
 
+@np.errstate(invalid="ignore")
 def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
     """The cells whose documents contradict their name, with the plainest reason for each.
 
@@ -105,6 +113,8 @@ def audit_failures(record: Record, audit: Audit) -> list[str]:
 def _unproved(record: Record) -> Suspicion | None:
     if record.cell.label == UNQUANTIZED:
         return None
+    if record.audit is None and record.imported:
+        return None  # tables say that it was not audited
     if record.audit is None:
         return Suspicion(record.cell, "audit", "it has no audit, so nothing proves that it was quantized.")
     if reasons := audit_failures(record, record.audit):
@@ -117,7 +127,7 @@ def _impossible(stored: StoredRecord) -> Iterator[Suspicion]:
     others = not_right_or_wrong(stored) if stored.has_samples else []
     claims = []
     for m in stored.record.metrics:
-        documents = None if m.metric in others else m.documents
+        documents = None if m.metric in others or m.aggregation not in AGGREGATIONS else m.documents
         claims.append(ClaimedScore(m.task, m.metric, m.value, m.better, documents))
     for found in impossible_scores(claims):
         message = f"{found.score.task} {found.score.metric}: {found.why}"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from qbench.numbers import fixed, percent
 from qbench.records.audit import UNQUANTIZED, Audit, PartAudit
 from qbench.records.suspicious import audit_failures
-from qbench.report.results import CellResult, ResultSet
+from qbench.report.results import NOTHING, CellResult, ResultSet
 from qbench.report.tables import Column, Field, Table, number_field
 
 CAPTION = "Measured on the quantized models: stored bits per weight, weight errors, and next-token predictions."
@@ -32,13 +32,17 @@ MEASURED: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def audit_table(results: ResultSet) -> Table | None:
-    """One line per quantized cell that was audited; None if there are none."""
+    """One line per quantized cell that was audited, or that another program measured; None if there are none."""
     columns = [Column("Cell", "l"), Column("Passed", "l"), *map(Column, MEASURED)]
     table = Table("audits", "Audits", CAPTION, [READ_BITS, READ_PROBE], columns, heads=0)
     for result in results.parts:
         audit = result.stored.record.audit if result.stored else None
-        if audit and result.cell.label != UNQUANTIZED:
+        if result.cell.label == UNQUANTIZED:
+            continue
+        if audit:
             table.rows.append(_fields(table, result, audit))
+        elif result.stored and result.stored.record.imported:
+            table.rows.append([Field(result.cell.name), Field("not audited"), *(Field(NOTHING) for _ in MEASURED)])
     return table if table.rows else None
 
 

@@ -62,24 +62,34 @@ def has_kl(report: ReportData) -> bool:
 
 def kl_tables(report: ReportData) -> list[Table]:
     """One table per family."""
-    found = []
-    for family, group in groupby(divergences(report), lambda own: own.quantization.family):
-        table = Table(
-            name=f"kl-{family}",
-            title=f"{family}: KL from the unquantized model",
-            caption=f"KL divergence of the {family} models from the unquantized ones, over tokens.",
-            reading=[READ_KL],
-            columns=[
-                *(Column(title, "l") for title in ("Task", "Method", "Quantization", "Attention")),
-                Column("Tokens"),
-                *(Column(title, group="KL") for title in ("Mean", "Median", "99%", "99.9%")),
-                *(Column(title) for title in ("Top-1", "Δp", "ln ratio", "r")),
-            ],
-            heads=3,
-        )
-        table.rows += [_line(own) for own in sorted(group, key=lambda own: own.task)]
-        found.append(table)
-    return found
+    return [
+        _table(family, list(own)) for family, own in groupby(divergences(report), lambda own: own.quantization.family)
+    ]
+
+
+def _table(family: str, found: Sequence[ModelDivergence]) -> Table:
+    """The table of one family. A single task is in the caption: on a phone, its column would hide the numbers."""
+    tasks, tokens = {own.task for own in found}, {own.tokens for own in found}
+    single = len(tasks) == 1 and len(tokens) == 1
+    where = f"{count(found[0].tokens)} tokens of {task_name(found[0].task)}" if single else "the tokens of each task"
+    columns = [
+        *(Column(title, "l") for title in ("Task", "Method", "Quantization", "Attention")),
+        Column("Tokens"),
+        *(Column(title, group="KL") for title in ("Mean", "Median", "99%", "99.9%")),
+        *(Column(title) for title in ("Top-1", "Δp", "ln ratio", "r")),
+    ]
+    shown = [n for n, column in enumerate(columns) if not (single and column.title in ("Task", "Tokens"))]
+    table = Table(
+        name=f"kl-{family}",
+        title=f"{family}: KL from the unquantized model",
+        caption=f"KL divergence of the {family} models from the unquantized ones, over {where}.",
+        reading=[READ_KL],
+        columns=[columns[n] for n in shown],
+        heads=2 if single else 3,
+    )
+    lines = map(_line, sorted(found, key=lambda own: own.task))
+    table.rows += [[line[n] for n in shown] for line in lines]
+    return table
 
 
 def kl_rows(report: ReportData) -> list[DataRow]:

@@ -12,7 +12,7 @@ from qbench.report.delta import ReportData
 def remarks(report: ReportData) -> list[str]:
     """One sentence each."""
     found = [_trial(limits) for recipe in report.results.recipes().values() if (limits := _limits(recipe))]
-    found += _draws(report)
+    found = [*dict.fromkeys(found), *_imported(report), *_draws(report)]
     if older := report.results.of_other_versions():
         found.append(f"Some cells were measured with other code or packages than the latest one: {some(older)}.")
     return found
@@ -30,6 +30,16 @@ def remarks_on_delta(report: ReportData) -> list[str]:
     ]
 
 
+def _imported(report: ReportData) -> list[str]:
+    """What is not known about results of another program."""
+    cells = [c.cell for c in report.results.parts if c.stored and c.stored.record.imported]
+    unnamed = [cell.name for cell in cells if cell.unnamed]
+    found = [f"Not audited, and of unknown cost: {some([c.name for c in cells])}, from lm-eval."] if cells else []
+    if unnamed:
+        found.append(f"Nobody said how these were quantized, so they are shown as unquantized: {some(unnamed)}.")
+    return found
+
+
 def _draws(report: ReportData) -> list[str]:
     """How many calibration draws the numbers are means of, if there are several."""
     several = [result for result in report.results.cells if result.draws]
@@ -39,7 +49,7 @@ def _draws(report: ReportData) -> list[str]:
     methods = report.results.method_titles
     titles = dict.fromkeys(own.cell.label if own.has_axes else methods[own.cell.method] for own in several)
     how_many = " or ".join(map(str, counts))
-    return [f"{' and '.join(titles)}: means over {how_many} calibration draws; the intervals include their spread."]
+    return [f"{' and '.join(titles)}: means over {how_many} calibration draws; any intervals include their spread."]
 
 
 def _limits(recipe: Mapping[str, Any]) -> dict[str, int]:

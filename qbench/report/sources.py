@@ -87,7 +87,8 @@ def _of_record(stored: StoredRecord) -> CellResult:
     scores = {(m.task, m.metric): _score(m) for m in record.metrics}
     caveat = ""
     if record.audit is None and record.cell.label != UNQUANTIZED:
-        caveat = f"{record.cell.name} has no audit, so nothing proves that it was quantized."
+        why = "was not audited (it is from lm-eval)" if record.imported else "has no audit"
+        caveat = f"{record.cell.name} {why}, so nothing proves that it was quantized."
     return CellResult(record.cell, scores, caveat=caveat, stored=stored)
 
 

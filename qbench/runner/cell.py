@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from qbench.attention.kinds import attentions
 from qbench.checkpoint.fingerprint import checkpoint_fingerprint, commit_of, tokenizer_fingerprint
 from qbench.errors import InputError, is_out_of_memory
-from qbench.identity import Identity, TaskIdentity, cache_folder
+from qbench.evaluate.facts import PAGES
+from qbench.identity import Identity, TaskIdentity, cache_folder, json_hash
 from qbench.quantizers.options import Quantization
 from qbench.recipe.cells import Cell
 from qbench.records.audit import AuditError
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
 
     from qbench.evaluate.evaluation import Evaluation
     from qbench.evaluate.scorer import Scorer
+    from qbench.evaluate.state_cache import StateCache
     from qbench.records.store import Samples
 
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
 
 # Called with the phase and the share of it that is done, from 0 to 1.
-OnProgress = Callable[[str, float], None]
+OnProgress = Callable[[str, float, str], None]  # the phase, its share that is done, and what is being done
 
 
 class ChangedError(InputError):
@@ -95,20 +97,23 @@ class Phases:
         from qbench.progress import listening
 
         self.current = name
-        self.on_progress(name, 0.0)
+        self.on_progress(name, 0.0, "")
         start = time.perf_counter()
         with listening(self._heard):
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def _heard(self, unit: str, steps: int, done: int, total: int | None) -> None:
+        from qbench.progress import current_part
+
         if unit == "token":
             self.tokens += steps
         assert self.current is not None
-        self.on_progress(self.current, done / total if total else 0.0)
+        part = current_part()
+        self.on_progress(self.current, part.share(done / total if total else 0.0), part.name)
 
 
-def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, Samples]":
+def run_cell(job: Job, on_progress: OnProgress = lambda phase, share, doing: None) -> "tuple[Record, Samples]":
     """Run a cell. Returns a finished record with its samples, or a failed one with the reason; never raises."""
     started, phases = now(), Phases(on_progress)
     try:
@@ -161,12 +166,16 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
         tokenizer = load_tokenizer(cell, job.identity)  # first: what is wrong with it is known in a second
         model = load_model(cell, job.identity)
         tasks = {} if cell.ref.measured else load_cell_tasks(cell)
-    reference = _reference(cell, model, tokenizer, tasks, phases)
+    states, reference = _state_cache(job), None
+    if any(task.OUTPUT_TYPE == PAGES for task in tasks.values()):
+        with phases.phase("kl"):
+            reference = page_reference(cell, cell_scorer(cell, model, tokenizer), tasks, cache=states)
     audit = None
     if cell.ref.measured != "sensitivity":  # sensitivity quantizes one layer at a time
         with phases.phase("quantize"):
             model, audit = quantized_for_cell(cell, model, tokenizer)
     check_unchanged(cell, job.identity)  # after everything is read: the record must describe what was read
+    states.save()
     budgets = None
     if cell.ref.measured:
         from qbench.runner.analyzing import measure
@@ -191,15 +200,28 @@ def _run(job: Job, started: str, phases: Phases) -> "tuple[Record, Samples]":
     return job.record(started, state="done", audit=audit, cost=cost, **result), samples
 
 
-def _reference(cell: Cell, model: Any, tokenizer: Any, tasks: Mapping[str, "Task"], phases: Phases) -> Any:
-    """What is kept of the unquantized model to measure KL; None if no task scores whole pages."""
+def _state_cache(job: Job) -> "StateCache":
+    """The hidden states that earlier cells of the checkpoint kept: of the same code, packages, machine and settings."""
+    from qbench.evaluate.state_cache import StateCache
+
+    what, machine = job.identity.what, [job.machine.get(part) for part in ("cpu", "gpus", "threads")]
+    computed_by = [job.identity.code, job.cell.model_packages(), machine, job.precision]
+    model = [what.checkpoint, what.attention, what.dtype, what.device, job.cell.batch_tokens]
+    return StateCache(cache_folder() / "states", json_hash([model, computed_by]))
+
+
+def page_reference(
+    cell: Cell,
+    lm: "Scorer",
+    tasks: Mapping[str, "Task"],
+    limit: int | None = None,
+    cache: "StateCache | None" = None,
+) -> Any:
+    """What is kept of the unquantized model to measure KL; None if no task scores whole pages. limit: documents."""
     from qbench.evaluate.divergence import keep_reference, pages
 
-    requests = pages(tasks, _limits(cell, tasks), cell.recipe.seed) if tasks else []
-    if not requests:
-        return None
-    with phases.phase("kl"):
-        return keep_reference(cell_scorer(cell, model, tokenizer), requests)
+    requests = pages(tasks, _limits(cell, tasks, limit), cell.recipe.seed)
+    return keep_reference(lm, requests, cache=cache) if requests else None
 
 
 def _scores(
@@ -322,8 +344,10 @@ def cell_scorer(cell: Cell, model: Any, tokenizer: Any) -> "Scorer":
     )
 
 
-def _limits(cell: Cell, tasks: Iterable[str]) -> dict[str, int]:
-    return {name: limit for name, limit in cell.recipe.limits(tasks).items() if limit}
+def _limits(cell: Cell, tasks: Iterable[str], most: int | None = None) -> dict[str, int]:
+    """How many documents of each task, if not all. most: of each."""
+    found = {name: [n for n in (limit, most) if n] for name, limit in cell.recipe.limits(tasks).items()}
+    return {name: min(limits) for name, limits in found.items() if limits}
 
 
 def evaluate_model(
@@ -344,12 +368,10 @@ def evaluate_model(
         found |= {name: own.fingerprint for name, own in passkey.summaries(recipe.limit).items()}
         made = passkey_tasks(passkey, lambda text: len(lm.tok_encode(text)), limit or recipe.limit)
         tasks = {**tasks, **made}
-        limits = _limits(cell, tasks)
     for name, fingerprint in found.items():
         if fingerprint != planned[name].fingerprint:
             raise ChangedError(f"The task {name} has changed since the run was planned; start the run again.")
-    few = {name: min(limits.get(name, limit), limit) for name in tasks} if limit else limits
-    return evaluate(lm, tasks, few, recipe.seed)
+    return evaluate(lm, tasks, _limits(cell, tasks, limit), recipe.seed)
 
 
 def weight_bytes(model: Any, audit: Any) -> int:

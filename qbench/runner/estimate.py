@@ -13,11 +13,12 @@ from qbench.attention.kinds import Sizes
 from qbench.checkpoint import layout
 from qbench.checkpoint.fingerprint import local_file
 from qbench.checkpoint.layout import CheckpointError
-from qbench.evaluate.facts import TaskSummary
+from qbench.evaluate.facts import KL_TOKENS, TaskSummary
 from qbench.quantizers.options import quantizer
 from qbench.recipe.cells import Cell
+from qbench.recipe.schema import Recipe
 from qbench.records.audit import UNQUANTIZED
-from qbench.runner.speed import Speed
+from qbench.runner.speed import Speed, speed_of
 
 CHARACTERS_PER_TOKEN = 4  # if the tokenizer is not on this machine: typical of English and a vocabulary of 32k
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -34,6 +35,7 @@ START = {"cpu": 0.1, "cuda": 10.0}  # to start a cell; on CUDA a guess, includin
 DISK = 1e9  # bytes per second to read, check and copy a checkpoint
 REQUEST = 2.5e-4  # per request: lm-eval's templates, metrics and standard errors
 LAYER_CALL = 4e-4  # per layer and batch: Python and transformers
+KL_LOGIT = {"cpu": 6e-9, "cuda": 0.0}  # per entry of the vocabulary and token: arithmetic in float64; on CUDA a guess
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary], speed: Speed | None =
         return None
     evaluated, batches = _evaluation(cell, network, tasks)
     quantized = _quantization(cell, network)
-    work = evaluated + quantized
+    compared, tokens = _divergence(cell, network, tasks)
+    work = evaluated + quantized + compared
     found = Estimate(network.parameters, _memory(cell, network), work)
     if speed is None:
         return found
@@ -86,10 +89,21 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary], speed: Speed | None =
     traffic = share * method.passes * 4 * network.linear  # in float32
     seconds = {
         "load": START[speed.device] + weights / DISK,
+        "kl": speed.seconds(compared)
+        + tokens * (calls / cell.batch_tokens + KL_LOGIT[speed.device] * network.sizes.vocab_size),
         "quantize": speed.seconds(quantized, traffic) + share * method.column_seconds * network.columns,
         "evaluate": speed.seconds(evaluated, batches * weights) + batches * calls + REQUEST * requests,
     }
     return Estimate(found.parameters, found.memory, work, seconds)
+
+
+def expected_seconds(
+    recipe: Recipe, tasks: Mapping[str, TaskSummary], cells: Iterable[Cell], threads: int = 1
+) -> dict[str, dict[str, float]]:
+    """The estimated seconds of each phase by cell, without cells that have no estimate. threads: of one slot."""
+    speed = speed_of(recipe, threads)
+    found = {cell.ref.name: estimate(cell, tasks, speed) for cell in cells}
+    return {name: own.seconds for name, own in found.items() if own and own.seconds}
 
 
 def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary]) -> tuple[float, float]:
@@ -105,6 +119,20 @@ def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary])
         work += network.forward(read, facts.scored / length, attended)
         tokens += read
     return work, tokens / cell.batch_tokens
+
+
+def _divergence(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary]) -> tuple[float, float]:
+    """Operations and tokens of KL: one pass of the unquantized model, and two products with lm_head.
+
+    Only the first cell of a checkpoint makes the pass; which one that is, is not known here.
+    """
+    length = characters_per_token(cell, tasks.values())
+    work = tokens = 0.0
+    for facts in tasks.values() if not cell.ref.measured else ():
+        own = min(KL_TOKENS, facts.scored / length) if facts.pages else 0.0
+        work += network.forward(own, 2 * own, own**2 / max(1, facts.documents) / 2)
+        tokens += own
+    return work, tokens
 
 
 def _analysis(cell: Cell, network: _Network) -> tuple[float, float]:
@@ -160,18 +188,12 @@ def _measured_length(file: Path, sample: str) -> float:
         return CHARACTERS_PER_TOKEN
 
 
-def checkpoint_note(cell: Cell) -> str:
-    """What is wrong or doubtful about the checkpoint's config; empty if nothing is, or it is not on this machine."""
-    file = local_file(cell.location, layout.CONFIG, cell.source.revision)
-    return layout.config_note(file, cell.ref.attention) if file else ""
-
-
 def _network(cell: Cell) -> _Network | None:
     file = local_file(cell.location, layout.CONFIG, cell.source.revision)
     try:
         return _read_network(file, cell.ref.attention, file.stat().st_mtime_ns) if file else None
     except (CheckpointError, OSError):
-        return None  # `checkpoint_note` reports what is wrong with it
+        return None  # the plan's note on the cell says what is wrong with it
 
 
 @functools.lru_cache(maxsize=32)

@@ -6,24 +6,43 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qbench.errors import some
 from qbench.machine import git_commit, machine
 from qbench.numbers import counted, duration
 from qbench.recipe.cells import Recipe, cells, load_recipe
 from qbench.recipe.check import did_you_mean_folder
-from qbench.records.store import ANALYSES, RUN, Results, read_results, remove_unfinished, write_plan
-from qbench.runner.cell import Job
+from qbench.records.schema import Failure
+from qbench.records.store import (
+    ANALYSES,
+    RUN,
+    Results,
+    cell_folder,
+    read_results,
+    remove_unfinished,
+    write_plan,
+    write_record,
+)
+from qbench.report.delta import ReportData, read_report
+from qbench.report.looks import PAGE
+from qbench.report.notebook import Pictures, Tables, frame_of, pictures_of
+from qbench.report.render import render
+from qbench.runner.cell import Job, now
+from qbench.runner.estimate import expected_seconds
 from qbench.runner.local import run_local
 from qbench.runner.lock import RunError, holding
 from qbench.runner.places import make_slots, usable_gpus
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_analysis_plan, make_plan, no_baseline
 from qbench.runner.preflight import PREFLIGHT, is_short, preflight
 from qbench.runner.view import PlainView, view_for
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,36 @@ class RunOptions:
     as_json: bool = False
 
 
+@dataclass(frozen=True)
+class Run(Results):
+    """The records of a run, with their tables and plots."""
+
+    @cached_property
+    def report(self) -> ReportData:
+        """The records as tables read them."""
+        return read_report(self.folder)
+
+    def to_frame(self, kind: str | None = None) -> "pd.DataFrame":
+        """The numbers of a kind of table, unrounded; by default delta."""
+        return frame_of(self.report, kind)
+
+    def table(self, kind: str = "summary", format: str = "md") -> Tables:
+        """The tables of a kind."""
+        return Tables.of(render(self.report, format, kind), self.report, format, kind)
+
+    def figures(self, width: float = PAGE) -> Pictures:
+        """All plots, this many inches wide."""
+        return pictures_of(self.report, width)
+
+    def __repr__(self) -> str:
+        """How much there is, and where."""
+        done = sum(stored.record.state == "done" for stored in self.current)
+        return f"Run({done} of {counted(len(self.current) + len(self.missing), 'cell')} finished in {self.folder})"
+
+    def _repr_markdown_(self) -> str:
+        return f"{self.table()}"
+
+
 def run(
     recipe: Path | str,
     out: Path | str | None = None,
@@ -45,12 +94,16 @@ def run(
     device: str | None = None,
     trust_task_code: bool | None = None,
     **how: Any,
-) -> Results:
-    """Run every cell of a recipe that has no finished record, and return all records. how: fields of RunOptions."""
+) -> Run:
+    """Run every cell of a recipe that has no finished record, and return all records, with their tables and plots.
+
+    how: fields of RunOptions, such as only="*hqq-3*".
+    """
     loaded = load_recipe(recipe, limit=limit, device=device, trust_task_code=trust_task_code)
     folder = Path(out) if out else loaded.out()
     run_matrix(loaded, folder, RunOptions(**how))
-    return read_results(folder)
+    found = read_results(folder)
+    return Run(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
@@ -89,14 +142,17 @@ def _run_plan(plan: Plan, options: RunOptions, file: str) -> PlainView:
     """Run the chosen cells that need it; the view has counted how they ended."""
     write_plan(plan.out, plan.to_run_plan(), file)
     chosen = choose(plan.entries, options.only)
-    jobs = make_jobs(chosen)
+    jobs, ruled_out = make_jobs(chosen), [entry for entry in chosen if entry.state == "cannot run"]
     before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
-    view = view_for([job.name for job in jobs], before=before, as_json=options.as_json)
+    names = [entry.cell.ref.name for entry in ruled_out] + [job.name for job in jobs]
+    expected = expected_seconds(plan.recipe, plan.tasks, [job.cell for job in jobs])
+    view = view_for(names, before=before, expected=expected, as_json=options.as_json)
     view.say(opening(plan, chosen, jobs))
     if warning := no_baseline(plan):
         view.say(warning)
-    for note in dict.fromkeys(entry.checkpoint_note for entry in chosen if entry.checkpoint_note):
+    for note in dict.fromkeys(entry.doubt for entry in chosen if entry.doubt):
         view.say(f"note: {note}")
+    _fail_at_once(ruled_out, plan.out, view)
     try:
         if jobs:
             _execute(plan, jobs, options, view)
@@ -107,9 +163,20 @@ def _run_plan(plan: Plan, options: RunOptions, file: str) -> PlainView:
 
 def make_jobs(entries: Sequence[PlanEntry]) -> list[Job]:
     """One job per cell without a valid record; failed cells are tried again."""
+    return _jobs(e for e in entries if e.state in ("to do", "failed") or (e.state == "stale" and e.record is None))
+
+
+def _jobs(entries: Iterable[PlanEntry]) -> list[Job]:
     commit, here = git_commit(), machine()
-    todo = [e for e in entries if e.state in ("to do", "failed") or (e.state == "stale" and e.record is None)]
-    return [Job(entry.cell, entry.identity, commit, here) for entry in todo if entry.identity]
+    return [Job(entry.cell, entry.identity, commit, here) for entry in entries if entry.identity]
+
+
+def _fail_at_once(entries: Sequence[PlanEntry], out: Path, view: PlainView) -> None:
+    """Write a failed record for each cell that its config rules out, without loading anything."""
+    for entry, job in zip(entries, _jobs(entries), strict=True):
+        record = job.failed(now(), Failure(kind="error", reason=entry.note))
+        write_record(cell_folder(out, record.cell, record.key), record)
+        view.finished(job.name, record)
 
 
 def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:
@@ -166,7 +233,8 @@ def _terminable() -> Iterator[None]:
 def opening(plan: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> str:
     """The first line of a run: how many cells it has, and how many of them it will run."""
     counts = {
-        state: sum(entry.state == state for entry in chosen) for state in ("done", "stale", "failed", "not offered")
+        state: sum(entry.state == state for entry in chosen)
+        for state in ("done", "stale", "failed", "cannot run", "not offered")
     }
     parts = [f"{len(jobs)} to run", f"{counts['done']} already done"]
     parts += [f"{n} {state}" for state, n in counts.items() if n and state != "done"]
@@ -177,7 +245,7 @@ def opening(plan: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> str
 def _close(plan: Plan, views: Sequence[PlainView]) -> bool:
     """Print how a run of one or more plans went, once. Returns whether no cell failed."""
     say, out = views[-1].say, plan.out
-    total, failed = (sum(getattr(view, name) for view in views) for name in ("total", "failed"))
+    total, failed, by_chance = (sum(getattr(view, name) for view in views) for name in ("total", "failed", "by_chance"))
     if not total:
         say("nothing to do")
         return True
@@ -185,7 +253,7 @@ def _close(plan: Plan, views: Sequence[PlainView]) -> bool:
         for note, names in view.notes.items():
             say(f"note on {some(names)}: {note}")
     took = duration(time.monotonic() - views[0].begun)
-    retry = f", {failed} FAILED; run again to retry" if failed else ""
+    retry = f", {failed} FAILED" + ("; run again to retry" if by_chance else "") if failed else ""
     say(f"{total - failed} of {counted(total, 'cell')} done in {took}{retry}")
     folder, page = shlex.quote(str(out)), shlex.quote(str(out / "report.html"))
     say(f"tables: qbench table {folder} --kind {'analysis' if plan.analyzes else 'summary'}")

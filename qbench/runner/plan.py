@@ -22,8 +22,8 @@ from qbench.records.audit import UNQUANTIZED
 from qbench.records.integrity import altered
 from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, cell_folder, read_record
-from qbench.runner.estimate import checkpoint_note
 from qbench.runner.heads import heads_to_draw
+from qbench.runner.obstacles import doubt, obstacle
 
 MAX_NAMES = 10  # of cells, in an error
 
@@ -35,14 +35,14 @@ class PlanEntry:
     cell: Cell
     identity: Identity | None  # None if the method lacks the width, or something is not fetched
     record: Record | None
-    state: Literal["done", "stale", "failed", "to do", "not fetched", "not offered"]
+    state: Literal["done", "stale", "failed", "to do", "cannot run", "not fetched", "not offered"]
     note: str = ""  # why it has this state
-    checkpoint_note: str = ""  # why the checkpoint will not load, or why its scores may mislead
+    doubt: str = ""  # why the checkpoint's scores may mislead
 
     @property
     def notes(self) -> list[str]:
         """The notes on this cell, one sentence each."""
-        return [note for note in (self.note, self.checkpoint_note) if note]
+        return [note for note in (self.note, self.doubt) if note]
 
     @property
     def key(self) -> str | None:
@@ -102,12 +102,18 @@ def _plan(recipe: Recipe, out: Path, wanted: Sequence[Cell], tasks: dict[str, Ta
     """Plan cells that are all scored or all analyzed; records of the other kind are ignored."""
     analyzes = any(cell.ref.measured for cell in wanted)
     stored = [found for found in stored_records(out) if bool(found.record.cell.measured) == analyzes]
-    entries = tuple(
-        replace(_entry(cell, stored, reuse_stale), checkpoint_note=checkpoint_note(cell)) for cell in wanted
-    )
+    entries = tuple(_with_obstacles(_entry(cell, stored, reuse_stale)) for cell in wanted)
     current = {(entry.cell.ref.name, entry.key) for entry in entries}
     superseded = tuple(found for found in stored if (found.record.cell.name, found.record.key) not in current)
     return Plan(recipe, out, entries, superseded, tasks)
+
+
+def _with_obstacles(entry: PlanEntry) -> PlanEntry:
+    """The entry with what config.json says against the cell."""
+    reused = entry.state == "stale" and entry.record is not None
+    if entry.state in ("to do", "failed", "stale") and not reused and (why := obstacle(entry.cell)):
+        return replace(entry, state="cannot run", note=why, record=None)
+    return replace(entry, doubt=doubt(entry.cell))
 
 
 def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:

@@ -3,11 +3,11 @@
 import copy
 import json
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qbench.files import file_name
 from qbench.records.audit import UNQUANTIZED
@@ -19,14 +19,19 @@ from qbench.runner.cell import (
     load_cell_tasks,
     load_model,
     load_tokenizer,
+    page_reference,
     quantized_for_cell,
 )
 from qbench.runner.child import Child, how_it_died
-from qbench.runner.estimate import estimate
+from qbench.runner.estimate import expected_seconds
 from qbench.runner.local import Slot, server_for
 from qbench.runner.lock import RunError
 from qbench.runner.plan import Plan
-from qbench.runner.speed import speed_of
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+
+    from qbench.evaluate.scorer import Scorer
 
 PREFLIGHT = "preflight: trying each checkpoint on a few documents, and each method on one layer"
 DOCUMENTS = 8  # per task
@@ -46,7 +51,7 @@ class PreflightWork:
             tokenizer = load_tokenizer(first.cell, first.identity)
             model = load_model(first.cell, first.identity)
             lm, tasks = cell_scorer(first.cell, model, tokenizer), load_cell_tasks(first.cell)
-            evaluate_model(first.cell, lm, tasks, first.identity.what.tasks, limit=DOCUMENTS)
+            _try_scoring(first, lm, tasks)
         except Exception as error:
             send(_sentence(first.cell.ref.checkpoint, error))
             return
@@ -74,11 +79,8 @@ def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> Non
 
 def is_short(plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
     """Whether the run takes only minutes and needs no preflight; without an estimate for all cells it does not."""
-    speed = speed_of(plan.recipe, slots[0].threads or 1)
-    if speed is None:
-        return False
-    seconds = [found.total if (found := estimate(job.cell, plan.tasks, speed)) else math.inf for job in jobs]
-    return sum(seconds) / len(slots) < SHORT_RUN
+    expected = expected_seconds(plan.recipe, plan.tasks, [job.cell for job in jobs], slots[0].threads or 1)
+    return len(expected) == len(jobs) and sum(sum(own.values()) for own in expected.values()) / len(slots) < SHORT_RUN
 
 
 def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
@@ -107,6 +109,17 @@ def failed_preflight(problems: Sequence[str]) -> RunError:
     """All problems as one error."""
     lines = "\n- ".join(problems)
     return RunError(f"The preflight found problems that would fail the run (--no-preflight skips it):\n- {lines}")
+
+
+def _try_scoring(job: Job, lm: "Scorer", tasks: "Mapping[str, Task]") -> None:
+    """Score a few documents, and compare the model with itself."""
+    from qbench.evaluate.divergence import compare
+
+    reference = page_reference(job.cell, lm, tasks, limit=DOCUMENTS)
+    lm.wanted = reference.counts if reference else {}
+    evaluate_model(job.cell, lm, tasks, job.identity.what.tasks, limit=DOCUMENTS)
+    if reference:
+        compare(reference, lm.states, lm.model.lm_head)
 
 
 def _one_of_each_kind(jobs: Sequence[Job]) -> list[Job]:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from qbench.attention.kinds import Attention, AttentionError
+from qbench.attention.register import attention_function
+
 from ..messages import states
 
 ROOT = Path(__file__).parents[2]
@@ -127,12 +130,13 @@ def test_an_entry_point_that_is_wrong_is_named(tmp_path: Path, module: str, valu
     assert all(fact in done.stderr.splitlines()[-1] for fact in facts), done.stderr
 
 
-def test_a_function_that_is_not_there_is_named(tmp_path: Path) -> None:
-    module = MODULE.replace("my_attention:sigmoid_attention", "my_attention:sigmoyd")
-    code = "from qbench.attention.register import register_all; register_all()"
-    done = python(code, by_an_entry_point(written(tmp_path / "code", module)))
-    last = done.stderr.splitlines()[-1]
-    assert states(last, "sigmoid…'my_attention:sigmoyd'…'module:function'"), last
+def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "without_function.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = Attention("sigmoid", "Sigmoid", function="without_function:sigmoyd")
+    with pytest.raises(AttentionError) as error:
+        attention_function(kind)
+    assert states(str(error.value), "sigmoid…'without_function:sigmoyd'…'module:function'")
 
 
 def test_its_code_is_part_of_a_cells_key(tmp_path: Path) -> None:

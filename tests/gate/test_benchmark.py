@@ -1,6 +1,7 @@
 """benchmarks/gate.py runs on recorded runs, and its false alarms are within what is promised."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from .made_up import Population, make_cells, write_cells
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 BENCHMARK = BENCHMARKS / "gate.py"
+OURS = ("holm", "tarone", "kl", "gate")
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +42,20 @@ def test_a_loss_is_found_and_chance_is_not(folders: tuple[Path, Path]) -> None:
     base, worse = folders
     done = benchmark("power", base, f"all of it={worse}", "--documents", 40, "--subsets", 10)
     assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith("| all of it ")
-    header, last = ([part.strip() for part in line.split("|")] for line in (done.stdout.splitlines()[0], last))
-    found = dict(zip(header, last, strict=True))
-    for rule in ("holm", "tarone", "kl", "gate"):
-        assert found[rule].startswith("100% (")
+    header, *rows = [
+        [part.strip() for part in line.split("|")] for line in done.stdout.splitlines() if "---" not in line
+    ]
+    assert [row[2] for row in rows] == ["40", "80"]
+    for row in rows:
+        found = dict(zip(header, row, strict=True))
+        assert found["regression"] == "all of it"
+        shares = {rule: [int(x) for x in re.findall(r"(\d+)%", found[rule])] for rule in (*OURS, "relative")}
+        for rule in OURS:
+            power, alarms = shares[rule]
+            assert power == 100
+            # At most 1% of swapped tables fail: three or more of ten is one chance in 9,000.
+            assert alarms <= 20, rule
+        assert shares["relative"][1] >= 50  # a rule that takes chance for a loss is seen here
 
 
 def test_the_pooled_loss_finds_what_single_tests_do_not() -> None:
@@ -87,3 +97,21 @@ def test_skewed_losses_are_judged_with_and_without_the_second_look(folders: tupl
     assert [name.strip() for name in header[2:]] == ["cut back: often", "cut back: as the gate does", "cut back: never"]
     assert len(rows) == (1 if recorded else 4)
     assert all(row[3].strip() == row[4].strip() for row in rows)
+
+
+def test_the_old_rule_counts_what_it_tested(tmp_path: Path) -> None:
+    """KL and pooled losses are not hypotheses of the rule as it was."""
+    cells = {
+        cell_ref(method="none", bits=16, label="none-16"): 0.0,
+        cell_ref(): 0.05,
+        cell_ref(bits=8, label="hqq-8-g64"): 0.01,
+    }
+    run = write_cells(tmp_path / "run", {cell: Population(60).samples(noise) for cell, noise in cells.items()})
+    done = benchmark("needed", run)
+    assert done.returncode == 0, done.stderr
+    first, header, _, *rows = done.stdout.splitlines()
+    tested = [row for row in rows if "not tested" not in row]
+    assert f" {2 * len(tested)} hypotheses of 2 cells" in first
+    assert {row.split("|")[1].split()[-1] for row in rows if row not in tested} <= {"kl", "pooled"}
+    assert any("pooled" in row for row in rows)
+    assert "Holm" in header

@@ -29,7 +29,7 @@ def with_cases(shapes, every):
     ]
 
 
-@pytest.mark.parametrize(("backend", "normalizer", "case"), with_cases(SHAPES, 4), ids=str)
+@pytest.mark.parametrize(("backend", "normalizer", "case"), with_cases(SHAPES, 8), ids=str)
 def test_float32(backend, normalizer, case):
     inputs = cases.make_inputs(case, device=DEVICES.get(backend, "cpu"))
     cases.check(cases.with_normalizer(inputs, normalizer), backend)

@@ -1,5 +1,6 @@
 """The Triton kernels compared with float64: compiled if there is a GPU, otherwise in Triton's interpreter."""
 
+import itertools
 from dataclasses import replace
 
 import interpreter
@@ -31,7 +32,17 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = [Case(1, 2, 1, 300, 300, 64), Case(2, 2, 2, 17, 128, 128, padding="left"), Case(1, 2, 2, 128, 128, 96)]
 
 
-@pytest.mark.parametrize("case", [*SHAPES, *DECODING, *EMPTY], ids=str)
+def in_turn(arguments, every):
+    """For parametrize: Triton's interpreter takes seconds for what a GPU does at once, so there `make test` has every
+    so many of them.
+    """
+    return [
+        pytest.param(*(own if isinstance(own, tuple) else (own,)), marks=pytest.mark.slow if number % every else [])
+        for number, own in enumerate(arguments)
+    ]
+
+
+@pytest.mark.parametrize("case", in_turn([*SHAPES, *DECODING, *EMPTY], 2), ids=str)
 def test_float32_agrees_with_float64(case):
     check(make_inputs(case, device=DEVICE), "triton")
 
@@ -43,8 +54,7 @@ def test_half_precision_agrees_with_float64(case, dtype, monkeypatch):
     check(make_inputs(case, dtype, device=DEVICE), "triton")
 
 
-@pytest.mark.parametrize("case", EXTREME_SHAPES, ids=str)
-@pytest.mark.parametrize("name", EXTREMES)
+@pytest.mark.parametrize(("name", "case"), in_turn(itertools.product(EXTREMES, EXTREME_SHAPES), 2), ids=str)
 def test_extreme_scores_are_finite_and_right(name, case):
     check_extreme(name, case, torch.float32, "triton", device=DEVICE)
 
@@ -72,7 +82,7 @@ SHAPES_SHIPPED = sorted(
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU runs its own tiles")
-@pytest.mark.parametrize(("kernel", "rows", "columns"), SHAPES_SHIPPED)
+@pytest.mark.parametrize(("kernel", "rows", "columns"), in_turn(SHAPES_SHIPPED, 2))
 def test_every_shipped_tile_shape_is_right(kernel, rows, columns, monkeypatch):
     def shipped(name, *options):
         return [TileConfig(rows, columns, 4, 1)] if name == kernel else tiles(name, *options)
@@ -89,6 +99,7 @@ def test_wide_heads(dim):
     check(make_inputs(Case(1, 1, 1, 40, 70, dim), device=DEVICE), "triton")
 
 
+@pytest.mark.slow
 @given(
     batch=st.integers(1, 2),
     group=st.integers(1, 3),

@@ -212,10 +212,15 @@ OPTIONS = {
     "asym": GptqOptions(group_size=64, sym=False),
     "act-order": GptqOptions(group_size=64, act_order=True),
 }
+# Every option with 3 bits and every width with the first options; the others are slow.
+WIDTHS_AND_OPTIONS = [
+    pytest.param(bits, options, id=f"{bits}-{name}", marks=[] if bits == 3 or name == "g128" else pytest.mark.slow)
+    for bits in quantizers()["gptq"].widths
+    for name, options in OPTIONS.items()
+]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("bits", quantizers()["gptq"].widths)
+@pytest.mark.parametrize(("bits", "options"), WIDTHS_AND_OPTIONS)
 def test_the_codes_are_those_of_the_papers_algorithm(bits: int, options: GptqOptions) -> None:
     # float32 against float64: a weight halfway between two levels may fall to either side, and its error is passed on
     # to the later columns of its row. So whole rows agree, except a few that diverge at such a tie.

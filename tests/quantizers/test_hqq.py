@@ -1,5 +1,7 @@
 """Our HQQ layer compared with the library's."""
 
+import copy
+
 import pytest
 import torch
 from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
@@ -83,8 +85,8 @@ def test_zero_points_of_bfloat16_models_are_not_rounded_to_a_step(linear):
 @pytest.mark.parametrize(
     ("shape", "bits", "options", "says"),
     [
-        ((96, 64), 4, {}, "group_size 64.* 0.*in_features.*96"),
-        ((128, 96), 4, {"axis": 0}, "group_size 64.* 0.*out_features.*96"),
+        ((96, 65), 4, {}, "0 is 65 × 96.*group_size 64.*6240"),
+        ((95, 96), 4, {"axis": 0}, "0 is 96 × 95.*group_size 64.*9120"),
         ((64, 3), 4, {}, "0 .*3 groups of 64.*4-bit.*2"),
         ((64, 4), 1, {}, "0 .*4 groups of 64.*1-bit.*8"),
     ],
@@ -94,3 +96,13 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_changed(shape, bi
     with pytest.raises(QuantizeError, match=says):
         QUANTIZER.quantize_linears(model, bits, HqqOptions(**options), targets=["0"])
     assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
+def test_groups_that_do_not_divide_a_row_are_the_librarys(bits, axis):
+    linear = nn.Linear(96, 128)
+    layer = HqqLinear.from_linear(linear, bits, HqqOptions(group_size=64, axis=axis))
+    config = BaseQuantizeConfig(nbits=bits, group_size=64, axis=axis)
+    own = HQQLinear(copy.deepcopy(linear), config, compute_dtype=torch.float32, device="cpu")
+    assert torch.equal(layer.dequantize(), own.dequantize())

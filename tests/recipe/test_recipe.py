@@ -12,7 +12,6 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from qbench.attention.kinds import ATTENTIONS
-from qbench.identity import code_hash, package_versions
 from qbench.recipe.cells import Recipe, RecipeError, cells, load_recipe
 from qbench.runner.plan import make_plan
 
@@ -36,7 +35,7 @@ WRONG = [
     ("checkpoints: {a: {softmax: {pth: a/b}}}", "softmax.pth: …Did you mean path?…path, rev"),
     ("checkpoints: {a: {softmx: a/b}}", "Did you mean softmax?"),
     ("checkpoints: {a: {softmx: a/b}}", "checkpoints.a.softmx: …softmax, softpick"),
-    ("quantizations: [{method: hqq, bit: 3}]", "[0].bit: …Did you mean bits?…method, bits, op"),
+    ("quantizations: [{method: hqq, bit: 3}]", "[0].bit: …Did you mean bits?…method, methods, bits, op"),
     (
         "quantizations: [{method: hqq, bits: 3, options: {groupsize: 8}}]",
         "options.groupsize: …groupsize",
@@ -66,7 +65,7 @@ WRONG = [
     ("checkpoints: {a: {softmax: 3}}", "checkpoints.a.softmax …3…folder…Hub id…mapping"),
     ("checkpoints: {340: {softmax: softmax}}", "checkpoints[340]: …340…string"),
     ("quantizations: none", 'quantizations …"none"…list'),
-    ("quantizations: [none]", 'quantizations[0] …"none"…mapping…method, bits'),
+    ("quantizations: [none]", 'quantizations[0] …"none"…mapping…method, methods, bits'),
     ('quantizations: [{method: hqq, bits: "3"}]', 'quantizations[0].bits …"3"…whole number…list'),
     ("quantizations: [{method: hqq, bits: [3, x]}]", 'quantizations[0].bits[1] …"x"…whole number'),
     ("quantizations: [{method: hqq, bits: true}]", "quantizations[0].bits …true…whole number"),
@@ -108,7 +107,12 @@ WRONG = [
     ("quantizations: []", "quantizations …[]…at least one"),
     ("quantizations: [{method: hqq, bits: [3, 4, 3]}]", "quantizations[0]: hqq-3-g64…twice"),
     ("quantizations: [{method: hqq, bits: 3}, {method: hqq, bits: 3}]", "quantizations[1]: hqq-3-g64…twice"),
-    ("quantizations: [{method: bnb, bits: [2, 2]}]", "quantizations[0]: bnb-2…twice"),
+    ("quantizations: [{method: bnb, bits: [4, 4]}]", "quantizations[0]: bnb-4-nf4…twice"),
+    ("quantizations: [{method: hqq, bits: [4, 5]}]", "quantizations[0].bits: …hqq…5 bits…2, 3, 4, 8"),
+    ("quantizations: [{methods: [hqq, bnb], bits: [2, 3]}]", "quantizations[0].bits: …bnb…2, 3 bits…4, 8"),
+    ("quantizations: [{methods: [hqq, bmb], bits: 4}]", "quantizations[0].methods …'bmb'…Did you mean bnb?"),
+    ("quantizations: [{method: hqq, methods: [bnb], bits: 4}]", "quantizations[0] …`method`…`methods`"),
+    ("quantizations: [{method: hqq, bits: 4, group_size: 32}]", "quantizations[0] …`options: {group_size: 32}`"),
     ("quantizations: [{method: hqq, bits: 3, options_by_bits: {4: {}}}]", "options_by_bits[4] …bits…3"),
     (
         "quantizations: [{method: bnb, bits: [4, 8], options: {quant_type: fp4}}]",
@@ -296,8 +300,6 @@ def test_records_hold_nothing_of_where_the_recipe_lies(tmp_path: Path) -> None:
 
 def keys(file: Path, **changes: Any) -> dict[str, str]:
     """The key of each cell that can run."""
-    code_hash.cache_clear()
-    package_versions.cache_clear()
     found = cells(load_recipe(file, **changes))
     return {cell.ref.name: cell.identity().key for cell in found if cell.ref.label != "bnb-2"}
 
@@ -380,7 +382,7 @@ def test_what_changes_numbers_changes_keys(name: str, before: dict[str, str], tm
 
 DOES_NOT: dict[str, Callable[[Path], None]] = {
     "batch_tokens except for LLM.int8": field(
-        batch_tokens=512, quantizations=[q for q in QUANTIZATIONS if q["method"] != "bnb"]
+        batch_tokens=512, quantizations=[q for q in QUANTIZATIONS if "bnb" not in q.get("methods", ())]
     ),
     "workers": field(workers=3),
     "threads": field(threads=3),
@@ -396,7 +398,7 @@ DOES_NOT: dict[str, Callable[[Path], None]] = {
     "several draws except for gptq": field(calibration=fields()["calibration"] | {"seeds": 3}),
     "a cell more": field(quantizations=[*QUANTIZATIONS, {"method": "hqq", "bits": 2}]),
     "no calibration without gptq": field(
-        calibration=None, quantizations=[q for q in QUANTIZATIONS if q["method"] != "gptq"]
+        calibration=None, quantizations=[q for q in QUANTIZATIONS if q.get("method") != "gptq"]
     ),
     "files that no model reads": lambda folder: (folder / "softmax" / "README.md").write_text("words") and None,
     "times of files": lambda folder: [os.utime(file) for file in folder.rglob("*")] and None,

@@ -86,7 +86,7 @@ QUANTIZED = ["bnb-8", "gptq-8-g128", "hqq-8-g64", "bnb-4-nf4", "gptq-2-g128"]
 
 @pytest.mark.parametrize("label", QUANTIZED)
 @pytest.mark.parametrize(("size", "fact"), [(0.0, "last bit"), (1e-7, "moved by"), (1e-4, "moved by")])
-@pytest.mark.parametrize("attention", ["softmax", "softpick"])
+@pytest.mark.parametrize("attention", [pytest.param("softmax", marks=pytest.mark.slow), "softpick"])
 def test_the_unquantized_model_under_a_quantized_label(
     attention: str, size: float, fact: str, label: str, tmp_path: Path
 ) -> None:
@@ -337,6 +337,7 @@ def honest_cells(seed: int) -> list[MeasuredCell]:
     return [cell("none-16", None), *(cell(label, error) for label, error in ERRORS.items())]
 
 
+@pytest.mark.slow
 def test_of_200_honest_tables_of_documents_at_most_one_is_accused() -> None:
     accused = [seed for seed in range(200) if suspicious_scores(Evidence(cells := honest_cells(seed), cells))]
     assert len(accused) <= 1

@@ -18,7 +18,7 @@ __all__ = ["checkpoints", "texts", "tokenizer"]
 DOCUMENTS = 6
 QUANTIZATIONS = [
     {"method": "none"},
-    {"method": "bnb", "bits": [2, 4, 8]},
+    {"methods": ["bnb"], "bits": [2, 4, 8]},
     {"method": "gptq", "bits": [2, 3, 4, 8], "options": {"group_size": 32}},
     {"method": "hqq", "bits": [2, 3, 4, 8], "options": {"group_size": 32}},
 ]

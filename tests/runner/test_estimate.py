@@ -12,12 +12,20 @@ from transformers import LlamaConfig
 
 from qbench import save_checkpoint
 from qbench.attention.register import build_model
+from qbench.evaluate.divergence import compare
 from qbench.evaluate.facts import characters
 from qbench.gpus import Gpu
 from qbench.recipe.cells import Cell, Recipe, cells, load_recipe, recipe_tasks
 from qbench.runner import speed
-from qbench.runner.cell import cell_scorer, evaluate_model, load_cell_tasks, load_model, load_tokenizer
-from qbench.runner.estimate import characters_per_token, estimate
+from qbench.runner.cell import (
+    cell_scorer,
+    evaluate_model,
+    load_cell_tasks,
+    load_model,
+    load_tokenizer,
+    page_reference,
+)
+from qbench.runner.estimate import characters_per_token, estimate, expected_seconds
 from qbench.runner.plan import make_plan
 from qbench.runner.plan_table import render_plan
 
@@ -63,8 +71,12 @@ def test_the_work_is_what_torch_counts() -> None:
     assert found
     model, tokenizer = load_model(cell, cell.identity()), load_tokenizer(cell, cell.identity())
     model.config._attn_implementation = "eager"  # the counter does not know torch's fused attention on the CPU
+    lm, tasks = cell_scorer(cell, model, tokenizer), load_cell_tasks(cell)
     with FlopCounterMode(display=False) as counter:
-        evaluate_model(cell, cell_scorer(cell, model, tokenizer), load_cell_tasks(cell), cell.identity().what.tasks)
+        reference = page_reference(cell, lm, tasks)
+        lm.wanted = reference.counts
+        evaluate_model(cell, lm, tasks, cell.identity().what.tasks)
+        compare(reference, lm.states, model.lm_head)
     assert found.work / counter.get_total_flops() == pytest.approx(1, abs=0.3)
 
 
@@ -169,11 +181,16 @@ def test_the_plan_shows_the_time_on_this_machines_gpu(
     assert all(part in speed_line for part in ("A100", "40%", "312 TFLOP/s"))
 
 
-def test_a_time_for_some_of_the_cells_says_how_many(large: Recipe, tmp_path: Path) -> None:
+def test_the_time_left_is_that_of_cells_that_can_run(large: Recipe, tmp_path: Path) -> None:
+    def time_left() -> float:
+        entries = make_plan(large, tmp_path / "out").entries
+        to_do = [entry.cell for entry in entries if entry.state == "to do"]
+        return sum(sum(own.values()) for own in expected_seconds(large, {}, to_do).values())
+
+    both = time_left()
     (large.file.parent / "softpick" / "config.json").write_text("{}")
-    text = render_plan(make_plan(large, tmp_path / "out"))
-    (line,) = [line for line in text.splitlines() if line.startswith("time left: ")]
-    assert "for 11 of 22 cells" in line
+    assert 0 < time_left() < both
+    assert "11 cannot run" in render_plan(make_plan(large, tmp_path / "out"))
 
 
 def test_without_the_gpu_the_plan_says_why_and_shows_the_rest(large: Recipe, driver: Driver, tmp_path: Path) -> None:
@@ -198,3 +215,17 @@ def test_calibration_and_solving_are_part_of_gptq(large: Recipe) -> None:
     assert gptq.work - hqq.work == pytest.approx(2 * 256 * (2.4 * 302e6 + 24 * (3 * 1024**2 + 2816**2)), rel=0.05)
     assert gptq.seconds["quantize"] > hqq.seconds["quantize"] > none.seconds["quantize"]
     assert gptq.seconds["evaluate"] == none.seconds["evaluate"]
+
+
+def test_kl_is_part_of_cells_that_score_pages() -> None:
+    """Mini has 8,000 tokens of pages and more: one pass of the model, and lm_head for both models."""
+    cell = mini()
+    tasks, one_core = recipe_tasks(cell.recipe), speed.speed_of(cell.recipe, 1)
+    without = {name: own for name, own in tasks.items() if not own.pages}
+    assert set(tasks) - set(without) == {"mini_wikitext"}
+    found, other = estimate(cell, tasks, one_core), estimate(cell, without, one_core)
+    assert found
+    assert other
+    assert found.seconds["kl"] > 0
+    assert other.seconds["kl"] == 0
+    assert found.total == sum(found.seconds.values())

@@ -11,6 +11,7 @@ import pytest
 from qbench.records.store import read_results
 from qbench.report.audits import audit_table
 from qbench.report.delta import read_report
+from qbench.report.looks import PAGE
 from qbench.report.lowbit_plots import low_bit_figures
 from qbench.report.plots import figures
 from qbench.report.render import table
@@ -76,7 +77,7 @@ def test_a_run_with_few_bits(out: Path) -> None:
     assert float(row["difference"]) != 0
     assert float(row["quantized_pairs"]) == pytest.approx(pairs)
     assert f"{pairs:.1%}" in " ".join(audit_table(report.results).footnotes.values())
-    ((name, figure),) = low_bit_figures(report)
+    ((name, figure),) = low_bit_figures(report, PAGE)
     assert name == "tiny-lowbit"
     assert {label.get_text() for label in figure.axes[0].get_yticklabels()} >= set(LABELS)
     assert not [name for name, _ in figures(report)]  # there is no quantization of weights alone to draw

@@ -24,30 +24,28 @@ def test_what_will_fail_is_reported_before_anything_runs(
 ) -> None:
     recipe = change(
         checkpoints={
-            "mixed": {"softmax": "./softmax", "softpick": "./softmax"},  # a softmax checkpoint named softpick
+            "words": {"softmax": {"path": "./softmax", "tokenizer": "./other"}},
             "../cut": {"softmax": "./cut"},  # a family can be any string
         },
-        quantizations=[
-            {"method": "none"},
-            {"method": "hqq", "bits": [3, 4], "options_by_bits": {3: {"group_size": 48}, 4: {"group_size": 32}}},
-        ],
+        quantizations=[{"method": "none"}, {"method": "hqq", "bits": 4, "options": {"group_size": 32}}],
     )
     shutil.copytree(recipe.parent / "softmax", recipe.parent / "cut")
     weights = recipe.parent / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
+    (recipe.parent / "other").mkdir()
+    (recipe.parent / "other" / "tokenizer.json").write_text("{}")
     out = tmp_path / "out"
     assert main(["run", str(recipe), "--out", str(out), "--preflight"]) == 2
     head, *problems = capsys.readouterr().err.strip().split("\n- ")
     assert "preflight" in head
     assert "--no-preflight" in head
-    assert len(problems) == 3
-    assert all(fact in problems[0] for fact in ("./softmax", "hqq-3-g48: ", "group_size 48"))
-    assert "softpick" in problems[1]
-    assert "model.safetensors" in problems[2]
+    assert len(problems) == 2
+    assert all(fact in problems[0] for fact in ("./softmax", "tokenizer"))
+    assert "model.safetensors" in problems[1]
     logs = sorted(path.name for path in out.iterdir() if path.name != "run.json")
     assert re.fullmatch(r"preflight-\.\._cut-softmax-[0-9a-f]{10}\.log", logs[0])
-    assert logs[1:] == ["preflight-mixed-softmax.log", "preflight-mixed-softpick.log"]
-    assert f"(log: {out / logs[0]})" in problems[2]
+    assert logs[1:] == ["preflight-words-softmax.log"]
+    assert f"(log: {out / logs[0]})" in problems[1]
     assert "Traceback" in (out / logs[0]).read_text()
 
 

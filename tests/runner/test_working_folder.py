@@ -36,6 +36,7 @@ def test_a_run_does_not_import_from_the_working_folder(folder: Path) -> None:
     assert code == 0, errors
 
 
+@pytest.mark.slow
 def test_the_doctor_does_not_import_from_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     checks = list(run_checks("cpu", ("hqq",)))

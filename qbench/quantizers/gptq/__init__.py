@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from qbench.quantizers.packed import PackedLinear
 
 
+GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)  # supported by the solver and by the kernels that read the format
+PACKED = 32  # values that the format packs together
+
+
 class GptqOptions(LinearOptions):
     """The defaults are auto-gptq's at the time of the paper."""
 
@@ -21,6 +25,18 @@ class GptqOptions(LinearOptions):
 
     label_always: ClassVar = {"group_size": "g{}"}
     label_if_changed: ClassVar = {"sym": "asym", "act_order": "actorder", "damp": "damp{:g}"}
+
+    def misfit(self, bits: int, shape: tuple[int, int]) -> str:
+        """Groups must divide the inputs, and both sizes must fill what the format packs together."""
+        size, inputs = self.group_size, shape[1]
+        if size not in GROUP_SIZES:
+            return f"gptq's group_size is {size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
+        if shape[0] % PACKED or inputs % PACKED:
+            return f"gptq's format packs {PACKED} values, so both must be multiples of {PACKED}"
+        if size > 0 and inputs % size:
+            fitting = ", ".join(str(other) for other in GROUP_SIZES if inputs % other == 0)
+            return f"gptq's group_size {size} must divide its {inputs} inputs: {fitting} would (-1: one group per row)"
+        return ""
 
 
 class Gptq(Quantizer):

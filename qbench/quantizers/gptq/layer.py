@@ -18,9 +18,7 @@ from qbench.progress import Bar
 from qbench.quantizers.calibration import token_ids
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.gptq import GptqOptions
-from qbench.quantizers.packed import PackedLinear
-
-GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)  # supported by the solver and by the kernels that read the format
+from qbench.quantizers.packed import PackedLinear, check_shape
 
 # The linear layers of a decoder layer, in the order that data flows. Those of one stage read the same input.
 STAGES = (
@@ -181,7 +179,7 @@ def quantize_linears(
     Model and activations stay on the model's device; one layer at a time moves to `device` (by default the same) and
     back. progress: show a bar on stderr if that is a terminal.
     """
-    _check_targets(model, targets, options)
+    _check_targets(model, targets, bits, options)
     home = model.model.embed_tokens.weight.device
     device = torch.device(device or home)
     model.eval()
@@ -342,11 +340,8 @@ def _zeros_from_one(quantizer: Any) -> Any:
     return ZerosFromOne
 
 
-def _check_targets(model: LlamaForCausalLM, targets: Sequence[str], options: GptqOptions) -> None:
+def _check_targets(model: LlamaForCausalLM, targets: Sequence[str], bits: int, options: GptqOptions) -> None:
     """Raise an error, before anything is changed, if a target cannot be quantized or packed."""
-    size = options.group_size
-    if size not in GROUP_SIZES:
-        raise QuantizeError(f"gptq's group_size is {size}; it must be one of {', '.join(map(str, GROUP_SIZES))}.")
     reached = {f"model.layers.{i}.{name}" for i in range(len(model.model.layers)) for s in STAGES for name in s}
     for target in targets:
         if target not in reached | {"lm_head"}:
@@ -356,11 +351,7 @@ def _check_targets(model: LlamaForCausalLM, targets: Sequence[str], options: Gpt
         linear = model.get_submodule(target)
         if not isinstance(linear, nn.Linear):
             raise QuantizeError(f"{target} is a {type(linear).__name__}, not a linear layer: is it quantized already?")
-        shape = f"{target} is {linear.out_features} × {linear.in_features} (outputs × inputs)"
-        if linear.in_features % 32 or linear.out_features % 32:
-            raise QuantizeError(f"{shape}; gptq's format packs 32 values, so both must be multiples of 32.")
-        if size > 0 and linear.in_features % size:
-            raise QuantizeError(f"{shape}; gptq's group_size {size} must divide its {linear.in_features} inputs.")
+        check_shape(target, linear, bits, options)
 
 
 def batches(calibration: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:

@@ -11,14 +11,33 @@ if TYPE_CHECKING:
     from qbench.quantizers.packed import PackedLinear
 
 
+ROWS_PACKED = {8: 1, 4: 2, 3: 1, 2: 4, 1: 8}  # by bits: how many groups the library packs together
+
+
 class HqqOptions(LinearOptions):
-    """Axis 1 groups weights along a row, axis 0 across rows."""
+    """Axis 1 groups weights along a row, axis 0 across rows.
+
+    The library groups the flattened weight: a group may begin in one row and end in the next.
+    """
 
     group_size: int = Field(default=64, ge=8, multiple_of=8)
     axis: Literal[0, 1] = 1
 
     label_always: ClassVar = {"group_size": "g{}"}
     label_if_changed: ClassVar = {"axis": "axis{}"}
+
+    def misfit(self, bits: int, shape: tuple[int, int]) -> str:
+        """Groups must divide the weight, and fill the rows that the library packs together."""
+        weights, size = shape[0] * shape[1], self.group_size
+        if weights % size:
+            return f"hqq's group_size {size} must divide its {weights} weights"
+        rows = weights // size if self.axis == 1 else size
+        if rows % ROWS_PACKED[bits]:
+            return (
+                f"it has {rows} groups of {size}, and hqq packs {bits}-bit codes of {ROWS_PACKED[bits]} groups "
+                "together; choose a group_size that gives a multiple of that"
+            )
+        return ""
 
 
 class Hqq(Quantizer):

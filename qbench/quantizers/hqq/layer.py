@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.hqq import HqqOptions
 from qbench.quantizers.packed import PackedLinear
 
 # How many rows of codes the library packs into one; it drops or misplaces an incomplete one. 3 bits are padded.
-_ROWS_PACKED = {8: 1, 4: 2, 3: 1, 2: 4, 1: 8}
 
 
 class HqqLinear(PackedLinear):
@@ -43,22 +41,6 @@ class HqqLinear(PackedLinear):
         for name in ("W_q", "scale", "zero"):
             self.register_buffer(name, tensors[name])
         self.register_buffer("bias", tensors.get("bias"))
-
-    @classmethod
-    def check_linear(cls, name: str, linear: nn.Linear, bits: int, options: HqqOptions) -> None:
-        """Check that groups divide the weight, and that they fill the rows that the library packs together."""
-        size, axis = options.group_size, options.axis
-        divided, what = (linear.in_features, "in_features") if axis == 1 else (linear.out_features, "out_features")
-        if divided % size:
-            raise QuantizeError(
-                f"group_size {size} must divide {name}'s {what}, {divided}, since axis {axis} groups along it."
-            )
-        rows = linear.weight.numel() // size if axis == 1 else size
-        if rows % _ROWS_PACKED[bits]:
-            raise QuantizeError(
-                f"{name} has {rows} groups of {size}; HQQ packs {bits}-bit codes of {_ROWS_PACKED[bits]} groups "
-                f"together, so the number of groups must be a multiple of that: choose another group_size."
-            )
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: HqqOptions) -> Self:

@@ -6,6 +6,7 @@ The plain reference for weights next to quantized activations: W8A8, W4A4, MXFP4
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from qbench.quantizers.declaration import LinearOptions, Quantizer
+from qbench.quantizers.number_formats import FORMATS
 
 if TYPE_CHECKING:
     from qbench.quantizers.packed import PackedLinear
@@ -14,8 +15,14 @@ if TYPE_CHECKING:
 class Rtn8Options(LinearOptions):
     """Integers from -127 to 127 times a scale per output channel."""
 
+    def misfit(self, bits: int, shape: tuple[int, int]) -> str:
+        """Blocks must divide the rows, and 4-bit codes must fill their bytes."""
+        name = getattr(self, "format", "int")
+        size = FORMATS[name].block or 8 // bits
+        return f"for {name} at {bits} bits its inputs must be a multiple of {size}" if shape[1] % size else ""
 
-class Rtn4Options(LinearOptions):
+
+class Rtn4Options(Rtn8Options):
     """int: from -7 to 7 times a scale per output channel. mxfp4, nvfp4: scales per block, as for activations."""
 
     format: Literal["int", "mxfp4", "nvfp4"] = "int"

@@ -5,7 +5,6 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.number_formats import E2M1_LARGEST, E4M3_LARGEST, FORMATS
 from qbench.quantizers.packed import PackedLinear
 from qbench.quantizers.rounding import largest_number, nearest, scales
@@ -45,16 +44,6 @@ class RtnLinear(PackedLinear):
             self.register_buffer(name, tensors[name])
         self.register_buffer("whole_scale", tensors.get("whole_scale"))
         self.register_buffer("bias", tensors.get("bias"))
-
-    @classmethod
-    def check_linear(cls, name: str, linear: nn.Linear, bits: int, options: Rtn4Options | Rtn8Options) -> None:
-        """Check that blocks divide the rows, and that 4-bit codes fill their bytes."""
-        size = FORMATS[_format(options)].block or 8 // bits
-        if linear.in_features % size:
-            raise QuantizeError(
-                f"{name} has {linear.in_features} in_features; for {_format(options)} at {bits} bits they must be a "
-                f"multiple of {size}."
-            )
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: Rtn4Options | Rtn8Options) -> Self:

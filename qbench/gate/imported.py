@@ -1,0 +1,121 @@
+"""lm-eval's output in the gate: two of its folders as a run and a baseline, and whether they asked the same."""
+
+from pathlib import Path
+
+import numpy as np
+
+from qbench.errors import some
+from qbench.gate.pairing import CheckError, read_baseline
+from qbench.records.lm_eval_import.cells import cells_of
+from qbench.records.lm_eval_import.output import ModelOutput, holds_lm_eval_output, read_outputs
+from qbench.records.lm_eval_import.store import as_results
+from qbench.records.samples import rows_of_tasks
+from qbench.records.schema import CellRef, ImportedTask
+from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_results
+
+# By field of ImportedTask: what differs, in words.
+ASKED = {
+    "num_fewshot": "few-shot examples",
+    "version": "task version",
+    "documents": "documents",
+    "prompts": "prompts (few-shot examples, chat template or task file)",
+    "targets": "targets",
+    "generation": "settings for generated text",
+}
+
+
+def read_both(run: Path, baseline: Path) -> tuple[Results, Results, list[str]]:
+    """A run and its baseline, each a folder of records or lm-eval's output; and what a reader must know.
+
+    If each has one model, those are compared, whatever their names.
+    """
+    if not any(is_lm_eval_output(path) for path in (run, baseline)):
+        now = read_results(run)
+        return now, read_baseline(baseline, now.folder), []
+    outputs = [None if is_records(path) else read_outputs([path]) for path in (run, baseline)]
+    there = [None if own else read_results(path) for path, own in zip((run, baseline), outputs, strict=True)]
+    common = _common_cell(outputs, there)
+    if common is None and outputs[0] and outputs[1]:
+        _check_same_models(outputs[0], outputs[1], run, baseline)
+    now, then = (
+        records or as_results(path, own or [], [common] if common else cells_of(own or []))
+        for path, own, records in zip((run, baseline), outputs, there, strict=True)
+    )
+    return now, then, [note for own in outputs for output in own or () for note in output.notes]
+
+
+def _check_same_models(run: list[ModelOutput], baseline: list[ModelOutput], here: Path, there: Path) -> None:
+    now, then = ([output.model for output in outputs] for outputs in (run, baseline))
+    if sorted(now) != sorted(then):
+        raise CheckError(
+            f"{here} has results of {some(now)}, and {there} of {some(then)}: the names differ. Name folders with one "
+            "model each, such as the two that lm-eval made in them."
+        )
+
+
+def is_lm_eval_output(path: Path) -> bool:
+    """Whether a path is lm-eval's output, and not a folder of records."""
+    return not is_records(path) and holds_lm_eval_output(path)
+
+
+def is_records(path: Path) -> bool:
+    """Whether a path is a folder of records."""
+    return path.is_dir() and ((path / RUN).exists() or any(path.glob(f"*/{RECORD}")))
+
+
+def _common_cell(outputs: list[list[ModelOutput] | None], there: list[Results | None]) -> CellRef | None:
+    """The one cell that both sides have; None if a side has several, which are then joined by name."""
+    recorded = [records.current[0].record.cell for records in there if records and len(records.current) == 1]
+    alone = [own for own in outputs if own and len(own) == 1]
+    if len(recorded) + len(alone) < 2:
+        return None
+    return recorded[0] if recorded else cells_of(alone[0])[0]
+
+
+def check_asked(before: StoredRecord, after: StoredRecord) -> None:
+    """An error if imported records did not ask the same: their scores cannot be compared."""
+    then, now = before.record.imported, after.record.imported
+    if not then and not now:
+        return
+    if not then or not now:
+        imported, measured = (before, after) if then else (after, before)
+        raise CheckError(
+            f"{imported.folder} is from lm-eval and {measured.folder} from qbench: their documents cannot be matched. "
+            "Compare two results of lm-eval."
+        )
+    for task in [task for task in now.tasks if task in then.tasks]:
+        _check_task(task, (before, then.tasks[task]), (after, now.tasks[task]))
+
+
+def _check_task(task: str, before: tuple[StoredRecord, ImportedTask], after: tuple[StoredRecord, ImportedTask]) -> None:
+    (_, then), (_, now) = before, after
+    other = next((name for name in ASKED if getattr(then, name) != getattr(now, name)), None)
+    if other is None:
+        return
+    if other in ("num_fewshot", "version"):
+        values = f"{getattr(now, other)} in the run and {getattr(then, other)} in the baseline"
+        raise CheckError(
+            f"{task}: the {ASKED[other]} differ ({values}): {now.file} and {then.file} cannot be compared."
+        )
+    sizes = [len(_rows(own, task)) for own, _ in (after, before)]
+    limit = f" ({sizes[0]} documents and {sizes[1]}: was one run with --limit?)" if sizes[0] != sizes[1] else ""
+    raise CheckError(
+        f"{_first_other(task, before, after)}: the {ASKED[other]} of {task} differ from those in {then.file}{limit}; "
+        "only results of the same questions can be compared."
+    )
+
+
+def _first_other(task: str, before: tuple[StoredRecord, ImportedTask], after: tuple[StoredRecord, ImportedTask]) -> str:
+    """The file and line of the first document that only one side has."""
+    for (one, about), (other, _) in ((after, before), (before, after)):
+        known = set(_rows(other, task))
+        for line, content in enumerate(_rows(one, task), start=1):
+            if content not in known:
+                return f"{about.file}, line {line}"
+    return after[1].file
+
+
+def _rows(stored: StoredRecord, task: str) -> list[str]:
+    """The contents of the task's documents, in the order of lm-eval's file."""
+    rows = rows_of_tasks(stored.table).get(task, np.empty(0, dtype=np.int64))
+    return [str(content) for content in stored.table["doc_hash"].take(rows.tolist()).to_pylist()]

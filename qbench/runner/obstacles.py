@@ -1,0 +1,55 @@
+"""What config.json alone says against a cell, before anything is loaded. Imports no torch."""
+
+import functools
+from pathlib import Path
+
+from qbench.checkpoint import layout
+from qbench.checkpoint.fingerprint import local_file
+from qbench.checkpoint.layout import CheckpointError
+from qbench.quantizers.declaration import LinearOptions
+from qbench.quantizers.options import Quantization
+from qbench.recipe.cells import Cell
+
+
+def obstacle(cell: Cell) -> str:
+    """Why a cell cannot run: its checkpoint is not what the recipe says, or its options do not fit a layer's shape.
+
+    Empty if nothing is known against it, or if the config is not on this machine.
+    """
+    file, quantized = _config(cell), cell.quantization
+    if file is None or not isinstance(quantized, Quantization):
+        return ""
+    try:
+        shapes = _linear_shapes(file, cell.ref.attention, file.stat().st_mtime_ns)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    if not isinstance(quantized.options, LinearOptions):
+        return ""
+    for name, (outputs, inputs) in shapes.items():
+        skipped = name == "lm_head" and not quantized.options.include_lm_head
+        if not skipped and (why := quantized.options.misfit(quantized.bits, (outputs, inputs))):
+            return f"{quantized.label}: {name} is {outputs} × {inputs} (outputs × inputs); {why}."
+    return ""
+
+
+def doubt(cell: Cell) -> str:
+    """Why the scores of a cell that can run may differ from those in training; empty if there is no reason to."""
+    file = _config(cell)
+    return layout.config_note(file, cell.ref.attention) if file else ""
+
+
+def _config(cell: Cell) -> Path | None:
+    return local_file(cell.location, layout.CONFIG, cell.source.revision)
+
+
+@functools.lru_cache(maxsize=32)
+def _linear_shapes(config: Path, attention: str, changed: int) -> dict[str, tuple[int, int]]:
+    """The linear layers that are quantized, each shape once: outputs and inputs by name."""
+    fields = layout.read_json(config)
+    sizes = layout.config_sizes(fields, config)
+    found: dict[tuple[int, int], str] = {}
+    for name, shape in layout.tensor_shapes(sizes, layout.config_attention(fields, config, attention)).items():
+        linear = name.removesuffix(".weight")
+        if linear == "lm_head" or (".layers." in name and name.endswith("_proj.weight")):
+            found.setdefault((shape[0], shape[1]), linear)
+    return {name: shape for shape, name in found.items()}
