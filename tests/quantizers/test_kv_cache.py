@@ -1,6 +1,7 @@
 """A quantized KV cache: against a token-by-token loop that stores codes, the same however tokens are read, audited."""
 
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -30,11 +31,15 @@ SETTINGS: list[dict[str, Any]] = [
     {"bits": 8, "keys": "token"},
     {"bits": 2, "keys": "token", "channels": 8, "keep_first": 1},
 ]
-by_label = pytest.mark.parametrize("settings", SETTINGS, ids=lambda own: "-".join(KvCacheOptions(**own).label_parts()))
-by_kind = pytest.mark.parametrize("kind", list(attentions()))
-# Every kind and every setting, not all combinations.
-in_turn = pytest.mark.parametrize(
-    ("kind", "settings"), [(kind, SETTINGS[n % len(SETTINGS)]) for n, kind in enumerate(attentions())]
+# Every kind and every setting; all combinations are slow.
+IN_TURN = [(kind, SETTINGS[n % len(SETTINGS)]) for n, kind in enumerate(attentions())]
+in_turn = pytest.mark.parametrize(("kind", "settings"), IN_TURN)
+all_pairs = pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        pytest.param(*pair, marks=() if pair in IN_TURN else pytest.mark.slow)
+        for pair in product(attentions(), SETTINGS)
+    ],
 )
 
 
@@ -105,8 +110,7 @@ def extra_tensors(kind: str) -> dict[str, Tensor]:
     return {name: torch.rand(shapes[name], dtype=torch.float64) + 0.2 for name in attentions()[kind].extra_tensors}
 
 
-@by_kind
-@by_label
+@all_pairs
 def test_attention_is_that_of_a_loop_with_stored_codes(kind: str, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     options, function, extra = KvCacheOptions(**settings), attention_function(attentions()[kind]), extra_tensors(kind)

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 from qbench import quantize
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import quantization
-from qbench.quantizers.packed import packed_form
+from qbench.quantizers.packed import check_shape, packed_form
 from qbench.quantizers.rounding import quantized
 from qbench.quantizers.rtn.layer import RtnLinear
 
@@ -49,7 +49,8 @@ def test_zeros_and_very_different_rows_are_stored(bits: int, options: dict[str, 
     assert weight.isfinite().all()
     assert torch.equal(weight[0], torch.zeros(64))
     assert int(layer.codes().max()) < 2**bits
-    assert weight[5] == pytest.approx(linear.weight[5].detach(), abs=float(linear.weight[5].abs().max()) / 3)
+    last = linear.weight[5].detach()
+    assert weight[5] == pytest.approx(last, abs=float(last.abs().max()) / 3)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_rows_that_blocks_do_not_divide_are_a_sentence(
     bits: int, options: dict[str, Any], width: int, facts: list[str]
 ) -> None:
     with pytest.raises(QuantizeError) as caught:
-        RtnLinear.check_linear("q_proj", nn.Linear(width, 8), bits, quantization("rtn", bits, **options).options)
+        check_shape("q_proj", nn.Linear(width, 8), bits, quantization("rtn", bits, **options).options)
     assert all(fact in str(caught.value) for fact in ["q_proj", *facts])
 
 
