@@ -150,13 +150,13 @@ def compare(reference: Reference, states: Mapping[Place, States], head: nn.Modul
     found = torch.cat(list(_chunks(before, after, tokens, reference.head, head)), dim=1)
     ends = np.cumsum([len(own.tokens) for own in reference.states.values()])[:-1]
     by_place = dict(zip(reference.states, np.split(found.cpu().numpy(), ends, axis=1), strict=True))
-    for (task, document, number), own in by_place.items():
-        if not np.isfinite(own).all():
+    for (task, document, number), values in by_place.items():
+        if not np.isfinite(values).all():
             raise DivergenceError(
                 f"{task}, document {document}, window {number}: the logits of the unquantized or the quantized model "
                 "are NaN or infinite; they must be finite: run the model in a dtype with a larger range."
             )
-    return {place: TokenDivergences(*own) for place, own in by_place.items()}
+    return {place: TokenDivergences(*values) for place, values in by_place.items()}
 
 
 @torch.no_grad()

@@ -37,8 +37,8 @@ def headline(report: GateReport) -> str:
     scores = sum(not outcome.hypothesis.parts for outcome in report.tested)
     if report.worse:
         pooled = sum(bool(outcome.hypothesis.parts) for outcome in report.worse)
-        if alone := len(report.worse) - pooled:
-            found.append(f"{alone} of {counted(scores, 'score')} got worse")
+        if single := len(report.worse) - pooled:
+            found.append(f"{single} of {counted(scores, 'score')} got worse")
         if pooled:
             found.append(f"the pooled loss of {counted(pooled, 'cell')} is above its tolerance")
     if report.not_excluded:
