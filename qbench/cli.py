@@ -6,13 +6,12 @@ Each command imports what it needs when it runs: a table must not wait for torch
 
 import argparse
 import errno
-import logging
 import os
 import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,16 +20,18 @@ from qbench.arguments import Parser
 from qbench.errors import InputError
 from qbench.files import write_atomically
 from qbench.numbers import byte_size, counted
-from qbench.output import runner_command, safe_output
+from qbench.output import print_styled, runner_command, safe_output
 
 if TYPE_CHECKING:
     from qbench.gate.verdict import GateReport
     from qbench.recipe.schema import Recipe
 
 DONE, FAILED, WRONG, CRASHED, INTERRUPTED = 0, 1, 2, 3, 130
+MIN_INCHES, MAX_INCHES = 2.0, 40.0  # of a figure
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
 RECORDS = "a folder of records, as written by `qbench run`"
 RESULTS = f"{RECORDS}, or published numbers: a CSV file or a folder of CSV files"
+ON_SCREEN = "default: tables for the screen on a terminal, md if piped or written to a file"
 
 Commands = Any  # argparse's subparsers; their type is private
 
@@ -47,8 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    # lm-eval logs every default that it uses.
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         for library in ("DATASETS", "HUB"):  # in a log, each step of their progress bars would be a line
             os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")
@@ -279,14 +278,31 @@ def _add_table(commands: Commands) -> None:
     )
     parser = _add(commands, "table", _table, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
-    parser.add_argument("--format", choices=FORMATS, default="md", help="default: md; csv and json contain all metrics")
+    parser.add_argument("--format", choices=FORMATS, help=f"{ON_SCREEN}; csv and json contain all metrics")
     kinds = "; ".join(f"{kind.name}: {kind.help}" for kind in KINDS.values())
     parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {DEFAULT_KIND}; with html, all kinds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
     parser.add_argument("--standalone", action="store_true", help="with latex: write a complete document")
-    parser.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="also write plots to this folder, as PNG, SVG and PDF"
-    )
+    columns = "with latex: how many columns of a page a table spans (table or table*); default: 2"
+    parser.add_argument("--columns", type=int, choices=(1, 2), help=columns)
+    plots = "write plots to this folder, as PNG, SVG and PDF; tables too if --format, --kind or --out is given"
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help=plots)
+    widths = "with --plots: column (of a paper), page, or a number of inches; default: page"
+    parser.add_argument("--figure-width", type=_width, metavar="WIDTH", help=widths)
+
+
+def _width(text: str) -> float:
+    from qbench.report.looks import COLUMN, PAGE
+
+    named = {"column": COLUMN, "page": PAGE}
+    try:
+        inches = named[text] if text in named else float(text)
+    except ValueError:
+        inches = 0.0
+    if not MIN_INCHES <= inches <= MAX_INCHES:
+        allowed = f"column, page, or {MIN_INCHES:g} to {MAX_INCHES:g} inches"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a width: use {allowed}")
+    return inches
 
 
 def _add_compare(commands: Commands) -> None:
@@ -304,7 +320,7 @@ def _add_compare(commands: Commands) -> None:
         required=True,
         help="published numbers: a CSV file or folder",
     )
-    parser.add_argument("--format", choices=COMPARISON_FORMATS, default="md", help="default: md")
+    parser.add_argument("--format", choices=COMPARISON_FORMATS, help=ON_SCREEN)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
 
 
@@ -320,35 +336,51 @@ def _table(options: argparse.Namespace) -> int:
     from qbench.report.delta import read_report
     from qbench.report.render import render
 
-    report = read_report(options.source)
-    text = render(report, options.format, options.kind, standalone=options.standalone)
+    if options.figure_width and not options.plots:
+        raise InputError("--figure-width needs --plots FOLDER.")
+    report, format = read_report(options.source), _format(options)
+    given = (options.format, options.kind, options.out, options.standalone, options.columns)
+    wanted = not options.plots or any(given)
+    how = {"standalone": options.standalone, "columns": options.columns}
+    text = render(report, format, options.kind, **how) if wanted else ""
     if options.plots:
+        from qbench.report.looks import PAGE
         from qbench.report.plots import write_plots
 
-        files = write_plots(report, options.plots)
+        files = write_plots(report, options.plots, options.figure_width or PAGE)
         print(f"{len(files)} plots in {options.plots}", file=sys.stderr)
-    _write(text, options.out)
+    if wanted:
+        _write(text, options.out, format)
     return DONE
+
+
+def _format(options: argparse.Namespace) -> str:
+    """The format that was asked for; on a terminal, tables for the screen."""
+    from qbench.report.render import default_format
+
+    return options.format or ("md" if options.out else default_format())
 
 
 def _compare(options: argparse.Namespace) -> int:
     from qbench.report.render import comparison
 
-    _write(comparison(options.source, options.published, options.format), options.out)
+    format = _format(options)
+    _write(comparison(options.source, options.published, format), options.out, format)
     return DONE
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from qbench.report.render import audit
+    from qbench.report.render import audit, default_format
 
-    text, found = audit(options.source)
-    print(text)
+    format = default_format()
+    text, found = audit(options.source, format)
+    _write(text, None, format)
     return FAILED if found else DONE
 
 
-def _write(text: str, file: Path | None) -> None:
+def _write(text: str, file: Path | None, format: str) -> None:
     if file is None:
-        sys.stdout.write(text)
+        print_styled(text) if format == "terminal" else sys.stdout.write(text)
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -434,17 +466,26 @@ def _add_folders(
 
 
 def _check(options: argparse.Namespace) -> int:
-    from qbench.gate.render import annotations, to_text
+    from qbench.gate.render import annotations, error_annotation, to_text
     from qbench.gate.verdict import check
 
-    override = _gate_settings(options)
-    report = check(options.folder, options.given or options.baseline, None, options.scores_only, override)
+    try:
+        override = _gate_settings(options)
+        report = check(options.folder, options.given or options.baseline, None, options.scores_only, override)
+    except InputError as error:  # on GitHub, people see it without opening the log
+        _annotate([error_annotation(str(error))])
+        _write_summary(f"### qbench check: not compared\n\n{error}\n")
+        raise
     sys.stdout.write(to_text(report))
     _write_reports(options, report)
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in annotations(report):
-            runner_command(line)
+    _annotate(annotations(report))
     return DONE if report.passed else FAILED
+
+
+def _annotate(lines: Iterable[str]) -> None:
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in lines:
+            runner_command(line)
 
 
 def _gate_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -486,6 +527,7 @@ def _import(options: argparse.Namespace) -> int:
 
 def _accept(options: argparse.Namespace) -> int:
     from qbench.gate.accept import accept, check_reason, is_new
+    from qbench.gate.pairing import NoBaselineError
     from qbench.gate.render import to_text
     from qbench.gate.verdict import check
 
@@ -494,7 +536,9 @@ def _accept(options: argparse.Namespace) -> int:
     try:
         report = check(options.folder, options.baseline)
         print(to_text(report))
-    except InputError as error:  # no baseline yet, or one with different documents: accept is there to replace it
+    except NoBaselineError:
+        not_compared = f"{options.baseline} is new."
+    except InputError as error:  # for instance different documents: accept is there to replace it
         not_compared = str(error)
     size = accept(options.folder, options.baseline, options.reason, report, not_compared)
     if not_compared:  # only now: if accept fails, its error is enough
@@ -518,11 +562,15 @@ def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
         for file, render in ((options.junit, to_junit), (options.markdown, to_markdown), (options.json, to_json)):
             if file is not None:
                 write_atomically(file, render(report))
-        if summary := os.environ.get(STEP_SUMMARY):
-            with open(summary, "a", encoding="utf-8") as out:
-                out.write(to_markdown(report))
+        _write_summary(to_markdown(report))
     except OSError as error:
         raise InputError(f"{error.filename}: the report cannot be written ({error.strerror}).") from None
+
+
+def _write_summary(markdown: str) -> None:
+    if summary := os.environ.get(STEP_SUMMARY):
+        with open(summary, "a", encoding="utf-8") as out:
+            out.write(markdown)
 
 
 # --- doctor

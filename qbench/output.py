@@ -27,7 +27,8 @@ ASCII = str.maketrans(
         "≥": ">=",
         "→": "->",
     }
-    | {"×": "x", "±": "+/-", "…": "...", "·": "*", "²": "^2", "ε": "epsilon", "█": "#", "│": "|", "─": "-"}
+    | {"×": "x", "±": "+/-", "…": "...", "·": "*", "ε": "epsilon", "█": "#", "│": "|", "─": "-"}
+    | {raised: f"^{digit}" for digit, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 )
 
 
@@ -63,6 +64,11 @@ class SafeOutput(io.TextIOBase):
         """Print one line that GitHub's runner is meant to obey."""
         self._put(CONTROL.sub(_escaped, line) + "\n")
         self._at_line_start = True
+
+    def write_styled(self, text: str) -> None:
+        """Print a text with control sequences for colours; names in it must have been made printable."""
+        self._put(text)
+        self._at_line_start = text.endswith("\n")
 
     def flush(self) -> None:
         """Pass on what is buffered."""
@@ -121,6 +127,11 @@ def encodable(text: str, encoding: str) -> str:
 def runner_command(line: str) -> None:
     """Print one line that GitHub's runner is meant to obey."""
     sys.stdout.write_command(line) if isinstance(sys.stdout, SafeOutput) else print(line)
+
+
+def print_styled(text: str) -> None:
+    """Print a text with control sequences for colours; names in it must have been made printable."""
+    sys.stdout.write_styled(text) if isinstance(sys.stdout, SafeOutput) else sys.stdout.write(text)
 
 
 def terminal() -> TextIO:

@@ -1,6 +1,7 @@
 """A run paired with its baseline: the folders, their cells, and the documents of each pair of cells."""
 
 import difflib
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,10 @@ Pair = tuple[StoredRecord, StoredRecord]  # before, after
 
 class CheckError(InputError):
     """Why a run and a baseline cannot be compared, in a sentence."""
+
+
+class NoBaselineError(CheckError):
+    """There is no baseline yet; the sentence says how to make one."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ class Joined:
     pairs: tuple[Pair, ...]  # both done
     failed: tuple[Pair, ...]  # failed in the run
     missing: tuple[CellRef, ...]  # planned for the run, or in a baseline that must match it
+    new: tuple[CellRef, ...] = ()  # of the run's recipe, and not in the baseline
+    dropped: tuple[CellRef, ...] = ()  # of the baseline, and no longer in the run's recipe
 
     @property
     def by_cell(self) -> list[list[Pair]]:
@@ -80,9 +87,13 @@ class Joined:
 
 
 def read_baseline(folder: Path, run: Path) -> Results:
-    """The baseline's records; if the folder does not exist, the error suggests a similar name."""
+    """The baseline's records; if there are none, the error suggests a similar name, or says how to make them."""
     if not folder.exists() and (meant := similar_folder(folder, run)):
         raise CheckError(f"{folder} does not exist. Did you mean {meant}?")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        command = shlex.join(["qbench", "accept", str(run), "--baseline", str(folder), "--reason", "first baseline"])
+        what = "is empty" if folder.exists() else "does not exist"
+        raise NoBaselineError(f"{folder} {what}, so there is no baseline. To make this run the baseline: {command}")
     return read_results(folder)
 
 
@@ -118,19 +129,21 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
         raise CheckError(f"{run.folder} has no record of any planned cell; finish the run, then check it.")
     planned = dict.fromkeys([*after, *(_key(cell.cell) for cell in (*run.missing, *run.not_offered))])
     _check_draws(run, baseline, list(planned), list(before), settings)
-    if unknown := [key for key in (*after, *(_key(cell.cell) for cell in run.missing)) if key not in before]:
+    wanted = [*(stored.record.cell for stored in run.current), *(cell.cell for cell in run.missing)]
+    new = [cell for cell in wanted if _key(cell) not in before]
+    if not any(key in before for key in after):
         raise CheckError(
-            f"{baseline.folder} does not match the run's recipe: it has no {_some(unknown)}. "
-            f"It has {_some(list(before))}. Renew it with `qbench accept`."
+            f"{baseline.folder} has no cell of {run.folder}: it has {_some(list(before))}, and the run has "
+            f"{_some(list(after))}. Renew the baseline with `qbench accept`."
         )
     extra = [key for key in before if key not in planned]
-    if extra and run.plan is not None and not settings.baseline_may_hold_more:
-        raise CheckError(
-            f"{baseline.folder} does not match the run's recipe: it has {_some(extra)}, which {run.folder} does not "
-            "plan. If that is intended, set gate.baseline_may_hold_more in the recipe."
-        )
-    absent = [key for key in before if key not in after and (key in planned or not settings.baseline_may_hold_more)]
-    both = [(before[key], stored) for key, stored in after.items()]
+    dropped = extra if run.plan is not None and not settings.baseline_may_hold_more else []
+    absent = [
+        key
+        for key in before
+        if key not in after and key not in dropped and (key in planned or not settings.baseline_may_hold_more)
+    ]
+    both = [(before[key], stored) for key, stored in after.items() if key in before]
     pairs = [pair for pair in both if pair[1].record.state == "done"]
     for then, now in pairs:
         _check_tasks(then, now)
@@ -138,6 +151,8 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
         tuple(pairs),
         tuple(pair for pair in both if pair[1].record.state == "failed"),
         tuple(before[key].record.cell for key in absent),
+        tuple(new),
+        tuple(before[key].record.cell for key in dropped),
     )
 
 

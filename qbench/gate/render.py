@@ -34,13 +34,15 @@ class ReportSection:
 def headline(report: GateReport) -> str:
     """The verdict in one line."""
     found = []
-    scores = sum(not outcome.hypothesis.parts for outcome in report.tested)
-    if report.worse:
-        pooled = sum(bool(outcome.hypothesis.parts) for outcome in report.worse)
-        if single := len(report.worse) - pooled:
-            found.append(f"{single} of {counted(scores, 'score')} got worse")
-        if pooled:
-            found.append(f"the pooled loss of {counted(pooled, 'cell')} is above its tolerance")
+    scores = sum(outcome.hypothesis.is_score for outcome in report.tested)
+    worse = [outcome.hypothesis for outcome in report.worse]
+    damaged, pooled = sum(h.limit is not None for h in worse), sum(bool(h.parts) for h in worse)
+    if own := len(worse) - pooled - damaged:
+        found.append(f"{own} of {counted(scores, 'score')} got worse")
+    if pooled:
+        found.append(f"the pooled loss of {counted(pooled, 'cell')} is above its tolerance")
+    if damaged:
+        found.append(f"{counted(damaged, 'damage')} above the limit")
     if report.not_excluded:
         found.append(f"{len(report.not_excluded)} may be worse by more than the required margin")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
@@ -342,6 +344,11 @@ def annotations(report: GateReport) -> Iterator[str]:
         yield f"::error title={_property(title)}::{_data(message)}"
     for warning in report.warnings[:MAX_ANNOTATIONS]:
         yield f"::warning title={_property(warning.cell.name)}::{_data(warning.message)}"
+
+
+def error_annotation(message: str) -> str:
+    """The same for a check that could not be made."""
+    return f"::error title=qbench check::{_data(message)}"
 
 
 def _data(text: str) -> str:

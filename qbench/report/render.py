@@ -8,10 +8,12 @@ from qbench.numbers import counted
 from qbench.report.compare import compare, comparison_remarks, comparison_rows, comparison_tables
 from qbench.report.delta import ReportData, read_report
 from qbench.report.kinds import DEFAULT_KIND, KINDS, NoRows, table_kind
-from qbench.report.latex import latex
+from qbench.report.latex import DEFAULT_COLUMNS, latex
 from qbench.report.markdown import markdown
+from qbench.report.notebook import Tables
 from qbench.report.remarks import remarks
 from qbench.report.results import ReportError
+from qbench.report.terminal import draws_tables, terminal
 from qbench.report.tidy import to_csv, to_json
 
 if TYPE_CHECKING:
@@ -20,25 +22,51 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPARISON_FORMATS", "DEFAULT_KIND", "FORMATS", "KINDS", "audit", "comparison", "render", "table"]
 
-FOR_PEOPLE = {"md": markdown, "latex": latex}
+TERMINAL = "terminal"  # what is shown on a terminal unless a format is chosen
+FOR_PEOPLE = {"md": markdown, "latex": latex, TERMINAL: terminal}
 FOR_PROGRAMS = {"csv": to_csv, "json": to_json}
-COMPARISON_FORMATS = (*FOR_PEOPLE, *FOR_PROGRAMS)
+COMPARISON_FORMATS = ("md", "latex", *FOR_PROGRAMS)
 FORMATS = (*COMPARISON_FORMATS, "html")
 
 
-def table(source: Path | str, format: str = "md", kind: str | None = None, *, standalone: bool = False) -> str:
-    """The tables of a folder of records or of published numbers. kind: default delta; with html, default all kinds.
+def default_format() -> str:
+    """Tables for the eye on a terminal, Markdown elsewhere."""
+    return TERMINAL if draws_tables() else "md"
 
-    standalone: with latex, a document that compiles as it is.
+
+def table(
+    source: Path | str,
+    format: str = "md",
+    kind: str | None = None,
+    *,
+    standalone: bool = False,
+    columns: int | None = None,
+) -> Tables:
+    """The tables of a folder of records or of published numbers, as text that has `to_frame()` and `figures()`.
+
+    format: md, latex, csv, json or html. kind: default delta; with html, default all kinds.
+
+    With latex: standalone makes a document that compiles as it is; columns is how many columns of a page a table spans,
+    1 or 2 (default 2).
     """
-    return render(read_report(source), format, kind, standalone=standalone)
+    report = read_report(source)
+    text = render(report, format, kind, standalone=standalone, columns=columns)
+    return Tables.of(text, report, format, kind)
 
 
-def render(report: ReportData, format: str, kind: str | None = None, *, standalone: bool = False) -> str:
+def render(
+    report: ReportData,
+    format: str,
+    kind: str | None = None,
+    *,
+    standalone: bool = False,
+    columns: int | None = None,
+) -> str:
     """The tables of results that were read."""
     _check_format(format, FORMATS)
-    if standalone and format != "latex":
-        raise ReportError(f"--standalone needs --format latex; the format is {format}.")
+    for option, given in (("--standalone", standalone), ("--columns", columns)):
+        if given and format != "latex":
+            raise ReportError(f"{option} needs --format latex; the format is {format}.")
     if format == "html":
         from qbench.report.html import page  # reads audits, and so needs numpy
 
@@ -55,7 +83,9 @@ def render(report: ReportData, format: str, kind: str | None = None, *, standalo
         why = f"{report.results.source} has no data for --kind {chosen.name}{instead} {chosen.why_none(report)}"
         raise ReportError(why.rstrip())
     notes, lead = [*remarks(report), *chosen.remarks(report)], chosen.lead(report)
-    return latex(tables, notes, lead, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes, lead)
+    if format == "latex":
+        return latex(tables, notes, lead, standalone=standalone, columns=columns or DEFAULT_COLUMNS)
+    return FOR_PEOPLE[format](tables, notes, lead)
 
 
 def comparison(source: Path | str, published: Path | str, format: str = "md") -> str:
@@ -96,21 +126,23 @@ def _joined(scores: "list[DataRow]", analyses: "list[AnalysisComparison]") -> "l
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def audit(source: Path | str) -> tuple[str, bool]:
+def audit(source: Path | str, format: str = "md") -> tuple[str, bool]:
     """The audits of a set of results with what looks unquantized or impossible, and whether anything does."""
     from qbench.report.audits import audit_table  # needs numpy
     from qbench.report.doubts import doubts
 
     report = read_report(source)
     audits, found = audit_table(report.results), doubts(report)
-    parts = [markdown([audits])] if audits else []
     scores = sum(len(result.scores) for result in report.results.parts)
     what = f"{len(found)} suspicious" if found else "nothing suspicious"
     cells = counted(len(report.results.parts), "cell")
     verdict = f"{what} among {counted(scores, 'score')} of {cells} in {source}"
-    return "\n".join([*parts, *map(str, found), verdict]), bool(found)
+    tables, lines = [audits] if audits else [], [*map(str, found), verdict]
+    if format == TERMINAL:
+        return terminal(tables, lines), bool(found)
+    return "\n".join([*([markdown(tables)] if tables else []), *lines, ""]), bool(found)
 
 
 def _check_format(format: str, known: tuple[str, ...]) -> None:
-    if format not in known:
+    if format not in (*known, TERMINAL):
         raise ReportError(f"format is {format!r}; it must be one of {', '.join(known)}.{did_you_mean(format, known)}")
