@@ -3,6 +3,7 @@
 python docs/tables.py                   # `make docs`: the table in README.md, and docs/mini.md with its plots;
                                         # tests/test_readme.py fails if they are out of date
 python docs/tables.py variants FOLDER   # docs/variants.md, from the records of recipes/variants.yaml
+python docs/tables.py lowbit FOLDER     # the tables of docs/lowbit.md, from `run` and `analyze` of recipes/lowbit.yaml
 python docs/tables.py analysis FOLDER TWINS
                                         # tables and plots of docs/analysis.md, from `run` and `analyze` of
                                         # recipes/variants.yaml and from `analyze` of recipes/mini.yaml
@@ -32,6 +33,7 @@ ANALYSIS_PLOTS = {
     "analysis-causes": "causes",
     "analysis-sensitivity": "mini-sensitivity-hqq-3-g64",
 }
+LOW_BIT_PLOTS = {"lowbit": "mini-lowbit"}
 ANALYSIS_TABLES = ("Attention sinks", "Activations and sparsity", "Sink rate by length")
 BETWEEN = re.compile(r"(?<=<!-- made by docs/tables.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 VARIANTS = """# Nine attentions on mini
@@ -95,7 +97,7 @@ def page(results: Path = RESULTS) -> str:
             "In short: 8 bits cost almost nothing. With GPTQ and HQQ perplexity rises with every step down from 8",
             "bits, and at 2 bits all tasks get worse. Not every step does harm: BNB's 4 bits slightly improve",
             "softmax's perplexity.\n",
-            "![Damage against bits: one row per metric, one column per method](mini-damage.png)\n",
+            "![Damage against bits: one panel per metric](mini-damage.png)\n",
             *sections,
         ]
     )
@@ -145,8 +147,19 @@ def write_analysis(results: Path, twins: Path) -> None:
     draw(page.parent, twins, TWINS_PLOTS, "analysis")
 
 
+def write_low_bit(results: Path) -> None:
+    """Write the tables and the plot of docs/lowbit.md."""
+    page = ROOT / "docs" / "lowbit.md"
+    tables = printed("table", str(results), "--kind", "lowbit")
+    page.write_text(filled(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    draw(page.parent, results, LOW_BIT_PLOTS, "lowbit")
+
+
 def main() -> None:
     """Write everything."""
+    if sys.argv[1:2] == ["lowbit"]:
+        write_low_bit(Path(sys.argv[2]))
+        return
     if sys.argv[1:2] == ["analysis"]:
         write_analysis(*map(Path, sys.argv[2:4]))
         return

@@ -21,8 +21,9 @@ _EXPORTS = {
 
 __all__ = list(_EXPORTS)
 
-# transformers imports torchao, which warns about CUDA kernels and enums that nothing here uses.
-for _noisy in ("torchao", "torch.utils._pytree"):
+# transformers imports torchao, which warns about CUDA kernels and enums that nothing here uses; lm-eval logs every
+# default that it uses.
+for _noisy in ("torchao", "torch.utils._pytree", "lm_eval"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 

@@ -6,13 +6,12 @@ Each command imports what it needs when it runs: a table must not wait for torch
 
 import argparse
 import errno
-import logging
 import os
 import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from qbench.recipe.schema import Recipe
 
 DONE, FAILED, WRONG, CRASHED, INTERRUPTED = 0, 1, 2, 3, 130
+MIN_INCHES, MAX_INCHES = 2.0, 40.0  # of a figure
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
 RECORDS = "a folder of records, as written by `qbench run`"
 RESULTS = f"{RECORDS}, or published numbers: a CSV file or a folder of CSV files"
@@ -49,8 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    # lm-eval logs every default that it uses.
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         for library in ("DATASETS", "HUB"):  # in a log, each step of their progress bars would be a line
             os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")
@@ -315,8 +313,26 @@ def _add_table(commands: Commands) -> None:
     parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {DEFAULT_KIND}; with html, all kinds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
     parser.add_argument("--standalone", action="store_true", help="with latex: write a complete document")
+    columns = "with latex: how many columns of a page a table spans (table or table*); default: 2"
+    parser.add_argument("--columns", type=int, choices=(1, 2), help=columns)
     plots = "write plots to this folder, as PNG, SVG and PDF; tables too if --format, --kind or --out is given"
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help=plots)
+    widths = "with --plots: column (of a paper), page, or a number of inches; default: page"
+    parser.add_argument("--figure-width", type=_width, metavar="WIDTH", help=widths)
+
+
+def _width(text: str) -> float:
+    from qbench.report.looks import COLUMN, PAGE
+
+    named = {"column": COLUMN, "page": PAGE}
+    try:
+        inches = named[text] if text in named else float(text)
+    except ValueError:
+        inches = 0.0
+    if not MIN_INCHES <= inches <= MAX_INCHES:
+        allowed = f"column, page, or {MIN_INCHES:g} to {MAX_INCHES:g} inches"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a width: use {allowed}")
+    return inches
 
 
 def _add_compare(commands: Commands) -> None:
@@ -353,13 +369,18 @@ def _table(options: argparse.Namespace) -> int:
     from qbench.report.delta import read_report
     from qbench.report.render import render
 
+    if options.figure_width and not options.plots:
+        raise InputError("--figure-width needs --plots FOLDER.")
     report, format = read_report(options.source), _format(options)
-    wanted = not options.plots or options.format or options.kind or options.out or options.standalone
-    text = render(report, format, options.kind, standalone=options.standalone) if wanted else ""
+    given = (options.format, options.kind, options.out, options.standalone, options.columns)
+    wanted = not options.plots or any(given)
+    how = {"standalone": options.standalone, "columns": options.columns}
+    text = render(report, format, options.kind, **how) if wanted else ""
     if options.plots:
+        from qbench.report.looks import PAGE
         from qbench.report.plots import write_plots
 
-        files = write_plots(report, options.plots)
+        files = write_plots(report, options.plots, options.figure_width or PAGE)
         print(f"{len(files)} plots in {options.plots}", file=sys.stderr)
     if wanted:
         _write(text, options.out, format)
@@ -478,17 +499,26 @@ def _add_folders(
 
 
 def _check(options: argparse.Namespace) -> int:
-    from qbench.gate.render import annotations, to_text
+    from qbench.gate.render import annotations, error_annotation, to_text
     from qbench.gate.verdict import check
 
-    override = _gate_settings(options)
-    report = check(options.folder, options.given or options.baseline, None, options.scores_only, override)
+    try:
+        override = _gate_settings(options)
+        report = check(options.folder, options.given or options.baseline, None, options.scores_only, override)
+    except InputError as error:  # on GitHub, people see it without opening the log
+        _annotate([error_annotation(str(error))])
+        _write_summary(f"### qbench check: not compared\n\n{error}\n")
+        raise
     sys.stdout.write(to_text(report))
     _write_reports(options, report)
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in annotations(report):
-            runner_command(line)
+    _annotate(annotations(report))
     return DONE if report.passed else FAILED
+
+
+def _annotate(lines: Iterable[str]) -> None:
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in lines:
+            runner_command(line)
 
 
 def _gate_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -565,11 +595,15 @@ def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
         for file, render in ((options.junit, to_junit), (options.markdown, to_markdown), (options.json, to_json)):
             if file is not None:
                 write_atomically(file, render(report))
-        if summary := os.environ.get(STEP_SUMMARY):
-            with open(summary, "a", encoding="utf-8") as out:
-                out.write(to_markdown(report))
+        _write_summary(to_markdown(report))
     except OSError as error:
         raise InputError(f"{error.filename}: the report cannot be written ({error.strerror}).") from None
+
+
+def _write_summary(markdown: str) -> None:
+    if summary := os.environ.get(STEP_SUMMARY):
+        with open(summary, "a", encoding="utf-8") as out:
+            out.write(markdown)
 
 
 # --- runs, doctor

@@ -21,12 +21,29 @@ def test_what_is_not_zero_gets_the_decimals_to_show_it(value: float, decimals: i
         (-0.0004, 1.2, 2, "[-0.00, +1.20]"),
         (-1e-15, 0.5, 2, "[+0.00, +0.50]"),  # zero, apart from rounding
         (0.0044, 0.021, 3, "[+0.004, +0.021]"),
+        (-0.0004, 0.002, 2, "[-0.000, +0.002]"),  # [-0.00, +0.00] would say nothing
+        (-3e-8, 2e-8, 2, "[-3e-08, +2e-08]"),
+        (0.0, 0.0, 2, "[0, 0]"),
+        (-12345.0, 1.5e7, 2, "[-1.2·10⁴, +1.5·10⁷]"),
     ],
 )
 def test_an_interval_shows_on_which_side_of_zero_its_ends_are(
     low: float, high: float, decimals: int, text: str
 ) -> None:
     assert numbers.signed_interval(low, high, decimals) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "plain", "with_sign"),
+    [
+        (127846.35, "1.3·10⁵", "+1.3·10⁵"),
+        (-2.5e12, "-2.5·10¹²", "-2.5·10¹²"),
+        (9999.99, "9999.99", "+9999.99"),
+        (float("inf"), "inf", "+inf"),
+    ],
+)
+def test_large_numbers_are_powers_of_ten(value: float, plain: str, with_sign: str) -> None:
+    assert (numbers.score(value), numbers.signed(value)) == (plain, with_sign)
 
 
 def test_scores_shares_and_probabilities() -> None:

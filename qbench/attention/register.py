@@ -146,6 +146,20 @@ def set_attention(config: LlamaConfig, kind: Attention) -> None:
         config.attn_implementation = kind.name
 
 
+class ShownFacts(dict[str, str]):
+    """What a model's repr says first: attention=softpick, quantization=hqq-3-g64. A copy of the model has its own."""
+
+    def __call__(self) -> str:
+        """The facts as torch's `extra_repr` gives them."""
+        return ", ".join(f"{name}={value}" for name, value in self.items())
+
+
+def show(model: nn.Module, **facts: str) -> None:
+    """Add facts to a model's repr."""
+    known = model.extra_repr if isinstance(model.extra_repr, ShownFacts) else {}
+    model.extra_repr = ShownFacts(known | facts)  # type: ignore[method-assign]
+
+
 def build_model(config: LlamaConfig) -> LlamaForCausalLM:
     """A new model with the attention of its config; extra tensors have their initial values."""
     register_all()
@@ -157,6 +171,7 @@ def build_model(config: LlamaConfig) -> LlamaForCausalLM:
         for name, shape in kind.extra_shapes(config).items():
             initial = torch.full(shape, kind.initial.get(name, 0.0))
             layer.self_attn.register_parameter(name, nn.Parameter(initial))
+    show(model, attention=kind.name, quantization="none")
     return model
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from qbench.evaluate.state_cache import StateCache
 
 MIN_MOVED = 1e-3  # of the audit's KL, which is of random tokens
+MIN_TOKENS = 16  # of a document that has them: all first tokens have the same context
 LOGITS = 2**18  # of one model in float64 at a time: 2 MB. On a CPU, 64 MB take 2.5 times as long
 
 
@@ -113,18 +114,24 @@ def measured_tokens(sizes: Mapping[Place, int], wanted: int) -> dict[Place, int]
     """How many tokens of each window are measured: its first ones, `wanted` in all, or all if there are fewer.
 
     They come from as many documents as possible, since intervals and tests are over documents: first windows of
-    documents before second ones, and of the windows that are needed, the longest are cut.
+    documents before second ones, and of the windows that are needed, the longest are cut, but not below MIN_TOKENS. If
+    there are still too many, the last windows are left out.
     """
     chosen: dict[Place, int] = {}
     for number in range(1 + max(place[2] for place in sizes)):
         if sum(chosen.values()) < wanted:
             chosen |= {place: size for place, size in sizes.items() if place[2] == number}
     longest = max(chosen.values())
-    longest = next((n for n in range(1, longest) if sum(min(size, n) for size in chosen.values()) >= wanted), longest)
+    enough = (n for n in range(MIN_TOKENS, longest) if sum(min(size, n) for size in chosen.values()) >= wanted)
+    longest = next(enough, longest)
     found = {place: min(size, longest) for place, size in chosen.items()}
     beyond = sum(found.values()) - wanted
-    last = [place for place, size in found.items() if size == longest][-beyond:] if beyond > 0 else []
-    return found | dict.fromkeys(last, longest - 1)
+    for place in reversed(chosen):
+        # One token of each of the longest is enough, unless they are as short as allowed.
+        spare = found[place] if longest <= MIN_TOKENS else int(found[place] == longest)
+        cut = max(0, min(beyond, spare))
+        found[place], beyond = found[place] - cut, beyond - cut
+    return {place: size for place, size in found.items() if size}
 
 
 def compare(reference: Reference, states: Mapping[Place, States], head: nn.Module) -> dict[Place, TokenDivergences]:
@@ -141,8 +148,14 @@ def compare(reference: Reference, states: Mapping[Place, States], head: nn.Modul
     tokens = torch.tensor([token for own in reference.states.values() for token in own.tokens], device=before.device)
     found = torch.cat(list(_chunks(before, after, tokens, reference.head, head)), dim=1)
     ends = np.cumsum([len(own.tokens) for own in reference.states.values()])[:-1]
-    by_place = np.split(found.cpu().numpy(), ends, axis=1)
-    return {place: TokenDivergences(*own) for place, own in zip(reference.states, by_place, strict=True)}
+    by_place = dict(zip(reference.states, np.split(found.cpu().numpy(), ends, axis=1), strict=True))
+    for (task, document, number), own in by_place.items():
+        if not np.isfinite(own).all():
+            raise DivergenceError(
+                f"{task}, document {document}, window {number}: the logits of the unquantized or the quantized model "
+                "are NaN or infinite; they must be finite: run the model in a dtype with a larger range."
+            )
+    return {place: TokenDivergences(*own) for place, own in by_place.items()}
 
 
 @torch.no_grad()

@@ -1,10 +1,11 @@
 """Evaluation: lm-eval's requests, filters, metrics and aggregations around any of its models."""
 
 import hashlib
+import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,8 +17,10 @@ from lm_eval.api.registry import AGGREGATION_REGISTRY
 from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 
+from qbench.errors import some
 from qbench.evaluate.requests import Document, build_documents
 from qbench.evaluate.stderr import standard_error
+from qbench.progress import Part, working_on
 from qbench.records.samples import WEIGHT, to_frame
 
 WEIGHTED = ("weighted_perplexity", "bits_per_byte")  # aggregations of (log-likelihood, words or bytes)
@@ -81,13 +84,24 @@ def _answer(lm: LM, requests: Sequence[Instance]) -> dict[int, int]:
     for request in requests:
         by_type[request.request_type] += [request] * (request.repeats or 1)
     counts: dict[int, int] = {}
-    for kind, asked in by_type.items():
-        for request, answer in zip(asked, getattr(lm, kind)(asked), strict=True):
+    for part, (kind, asked) in zip(_parts(by_type), by_type.items(), strict=True):
+        with working_on(part):
+            answers = getattr(lm, kind)(asked)
+        for request, answer in zip(asked, answers, strict=True):
             _check_finite(request, answer)
             request.resps.append(answer)
         if hasattr(lm, "count_tokens") and kind != "generate_until":
             counts |= dict(zip(map(id, asked), lm.count_tokens(asked), strict=True))
     return counts
+
+
+def _parts(by_type: Mapping[str, Sequence[Instance]]) -> Iterator[Part]:
+    """For progress: the tasks that each type of request is for, and their share of the text."""
+    sizes = [sum(len(str(text)) for request in asked for text in request.args) for asked in by_type.values()]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    for asked, (begin, end) in zip(by_type.values(), itertools.pairwise(ends), strict=True):
+        names = dict.fromkeys(str(request.task_name) for request in asked)
+        yield Part(some(list(names)), begin / max(1, ends[-1]), end / max(1, ends[-1]))
 
 
 def _check_finite(request: Instance, answer: Any) -> None:

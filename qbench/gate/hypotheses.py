@@ -39,31 +39,41 @@ class Hypothesis:
     draws: int = 1  # of calibration
     by_draw: tuple[Floats, Floats] | None = None  # [draws] means before and after, if the draws differ; high is bad
     margin: float | None = None  # the loss that must be excluded at 95%, in the kind's unit
+    limit: float | None = None  # of damage (gate.max_damage): the mean loss that `losses` are counted from
     parts: tuple[tuple[str, float], ...] = ()  # of a pooled loss: names and losses in units of their tolerances
+    lost_answers: float = 0.0  # of a pooled loss: what one document adds if all its answers are lost
 
     @property
     def name(self) -> str:
         """The hypothesis in one line, for people."""
-        return f"{self.cell.name} {self.task} {self.metric}"
+        return f"{self.cell.name} {self.task} {self.metric}{' (damage)' if self.limit is not None else ''}"
+
+    @property
+    def is_score(self) -> bool:
+        """Whether it compares one score with the baseline's: it is neither a pooled loss nor a limit of damage."""
+        return not self.parts and self.limit is None
 
     @property
     def loss(self) -> float:
         """How much worse it got: points of an accuracy, percent of a perplexity, nats of a log-probability or KL."""
-        return in_unit(self.kind, ratio(self.losses, self.weights))
+        return self._in_unit(ratio(self.losses, self.weights))
+
+    def _in_unit(self, mean_loss: float) -> float:
+        return in_unit(self.kind, mean_loss + (self.limit or 0.0))
 
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% confidence interval of the loss, of this hypothesis alone."""
         low, high = interval(self.losses, self.weights, self.calibration)
-        return in_unit(self.kind, low), in_unit(self.kind, high)
+        return self._in_unit(low), self._in_unit(high)
 
     @cached_property
     def upper(self) -> float:
         """The loss is not above this at 95%: the upper end of the one-sided interval, of this hypothesis alone."""
-        largest = float(np.abs(self.losses).max(initial=0.0))
+        largest = max(float(np.abs(self.losses).max(initial=0.0)), self.lost_answers)
         if self.kind == "accuracy":  # an answer is lost as a whole
             largest = max(largest, float(self.weights.mean()))
-        return in_unit(self.kind, upper_end(self.losses, self.weights, largest, self.calibration))
+        return self._in_unit(upper_end(self.losses, self.weights, largest, self.calibration))
 
     @property
     def upper_in_tolerances(self) -> float:
@@ -88,7 +98,8 @@ class Hypothesis:
     @property
     def can_fail(self) -> bool:
         """Whether the loss would be above the tolerance if all changed documents had got worse: not up to signs."""
-        return float(np.abs(self.losses).sum()) > self.threshold * float(self.weights.sum())
+        threshold = self.threshold - (self.limit or 0.0)
+        return float(np.abs(self.losses).sum()) > threshold * float(self.weights.sum())
 
     @cached_property
     def calibration(self) -> ChanceSource | None:

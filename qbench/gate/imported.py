@@ -29,10 +29,10 @@ def read_both(run: Path, baseline: Path) -> tuple[Results, Results, list[str]]:
 
     If each has one model, those are compared, whatever their names.
     """
-    outputs = [read_outputs([path]) if is_lm_eval_output(path) else None for path in (run, baseline)]
-    if outputs == [None, None]:
+    if not any(is_lm_eval_output(path) for path in (run, baseline)):
         now = read_results(run)
         return now, read_baseline(baseline, now.folder), []
+    outputs = [None if is_records(path) else read_outputs([path]) for path in (run, baseline)]
     there = [None if own else read_results(path) for path, own in zip((run, baseline), outputs, strict=True)]
     common = _common_cell(outputs, there)
     if common is None and outputs[0] and outputs[1]:
@@ -55,8 +55,12 @@ def _check_same_models(run: list[ModelOutput], baseline: list[ModelOutput], here
 
 def is_lm_eval_output(path: Path) -> bool:
     """Whether a path is lm-eval's output, and not a folder of records."""
-    is_records = path.is_dir() and ((path / RUN).exists() or any(path.glob(f"*/{RECORD}")))
-    return not is_records and holds_lm_eval_output(path)
+    return not is_records(path) and holds_lm_eval_output(path)
+
+
+def is_records(path: Path) -> bool:
+    """Whether a path is a folder of records."""
+    return path.is_dir() and ((path / RUN).exists() or any(path.glob(f"*/{RECORD}")))
 
 
 def _common_cell(outputs: list[list[ModelOutput] | None], there: list[Results | None]) -> CellRef | None:

@@ -77,6 +77,8 @@ class Joined:
     pairs: tuple[Pair, ...]  # both done
     failed: tuple[Pair, ...]  # failed in the run
     missing: tuple[CellRef, ...]  # planned for the run, or in a baseline that must match it
+    new: tuple[CellRef, ...] = ()  # of the run's recipe, and not in the baseline
+    dropped: tuple[CellRef, ...] = ()  # of the baseline, and no longer in the run's recipe
 
     @property
     def by_cell(self) -> list[list[Pair]]:
@@ -127,19 +129,21 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
         raise CheckError(f"{run.folder} has no record of any planned cell; finish the run, then check it.")
     planned = dict.fromkeys([*after, *(_key(cell.cell) for cell in (*run.missing, *run.not_offered))])
     _check_draws(run, baseline, list(planned), list(before), settings)
-    if unknown := [key for key in (*after, *(_key(cell.cell) for cell in run.missing)) if key not in before]:
+    wanted = [*(stored.record.cell for stored in run.current), *(cell.cell for cell in run.missing)]
+    new = [cell for cell in wanted if _key(cell) not in before]
+    if not any(key in before for key in after):
         raise CheckError(
-            f"{baseline.folder} does not match the run's recipe: it has no {_some(unknown)}. "
-            f"It has {_some(list(before))}. Renew it with `qbench accept`."
+            f"{baseline.folder} has no cell of {run.folder}: it has {_some(list(before))}, and the run has "
+            f"{_some(list(after))}. Renew the baseline with `qbench accept`."
         )
     extra = [key for key in before if key not in planned]
-    if extra and run.plan is not None and not settings.baseline_may_hold_more:
-        raise CheckError(
-            f"{baseline.folder} does not match the run's recipe: it has {_some(extra)}, which {run.folder} does not "
-            "plan. If that is intended, set gate.baseline_may_hold_more in the recipe."
-        )
-    absent = [key for key in before if key not in after and (key in planned or not settings.baseline_may_hold_more)]
-    both = [(before[key], stored) for key, stored in after.items()]
+    dropped = extra if run.plan is not None and not settings.baseline_may_hold_more else []
+    absent = [
+        key
+        for key in before
+        if key not in after and key not in dropped and (key in planned or not settings.baseline_may_hold_more)
+    ]
+    both = [(before[key], stored) for key, stored in after.items() if key in before]
     pairs = [pair for pair in both if pair[1].record.state == "done"]
     for then, now in pairs:
         _check_tasks(then, now)
@@ -147,6 +151,8 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
         tuple(pairs),
         tuple(pair for pair in both if pair[1].record.state == "failed"),
         tuple(before[key].record.cell for key in absent),
+        tuple(new),
+        tuple(before[key].record.cell for key in dropped),
     )
 
 

@@ -48,6 +48,7 @@ def pooled(cell: Sequence[Hypothesis], settings: GateSettings) -> Hypothesis:
         by_draw=_by_draw(cell),
         margin=settings.margin("pooled", ALL_TASKS, POOLED),
         parts=tuple(parts),
+        lost_answers=max(_lost_answers(list(own), len(cell)) for _, own in groupby(cell, lambda h: h.task)),
     )
 
 
@@ -60,6 +61,11 @@ def _of_task(own: Sequence[Hypothesis], count: int) -> tuple[Floats, Floats]:
         losses[h.groups] += h.losses / (total * h.unit)
         weights[h.groups] += h.weights / total
     return losses[weights > 0], weights[weights > 0]
+
+
+def _lost_answers(own: Sequence[Hypothesis], count: int) -> float:
+    """What a document of the task adds to the mean of `count` losses if its answers are lost by all accuracies."""
+    return float(sum(1 / (count * len(h.weights) * h.unit) for h in own if h.kind == "accuracy"))
 
 
 def _in_tolerances(h: Hypothesis) -> float:

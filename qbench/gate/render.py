@@ -17,6 +17,8 @@ from qbench.output import on_one_line
 
 MAX_DIFFERENCES, MAX_UNCLEAR, MAX_PARTS = 20, 5, 10  # shown to people; JSON has all
 SCORE = ("cell", "task", "metric", "before", "after")
+LOST_MOST = "Documents that lost most (id: before → after)"
+LOST_TOGETHER = "Metrics whose pooled loss failed, in units of their tolerances"
 HEADER = (*SCORE, "loss", "95% interval", "at most (95%)", "tolerance", "p", "adjusted p")
 
 
@@ -32,12 +34,15 @@ class ReportSection:
 def headline(report: GateReport) -> str:
     """The verdict in one line."""
     found = []
-    scores = sum(not outcome.hypothesis.parts for outcome in report.tested)
-    if report.worse:
-        pooled = sum(bool(outcome.hypothesis.parts) for outcome in report.worse)
-        found.append(f"{len(report.worse) - pooled} of {counted(scores, 'score')} got worse")
-        if pooled:
-            found.append(f"the pooled loss of {counted(pooled, 'cell')} too")
+    scores = sum(outcome.hypothesis.is_score for outcome in report.tested)
+    worse = [outcome.hypothesis for outcome in report.worse]
+    damaged, pooled = sum(h.limit is not None for h in worse), sum(bool(h.parts) for h in worse)
+    if own := len(worse) - pooled - damaged:
+        found.append(f"{own} of {counted(scores, 'score')} got worse")
+    if pooled:
+        found.append(f"the pooled loss of {counted(pooled, 'cell')} is above its tolerance")
+    if damaged:
+        found.append(f"{counted(damaged, 'damage')} above the limit")
     if report.not_excluded:
         found.append(f"{len(report.not_excluded)} may be worse by more than the required margin")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
@@ -73,9 +78,10 @@ def statement(report: GateReport) -> str:
     h = worst.hypothesis
     if not math.isfinite(h.upper):
         return f"How much worse the scores may be is unknown: {h.name} has {counted(len(h.losses), 'document')}."
+    times = significant(max(h.upper_in_tolerances, 0.0))
     return (
-        f"At 95%, no score is worse by more than {significant(h.upper_in_tolerances)} times its tolerance: the least "
-        f"certain is {h.name}, {not_worse(worst)}."
+        f"At 95%, no score is worse by more than {times} times its tolerance: the least certain is {h.name}, "
+        f"{not_worse(worst)}."
     )
 
 
@@ -94,8 +100,10 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
             yield ReportSection(f"Failures in the {by}", lines=lines)
     if report.worse:
         yield ReportSection("Failures in the scores", rows=tuple(map(row, report.worse)))
-        lines = tuple(f"{outcome.hypothesis.name}: {changed_documents(outcome)}" for outcome in report.worse)
-        yield ReportSection("Documents that lost most (id: before → after)", lines=lines)
+        for title, pooled in ((LOST_MOST, False), (LOST_TOGETHER, True)):
+            own = [outcome for outcome in report.worse if bool(outcome.hypothesis.parts) == pooled]
+            if lines := tuple(f"{outcome.hypothesis.name}: {changed(outcome)}" for outcome in own):
+                yield ReportSection(title, lines=lines)
     if report.not_excluded:
         title = "Failures: losses above the required margin (gate.noninferiority) that cannot be excluded at 95%"
         yield ReportSection(title, rows=tuple(map(row, report.not_excluded)))
@@ -140,6 +148,12 @@ def sentence(outcome: TestedHypothesis) -> str:
     if outcome.verdict == "not_excluded" and h.margin is not None:
         margin = f"{significant(h.margin, 6)}{UNITS[h.kind]}"
         return f"{h.metric} of {h.task} is only known to be {not_worse(outcome)} (95%); {margin} is required."
+    if h.parts:
+        what = f"The mean loss of its {len(h.parts)} scores, in units of their tolerances, is {significant(h.loss)}"
+        return (
+            f"{what} (95% interval {significant(low)} to {significant(high)}, tolerance "
+            f"{significant(h.tolerance, 6)}), adjusted p {p_value(outcome.adjusted_p)}."
+        )
     return (
         f"{h.metric} of {h.task} went from {value(h.kind, h.before)} to {value(h.kind, h.after)}: a loss of "
         f"{significant(h.loss)}{UNITS[h.kind]} (95% interval {significant(low)} to {significant(high)}, "
@@ -152,12 +166,12 @@ def value(kind: MetricKind, number: float) -> str:
     return percent(number, 2) if kind == "accuracy" else significant(number, 5)
 
 
-def changed_documents(outcome: TestedHypothesis) -> str:
+def changed(outcome: TestedHypothesis) -> str:
     """The ten documents that lost most, in one line; of a pooled loss the ten metrics, in units of their tolerances."""
     if parts := outcome.hypothesis.parts:
         return ", ".join(f"{name}: {signed_significant(loss)} tolerances" for name, loss in parts[:MAX_PARTS])
-    changed = outcome.hypothesis.documents.most_changed
-    return ", ".join(f"{i}: {significant(before, 4)} → {significant(after, 4)}" for i, before, after in changed)
+    documents = outcome.hypothesis.documents.most_changed
+    return ", ".join(f"{i}: {significant(before, 4)} → {significant(after, 4)}" for i, before, after in documents)
 
 
 def _by_differences(report: GateReport) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -287,7 +301,8 @@ def _add_score(suite: ElementTree.Element, outcome: TestedHypothesis, report: Ga
     case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.metric}")
     if outcome.verdict in ("worse", "not_excluded"):
         failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": _printable(sentence(outcome))})
-        lines = [f"Documents that lost most: {changed_documents(outcome)}", *_differing(report, hypothesis.cell.name)]
+        title = LOST_TOGETHER if hypothesis.parts else LOST_MOST
+        lines = [f"{title}: {changed(outcome)}", *_differing(report, hypothesis.cell.name)]
         failure.text = _printable("\n".join(lines))
     ElementTree.SubElement(case, "system-out").text = f"{not_worse(outcome)} at 95%"
 
@@ -329,6 +344,11 @@ def annotations(report: GateReport) -> Iterator[str]:
         yield f"::error title={_property(title)}::{_data(message)}"
     for warning in report.warnings[:MAX_ANNOTATIONS]:
         yield f"::warning title={_property(warning.cell.name)}::{_data(warning.message)}"
+
+
+def error_annotation(message: str) -> str:
+    """The same for a check that could not be made."""
+    return f"::error title=qbench check::{_data(message)}"
 
 
 def _data(text: str) -> str:

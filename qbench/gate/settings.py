@@ -26,10 +26,10 @@ SETTING_UNITS: dict[str, str] = {str(kind): unit for kind, unit in UNITS.items()
 
 def _without_unit(value: Any, info: ValidationInfo) -> Any:
     """A number with its unit as a number: 1% of a perplexity, 0.5 points of an accuracy."""
-    if not isinstance(value, str):
+    if not isinstance(value, str | bool):
         return value
     unit = SETTING_UNITS.get(str(info.field_name), "").strip()
-    found = re.fullmatch(r"([\d.]+(?:e-?\d+)?) *(\D+)", value.strip())
+    found = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e-?\d+)?) *(\D+)", str(value).strip())
     if found and unit and found[2] in (unit, unit.removesuffix("s")):
         return float(found[1])
     written = f"2{unit}" if unit == "%" else f"2 {unit}"
@@ -67,6 +67,14 @@ class Margins(_Settings):
     pooled: Tolerance | None = None
 
 
+class Limits(_Settings):
+    """By kind of metric, the largest damage to a quantized model that may pass; None limits nothing."""
+
+    accuracy: Tolerance | None = None  # points below the unquantized model
+    perplexity: Tolerance | None = None  # percent above it
+    gold_logprob: Tolerance | None = None  # nats per document
+
+
 class Override(_Settings):
     """Overrides for one metric of one task; None keeps the default."""
 
@@ -81,6 +89,7 @@ class GateSettings(_Settings):
     alpha: Alpha = 0.01  # how often a table in which nothing got worse may fail
     tolerances: Tolerances = Tolerances()
     noninferiority: Margins = Margins()
+    max_damage: dict[str, Limits] = {}  # by label: compared with the unquantized model of the same run
     overrides: dict[str, dict[str, Override]] = {}  # task: {metric: …}; a choice task's log-softmax is gold_logprob
     baseline_may_hold_more: bool = False  # the run may have only part of the baseline's cells
     slope_drift: Tolerance = 0.01  # largest change of a layer's weight scale before its audit counts as changed
@@ -109,4 +118,9 @@ class GateSettings(_Settings):
 
 
 # By field of GateSettings: what a mapping there, or each of the innermost ones, may have.
-PARTS: dict[str, type[BaseModel]] = {"tolerances": Tolerances, "noninferiority": Margins, "overrides": Override}
+PARTS: dict[str, type[BaseModel]] = {
+    "tolerances": Tolerances,
+    "noninferiority": Margins,
+    "max_damage": Limits,
+    "overrides": Override,
+}

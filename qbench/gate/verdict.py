@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import ValidationError
 
-from qbench.errors import did_you_mean
+from qbench.errors import did_you_mean, some
+from qbench.gate.damage import damages
 from qbench.gate.drift import (
     CALIBRATION,
     CHECKPOINT,
@@ -47,6 +48,9 @@ from qbench.records.schema import CellRef
 from qbench.records.store import Results
 from qbench.records.suspicious import evidence_of, suspicious_records
 from qbench.validation import problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Verdict = Literal["worse", "not_excluded", "better", "unclear", "same"]
 
@@ -99,7 +103,7 @@ class GateReport:
     @property
     def least_sure(self) -> TestedHypothesis | None:
         """The score with the largest loss that cannot be excluded, in units of its tolerance; None without scores."""
-        scores = [outcome for outcome in self.tested if not outcome.hypothesis.parts]
+        scores = [outcome for outcome in self.tested if outcome.hypothesis.is_score]
         return max(scores, key=lambda outcome: outcome.hypothesis.upper_in_tolerances, default=None)
 
     @property
@@ -116,6 +120,28 @@ class GateReport:
     def passed(self) -> bool:
         """The verdict."""
         return not self.worse and not self.not_excluded and not self.failures
+
+    def __repr__(self) -> str:
+        """The verdict in a line."""
+        outcome = "passed" if self.passed else "failed"
+        found = f"{len(self.worse)} worse, {len(self.better)} better, {len(self.unclear)} unclear"
+        return (
+            f"GateReport({self.run} {outcome} against {self.baseline}: {counted(len(self.tested), 'score')}, {found})"
+        )
+
+    def _repr_markdown_(self) -> str:
+        """The whole report, for a notebook."""
+        from qbench.gate.render import to_markdown
+
+        return to_markdown(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per score that was compared."""
+        import pandas as pd
+
+        from qbench.gate.render import score
+
+        return pd.DataFrame([score(outcome) for outcome in self.tested])
 
     def _with(self, verdict: Verdict) -> tuple[TestedHypothesis, ...]:
         return tuple(outcome for outcome in self.tested if outcome.verdict == verdict)
@@ -155,6 +181,7 @@ def check(
         if not scores_only and CHECKPOINT not in parts[_cell_of(pairs).name]:
             failures += _audits(pairs, settings, len(joined.by_cell))
         warnings += _costs(pairs, settings)
+    table += damages(now, settings)
     suspected = suspicious_records(current, then.current, evidence)
     suspicions = [Finding(found.cell, found.found_by, found.message) for found in suspected]
     failures = [*_unfinished(joined), *suspicions, *failures]
@@ -162,6 +189,7 @@ def check(
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # nothing is tested in a task with different documents
         _check_overrides(settings, table, ignore_kl=bool(without_kl))
+        _check_margins(settings, table)
     tested = judge(table, settings)
     bad = {o.hypothesis.cell for o in tested if o.verdict in ("worse", "not_excluded")} | {
         failure.cell for failure in failures
@@ -173,7 +201,7 @@ def check(
         tested=tested,
         failures=tuple(failures),
         warnings=tuple(warnings),
-        changed=(*_other_settings_of_the_gate(then, settings), *in_words(parts.items())),
+        changed=(*_other_settings_of_the_gate(then, settings), *_other_recipe(joined), *in_words(parts.items())),
         by_scores_alone=any(CHECKPOINT in changed for changed in parts.values()),
         notes=(*notes, *without_kl, *_notes(now, then, joined, settings, scores_only)),
         differences={
@@ -195,7 +223,7 @@ def judge(table: Sequence[Hypothesis], settings: GateSettings) -> tuple[TestedHy
     p = settle([h.losses for h in table], above, alphas, lambda i, p: table[i].with_calibration(p), smallest)
     adjusted = adjusted_p(p, smallest, alphas.max())
     # The same for improvements: nothing depends on them, so the bounds are enough.
-    gained = [-loss > hypothesis.tolerance for loss, hypothesis in zip(losses, table, strict=True)]
+    gained = [-loss > h.tolerance and h.limit is None for loss, h in zip(losses, table, strict=True)]
     gain_p = [h.with_calibration(sign_flip(-h.losses), -1) if gained[i] else 1.0 for i, h in enumerate(table)]
     gains = holm(np.array(gain_p))
     return tuple(
@@ -307,8 +335,21 @@ def _check_altered(baseline: Results, pairs: Sequence[Pair]) -> None:
             raise CheckError(f"{baseline.folder} is not a valid baseline: {before.record.cell.name}: {reasons[0]}")
 
 
+def _other_recipe(joined: Joined) -> list[str]:
+    """What changed in the recipe's cells, and what to do about it."""
+    added, removed = (some(list(dict.fromkeys(cell.name for cell in cells))) for cells in (joined.new, joined.dropped))
+    if not added and not removed:
+        return []
+    changes = [f"it no longer has {removed}" if removed else "", f"it now has {added}" if added else ""]
+    said = "; ".join(filter(None, changes))
+    return [f"The recipe changed: {said}. The other cells are compared; renew the baseline with `qbench accept`."]
+
+
 def _unfinished(joined: Joined) -> list[Finding]:
+    """Cells of either side that cannot be compared, because the run failed or the recipe changed."""
     missing = [Finding(cell, "records", "The run has no record of this cell.") for cell in joined.missing]
+    missing += [Finding(cell, "records", "The baseline does not have this cell.") for cell in joined.new]
+    missing += [Finding(cell, "records", "The run's recipe no longer has this cell.") for cell in joined.dropped]
     failed = []
     for _, stored in joined.failed:
         failure = stored.record.failure
@@ -347,11 +388,22 @@ def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], ignore
                 )
 
 
+def _check_margins(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
+    """A required margin must be required of something, or a pass would promise what nobody checked."""
+    tested = {str(h.kind) for h in table}
+    for kind, margin in settings.noninferiority:
+        if margin is not None and kind not in tested:
+            raise CheckError(
+                f"gate.noninferiority.{kind} is {margin:g}, but the two runs have no {kind} in common; tested are "
+                f"{', '.join(sorted(tested))}. Leave it out, or compare runs that have it."
+            )
+
+
 def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, scores_only: bool) -> list[str]:
     notes = []
     if scores_only:
         notes.append("Audits were not compared (--scores-only).")
-    untouched = len(then.current) - len(joined.pairs) - len(joined.missing) - len(joined.failed)
+    untouched = len(then.current) - sum(map(len, (joined.pairs, joined.missing, joined.failed, joined.dropped)))
     if untouched:
         notes.append(f"Not in this run: {counted(untouched, 'cell')} of the baseline (gate.baseline_may_hold_more).")
     versions = [other_versions(before.record, after.record) for before, after in joined.pairs]

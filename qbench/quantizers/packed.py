@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qbench.attention.register import show
 from qbench.progress import Bar
 from qbench.quantizers.declaration import LinearOptions, QuantizeError
 from qbench.quantizers.options import Quantization
@@ -165,3 +166,4 @@ def packed_form(model: nn.Module) -> PackedForm | None:
 def attach_packed_form(model: nn.Module, form: PackedForm) -> None:
     """Attach the packed form to its model outside its modules, so it stays out of parameters and state_dict."""
     object.__setattr__(model, _ATTRIBUTE, form)
+    show(model, quantization=form.quantization.label)

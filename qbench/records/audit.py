@@ -1,13 +1,17 @@
 """The audit: what is measured on a quantized model, and when it proves nothing. measure.py takes the numbers."""
 
 import math
-from typing import Annotated, Any
+from html import escape
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, computed_field, model_validator
 
 from qbench.errors import first_of
 from qbench.numbers import counted
 from qbench.records.limits import Bits, Count
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is quantized
 
@@ -38,6 +42,7 @@ INT8_TOLERANCE = {"float64": 2e-3, "float32": 2e-3, "float16": 4e-3, "bfloat16":
 # The figures of the audit that are sums over its layers; the order of summation may change them by the tolerance.
 TOTALS = ("weights", "code_bytes", "metadata_bytes", "source_energy", "error_energy")
 TOTALS_TOLERANCE = 1e-6
+NOT_THERE = "–"
 MAX_REASONS = 8  # in the message of an error
 
 
@@ -92,7 +97,8 @@ class _Stored(BaseModel):
         """Storage bits per weight, codes alone: HQQ's 3 bits take 3.2. None if nothing is quantized."""
         return 8 * self.code_bytes / self.weights if self.weights else None
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def storage_bits(self) -> float | None:
         """Storage bits per weight with scales, zeros and the rest; None if nothing is quantized."""
         return 8 * (self.code_bytes + self.metadata_bytes) / self.weights if self.weights else None
@@ -103,7 +109,8 @@ class _Stored(BaseModel):
         """‖ŵ - w‖ / ‖w‖ (Frobenius); None if all weights are zero."""
         return math.sqrt(self.error_energy / self.source_energy) if self.source_energy else None
 
-    @computed_field
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def snr_db(self) -> float | None:
         """Signal to noise in decibels; None if there is no noise."""
         if not self.error_energy or not self.source_energy:
@@ -203,6 +210,35 @@ class Audit(_Stored):
     packed_dense_gap: float | None = None  # ‖packed - dense‖ / ‖dense‖ of the logits; None if only one of them runs
 
     parts: tuple[PartAudit, ...] = ()  # what was done besides the weights, in the order of the label
+
+    def __repr__(self) -> str:
+        """What it proves, in a line."""
+        facts = (f"{name} {value}" for name, value in self._in_short().items())
+        return f"Audit({self.label}: {', '.join(facts)})"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        rows = (f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._in_short().items())
+        return f"<table><caption>{escape(self.label)}</caption>{''.join(rows)}</table>"
+
+    def _in_short(self) -> dict[str, str]:
+        stored, snr, wrong = self.storage_bits, self.snr_db, failures(self)
+        return {
+            "verdict": f"failed: {wrong[0]}" if wrong else "passed",
+            "layers": f"{len(self.layers)}",
+            "bits per weight": NOT_THERE if stored is None else f"{stored:.2f}",
+            "signal to noise": NOT_THERE if snr is None else f"{snr:.1f} dB",
+            "KL": NOT_THERE if self.kl is None else f"{self.kl:.3g} nats",
+            "equal top-1": NOT_THERE if self.top1_agreement is None else f"{self.top1_agreement:.1%}",
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per quantized layer."""
+        import pandas as pd
+
+        return pd.DataFrame([layer.model_dump() for layer in self.layers])
 
     @property
     def part_labels(self) -> str:

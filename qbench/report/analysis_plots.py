@@ -1,8 +1,8 @@
-"""Pictures of analyses, as wide as a column of a paper: largest |x| and hidden states by layer, sinks by length and by
+"""Pictures of analyses: largest |x| and hidden states by layer, sinks by length and by
 head, dead heads by layer and over training, attention maps."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,29 +11,19 @@ from qbench.records.analysis import DEAD_EPSILONS, SINK_EPSILONS
 from qbench.report.analyses import AnalyzedModel
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.looks import COLUMN, PAGE, STYLE, Looks, looks
-from qbench.report.plots import load_matplotlib
+from qbench.report.drawing import SMALL, add_legend, load_matplotlib, new_figure, plain_log_ticks, side_by_side, stacked
+from qbench.report.looks import Looks, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMALL = {
-    **STYLE,
-    "axes.titlesize": 8,
-    "figure.titlesize": 8,
-    "legend.fontsize": 7,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-}
 MAX_BOXES = 8  # layers with a box plot; if there are more, evenly spaced ones
 MAX_TICKS = 8
 MAX_DOTTED = 4  # models that get a second line
-LEGEND_LETTERS, MARKER_LETTERS = 52, 6  # per legend line in a column, and the width of a marker
-LEGEND_LINE = 0.16  # inches
 
 
-def analysis_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+def analysis_figures(report: ReportData, width: float) -> Iterator[tuple[str, "Figure"]]:
     """Every picture with its name, family by family."""
     from qbench.report.heat_maps import map_figures, sink_heat_map
 
@@ -42,48 +32,19 @@ def analysis_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
     styles = looks(kinds)
     for family in analyses.families:
         models = [model for model in analyses.of(family) if model.analysis]
+        maps = [own for own in analyses.maps if own.cell.family == family]
         steps = [model for model in analyses.steps if model.cell.family == family]
         with load_matplotlib().rc_context(SMALL):
             drawn: list[tuple[str, Figure | None]] = [
-                ("largest", _largest(models, styles) if models else None),
-                ("boxes", _boxes(models, styles) if models else None),
-                ("sinks-by-length", _by_length(analyses.of(family), styles)),
-                ("sinks-by-head", sink_heat_map(models) if models else None),
-                ("dead-heads", _dead_heads(models, styles) if models else None),
-                ("steps", _over_steps(steps, styles) if steps else None),
-                *map_figures([maps for maps in analyses.maps if maps.cell.family == family], report.results.reference),
+                ("largest", _largest(models, styles, width) if models else None),
+                ("boxes", _boxes(models, styles, width) if models else None),
+                ("sinks-by-length", _by_length(analyses.of(family), styles, width)),
+                ("sinks-by-head", sink_heat_map(models, width) if models else None),
+                ("dead-heads", _dead_heads(models, styles, width) if models else None),
+                ("steps", _over_steps(steps, styles, width) if steps else None),
+                *map_figures(maps, report.results.reference, width),
             ]
         yield from ((f"{family}-{name}", figure) for name, figure in drawn if figure)
-
-
-def new_figure(width: float, height: float, title: str) -> "Figure":
-    """An empty figure with a title that says what it shows."""
-    figure = load_matplotlib().figure.Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left")
-    return figure
-
-
-def add_legend(figure: "Figure") -> None:
-    """One legend below all panels; the panels keep their size."""
-    handles: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if len(handles) < 2:
-        return
-    width, height = figure.get_size_inches()
-    fitting = int(width / COLUMN * LEGEND_LETTERS) // (MARKER_LETTERS + max(map(len, handles)))
-    columns = max(1, min(len(handles), fitting))
-    rows = -(-len(handles) // columns)
-    figure.set_size_inches(width, height + LEGEND_LINE * (rows - 1))
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, columnspacing=1.2)
-
-
-def plain_log_ticks(axis: Any) -> None:
-    """Numbers as people write them, and more than one if the axis spans less than a decade."""
-    ticker = load_matplotlib().ticker
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=8))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_locator(ticker.NullLocator())
 
 
 def _states(model: AnalyzedModel) -> list[int]:
@@ -106,8 +67,8 @@ def _state_ticks(axes: "Axes", model: AnalyzedModel) -> None:
     axes.set_xlabel("after layer (E: embedding, N: final norm)")
 
 
-def _largest(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
-    figure = new_figure(COLUMN, 2.4, f"{models[0].cell.family}: largest |x| by layer")
+def _largest(models: Sequence[AnalyzedModel], styles: Looks, width: float) -> "Figure":
+    figure = new_figure(width, 2.2, f"Largest |x| by layer: {models[0].cell.family}.")
     axes = figure.subplots()
     for model in models:
         assert model.analysis
@@ -121,14 +82,11 @@ def _largest(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
     return figure
 
 
-def _boxes(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
+def _boxes(models: Sequence[AnalyzedModel], styles: Looks, width: float) -> "Figure":
     """Quartiles, median, and whiskers from the least value to the greatest; one panel per model."""
-    columns = min(len(models), 2 if len(models) <= 4 else 3)
-    rows = -(-len(models) // columns)
-    width = COLUMN if columns <= 2 else PAGE
-    figure = new_figure(
-        width, 0.5 + 1.75 * rows, f"{models[0].cell.family}: hidden states by layer (whiskers: min., max.)"
-    )
+    rows, columns = side_by_side(len(models), width)
+    caption = f"Hidden states by layer: {models[0].cell.family}. Whiskers: least and greatest value."
+    figure = new_figure(width, 0.5 + 1.6 * rows, caption)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, model in zip(grid.flat, models, strict=False):
         _box_panel(axes, model, styles)
@@ -184,7 +142,7 @@ def _box_panel(axes: "Axes", model: AnalyzedModel, styles: Looks) -> None:
     axes.set_title(kind_name(model.cell.attention))
 
 
-def _by_length(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure | None":
+def _by_length(models: Sequence[AnalyzedModel], styles: Looks, width: float) -> "Figure | None":
     """Raw and normalized weights, one panel each; solid at the larger ε, and dotted at the smaller if there is room."""
     panels = {
         metric: title
@@ -199,9 +157,10 @@ def _by_length(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure | None
     small, large = SINK_EPSILONS
     lines = {large: "-"} if len(models) > MAX_DOTTED else {small: ":", large: "-"}
     shown_epsilons = f"ε={large:g}" if len(lines) == 1 else f"solid: ε={large:g}, dotted: {small:g}"
-    title = f"{models[0].cell.family}: sink rate by length ({shown_epsilons})"
-    figure = new_figure(COLUMN, 0.8 + 1.5 * len(panels), title)
-    grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+    caption = f"Sink rate by length: {models[0].cell.family} ({shown_epsilons})."
+    rows, columns = stacked(len(panels), width)
+    figure = new_figure(width, 0.6 + 1.4 * rows, caption)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
     lengths: set[int] = set()
     for axes, (metric, name) in zip(grid, panels.items(), strict=True):
         for model in models:
@@ -221,7 +180,7 @@ def _by_length(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure | None
     shown = sorted(lengths, reverse=True)[::step]
     grid[-1].set_xticks(shown, [count(length) for length in shown])
     grid[-1].minorticks_off()
-    grid[-1].set_xlabel("length of the texts (tokens)")
+    figure.supxlabel("length of the texts (tokens)", fontsize=8)
     add_legend(figure)
     return figure
 
@@ -240,10 +199,11 @@ def _percent_axis(axes: "Axes") -> None:
     axes.set_ylim(-0.05 * top, top)
 
 
-def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
+def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks, width: float) -> "Figure":
     """One panel per ε."""
-    figure = new_figure(COLUMN, 3.2, f"{models[0].cell.family}: dead heads by layer")
-    grid = figure.subplots(len(DEAD_EPSILONS), 1, sharex=True, sharey=True)
+    rows, columns = stacked(len(DEAD_EPSILONS), width)
+    figure = new_figure(width, 0.6 + 1.3 * rows, f"Dead heads by layer: {models[0].cell.family}.")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     for axes, epsilon in zip(grid, DEAD_EPSILONS, strict=True):
         for model in models:
             assert model.analysis
@@ -253,22 +213,23 @@ def _dead_heads(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
         axes.set_title(f"output below ε={epsilon:g}")
         axes.set_ylabel("dead heads (%)")
     _percent_axis(grid[0])  # shared by all panels
-    grid[-1].set_xlabel("layer (from 0)")
+    figure.supxlabel("layer (from 0)", fontsize=8)
     grid[-1].xaxis.set_major_locator(load_matplotlib().ticker.MaxNLocator(MAX_TICKS, integer=True))
     add_legend(figure)
     return figure
 
 
-def _over_steps(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
+def _over_steps(models: Sequence[AnalyzedModel], styles: Looks, width: float) -> "Figure":
     """How a model changes during training."""
     shown: list[tuple[str, str, str, Callable[[Axes], None]]] = [
         ("dead_heads", f"{DEAD_EPSILONS[0]:g}", "dead heads (%)", _percent_axis),
         ("sink_rate", f"{SINK_EPSILONS[-1]:g}", "sink rate (%)", _percent_axis),
         ("kurtosis", "", "kurtosis", lambda axes: axes.set_yscale("log")),
     ]
-    title = f"{models[0].cell.family}: over training (ε={DEAD_EPSILONS[0]:g} and {SINK_EPSILONS[-1]:g})"
-    figure = new_figure(COLUMN, 4.2, title)
-    grid = figure.subplots(len(shown), 1, sharex=True)
+    epsilons = f"ε={DEAD_EPSILONS[0]:g} for dead heads, {SINK_EPSILONS[-1]:g} for sinks"
+    rows, columns = stacked(len(shown), width)
+    figure = new_figure(width, 0.6 + 1.2 * rows, f"Over training: {models[0].cell.family} ({epsilons}).")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
     for axes, (metric, setting, label, scale) in zip(grid, shown, strict=True):
         for attention in dict.fromkeys(model.cell.attention for model in models):
             own = [model for model in models if model.cell.attention == attention]
@@ -278,6 +239,6 @@ def _over_steps(models: Sequence[AnalyzedModel], styles: Looks) -> "Figure":
         axes.set_ylabel(label)
         scale(axes)
     plain_log_ticks(grid[-1].yaxis)
-    grid[-1].set_xlabel("training step")
+    figure.supxlabel("training step", fontsize=8)
     add_legend(figure)
     return figure

@@ -7,6 +7,7 @@ from qbench.numbers import counted, needed_decimals, p_value, score, signed, sig
 from qbench.report.attentions import kind_name, kind_title
 from qbench.report.delta import ReportData, Tone
 from qbench.report.headline import ALPHA, Headline
+from qbench.report.layouts import tones_of
 from qbench.report.results import NOTHING
 from qbench.report.tables import Column, Field, Table, number_field
 from qbench.report.tidy import DataRow
@@ -32,14 +33,19 @@ READ_PUBLISHED = (
 
 
 def answer(report: ReportData) -> list[str]:
-    """One sentence per bit width, and the caveats. Empty if there is nothing to compare."""
+    """One sentence per bit width. Empty if there is nothing to compare."""
     lines = report.headlines
     found = []
     for (families, _), own in groupby(lines, lambda line: (line.families, line.bits)):
         same = list(own)
         named = f"{' and '.join(families)}: " if len({line.families for line in lines}) > 1 else ""
         found.append(named + _sentence(same))
-    return [*found, *_remarks(lines)] if lines else _nothing(report)
+    return found or _nothing(report)
+
+
+def caveats(report: ReportData) -> list[str]:
+    """What to know about these sentences."""
+    return _remarks(report.headlines) if report.headlines else []
 
 
 def headline_tables(report: ReportData) -> list[Table]:
@@ -57,6 +63,7 @@ def headline_tables(report: ReportData) -> list[Table]:
         reading=[
             READ_HEADLINE.format(reference=reference),
             READ_HEADLINE_INTERVAL,
+            f"{tones_of(list(dict.fromkeys([lines[0].reference, *(line.attention for line in lines)])))}.",
             READ_PUBLISHED if published else READ_SCALES.format(reference=reference),
         ],
         columns=[

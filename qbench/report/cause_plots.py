@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from qbench.report.analysis_plots import SMALL, add_legend, new_figure, plain_log_ticks
 from qbench.report.attentions import kind_name
 from qbench.report.causes import CAUSES, WIDTHS, model_causes
 from qbench.report.delta import ReportData
-from qbench.report.looks import COLUMN, FAINT, looks
-from qbench.report.plots import load_matplotlib
+from qbench.report.drawing import SMALL, add_legend, load_matplotlib, new_figure, plain_log_ticks, stacked
+from qbench.report.looks import FAINT, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +16,7 @@ SIZES = dict(zip(WIDTHS, (14, 26, 42), strict=True))  # of markers: fewer bits a
 LINEAR = 0.01  # nats, below which the axis of damages is linear if some are negative
 
 
-def cause_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+def cause_figures(report: ReportData, width: float) -> Iterator[tuple[str, "Figure"]]:
     """One figure for all families: the widths of a model are above one another."""
     models = model_causes(report) if report.analyses.models else []
     if not models:
@@ -25,8 +24,11 @@ def cause_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
     styles = looks(list(dict.fromkeys(model.attention for model in models)))
     several = len({model.family for model in models}) > 1
     with load_matplotlib().rc_context(SMALL):
-        figure = new_figure(COLUMN, 5.4, "Damage and possible causes (small to large: 4, 3, 2 bits)")
-        for axes, cause in zip(figure.subplots(len(CAUSES), 1, sharey=True), CAUSES, strict=True):
+        rows, columns = stacked(len(CAUSES), width)
+        caption = "Damage and possible causes. From small to large markers: 4, 3 and 2 bits."
+        figure = new_figure(width, 0.4 + 1.7 * rows, caption)
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+        for axes, cause in zip(grid, CAUSES, strict=True):
             for model in models:
                 look, x = styles[model.attention], model.causes.get(cause.name)
                 if x is None:

@@ -5,23 +5,31 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from qbench.numbers import magnitude
-from qbench.report.analysis_plots import SMALL, add_legend, new_figure
 from qbench.report.attentions import kind_title
 from qbench.report.delta import ReportData
 from qbench.report.divergence import ModelDivergence, divergences
-from qbench.report.looks import FAINT, INK, PAGE, Look, looks
+from qbench.report.drawing import (
+    METHOD_MARKERS,
+    SMALL,
+    Z95,
+    add_legend,
+    load_matplotlib,
+    new_figure,
+    side_by_side,
+    stacked,
+)
+from qbench.report.looks import FAINT, INK, Look, looks
 from qbench.report.metrics import task_name
-from qbench.report.plots import METHOD_MARKERS, Z95, load_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANEL = 2.6  # inches
+MAX_ROWS = 3  # models above one another
 MAX_FLOOR_DISTANCE = 1e-3  # of the smallest KL: a floor below that is written, since its line would squeeze the points
 
 
-def kl_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+def kl_figures(report: ReportData, width: float) -> Iterator[tuple[str, "Figure"]]:
     """One figure per family and task, of quantizations of the weights alone."""
     plain = {about for family in report.results.families for about in report.results.weights_only(family)}
     found = [own for own in divergences(report) if own.quantization in plain]
@@ -30,17 +38,25 @@ def kl_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
         if any(own.bits is not None for own in models):
             name = f"{family}-kl" if len({own.task for own in found}) == 1 else f"{family}-kl-{task}"
             with load_matplotlib().rc_context(SMALL):
-                figure = _figure(report, family, task, models)
+                figure = _figure(report, family, task, models, width)
             yield name, figure
 
 
-def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDivergence]) -> "Figure":
+def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDivergence], width: float) -> "Figure":
     kinds = list(dict.fromkeys(own.attention for own in models))
     styles, titles = looks(report.results.all_kinds), report.results.method_titles
     methods = list(dict.fromkeys(own.quantization.method for own in models if own.bits is not None))
-    title = f"{family}, {task_name(task)}: KL from the unquantized model against measured bits per weight (bars: 95%)"
-    figure = new_figure(max(PAGE, PANEL * len(kinds)), PANEL, title)
-    for axes, attention in zip(figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0], kinds, strict=True):
+    about = f"{family}, {task_name(task)}"
+    rows, columns = stacked(len(kinds), width) if len(kinds) <= MAX_ROWS else side_by_side(len(kinds), width)
+    caption = (
+        f"KL from the unquantized model against measured bits per weight: {about}. Bars: 95%. Floor: the unquantized "
+        "model in other batches."
+    )
+    figure = new_figure(width, 0.5 + 1.7 * rows, caption)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in grid.flat[len(kinds) :]:
+        axes.remove()
+    for axes, attention in zip(grid.flat, kinds, strict=False):
         own = [model for model in models if model.attention == attention]
         axes.set_yscale("log")
         for method, marker in zip(methods, cycle(METHOD_MARKERS), strict=False):
@@ -48,8 +64,9 @@ def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDi
             _draw(axes, points, styles[attention], marker, titles[method])
         _draw_floor(axes, own, min(model.mean.value for model in models if model.bits is not None))
         axes.set_title(kind_title(attention))
-        axes.set_xlabel("measured bits per weight")
-    figure.axes[0].set_ylabel("KL, nats per token")
+    figure.supxlabel("bits per weight, measured", fontsize=8)
+    for line in grid:
+        line[0].set_ylabel("KL (nats per token)")
     figure.axes[0].yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     figure.axes[0].yaxis.set_minor_locator(load_matplotlib().ticker.NullLocator())
     add_legend(figure)
@@ -78,5 +95,5 @@ def _draw_floor(axes: "Axes", models: Sequence[ModelDivergence], smallest: float
     if floor >= MAX_FLOOR_DISTANCE * smallest:
         axes.axhline(floor, color=FAINT, linestyle="--", linewidth=1, label="floor: unquantized, other batches")
     else:
-        text = f"↓ floor {magnitude(floor)}: unquantized, other batches"
+        text = f"↓ floor: {magnitude(floor)}"
         axes.text(0.02, 0.02, text, transform=axes.transAxes, fontsize=SMALL["xtick.labelsize"])

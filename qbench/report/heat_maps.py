@@ -10,11 +10,9 @@ import numpy as np
 
 from qbench.records.analysis import SINK_EPSILONS
 from qbench.report.analyses import AnalyzedModel, DrawnMaps
-from qbench.report.analysis_plots import SMALL, new_figure
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.looks import COLUMN, PAGE
-from qbench.report.plots import load_matplotlib
+from qbench.report.drawing import SMALL, load_matplotlib, new_figure, side_by_side
 from qbench.report.sensitivity import MILLI, by_quantization
 
 if TYPE_CHECKING:
@@ -24,17 +22,15 @@ if TYPE_CHECKING:
 COLOURS = "cividis_r"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MAX_TICKS = 6
-WIDE = 5.0  # inches: of the maps of more than two models
+MAX_SIDE = 1.5  # inches, of a map
 MIN_RATIO = 1e-3  # of a logarithmic colour scale to its largest value: smaller values are drawn as this
 
 
-def sink_heat_map(models: Sequence[AnalyzedModel]) -> "Figure":
+def sink_heat_map(models: Sequence[AnalyzedModel], width: float) -> "Figure":
     """One panel per model: how often each head puts more than ε on the first token."""
-    columns = min(len(models), 2 if len(models) <= 4 else 5)
-    rows = -(-len(models) // columns)
-    width = COLUMN if columns <= 2 else PAGE
+    rows, columns = side_by_side(len(models), width)
     epsilon = f"{SINK_EPSILONS[-1]:g}"
-    figure = new_figure(width, 0.9 + 1.35 * rows, f"{models[0].cell.family}: sink rate by head (ε={epsilon})")
+    figure = new_figure(width, 0.9 + 1.35 * rows, f"Sink rate by head: {models[0].cell.family} (ε={epsilon}).")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     image: Any = None
     for axes, model in zip(grid.flat, models, strict=False):
@@ -52,7 +48,7 @@ def sink_heat_map(models: Sequence[AnalyzedModel]) -> "Figure":
     return figure
 
 
-def map_figures(drawn: Sequence[DrawnMaps], reference: str) -> Iterator[tuple[str, "Figure | None"]]:
+def map_figures(drawn: Sequence[DrawnMaps], reference: str, width: float) -> Iterator[tuple[str, "Figure | None"]]:
     """One figure: two models side by side, one line per head; with more models, one line per model."""
     if not drawn:
         return
@@ -61,10 +57,10 @@ def map_figures(drawn: Sequence[DrawnMaps], reference: str) -> Iterator[tuple[st
     heads = [f"layer {own.layer}, head {own.head}" for own in models[0].maps]
     grid = [[own.weights for own in model.maps] for model in models]  # by model and head
     if len(models) <= 2:
-        figure = _map_grid([list(own) for own in zip(*grid, strict=True)], heads, names, COLUMN)
+        figure = _map_grid([list(own) for own in zip(*grid, strict=True)], heads, names, width)
     else:
-        figure = _map_grid(grid, names, heads, WIDE)
-    figure.suptitle(f"{models[0].cell.family}: attention maps (white: exactly 0)", x=0.01, ha="left")
+        figure = _map_grid(grid, names, heads, width)
+    figure.set_label(f"Attention maps: {models[0].cell.family}. White: exactly 0.")
     yield "maps", figure
 
 
@@ -72,7 +68,7 @@ def _map_grid(
     maps: Sequence[Sequence[np.ndarray]], rows: Sequence[str], columns: Sequence[str], width: float
 ) -> "Figure":
     """Maps with the names of rows and columns, on one scale of colours."""
-    side = (width - 1.1) / len(columns)
+    side = min((width - 1.1) / len(columns), MAX_SIDE)
     figure = new_figure(width, 0.75 + (side + 0.1) * len(rows), "")
     grid = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=True)
     largest = max(float(weights.max()) for line in maps for weights in line) or 1.0
@@ -93,20 +89,18 @@ def _map_grid(
     return figure
 
 
-def sensitivity_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+def sensitivity_figures(report: ReportData, width: float) -> Iterator[tuple[str, "Figure"]]:
     """One figure per family and quantization: one panel per model."""
     for models in by_quantization(report):
         with load_matplotlib().rc_context(SMALL):
             cell = models[0][0]
-            yield f"{cell.family}-sensitivity-{cell.label}", _sensitivity(models)
+            yield f"{cell.family}-sensitivity-{cell.label}", _sensitivity(models, width)
 
 
-def _sensitivity(models: Sequence[Any]) -> "Figure":
-    columns = min(len(models), 2 if len(models) <= 4 else 3)
-    rows = -(-len(models) // columns)
-    width = COLUMN if columns <= 2 else PAGE
+def _sensitivity(models: Sequence[Any], width: float) -> "Figure":
+    rows, columns = side_by_side(len(models), width)
     cell = models[0][0]
-    figure = new_figure(width, 0.9 + 1.5 * rows, f"{cell.family}: one linear layer alone in {cell.label}")
+    figure = new_figure(width, 0.9 + 1.5 * rows, f"What one linear layer alone in {cell.label} costs: {cell.family}.")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     largest = max(own.kl for _, damages in models for own in damages) * MILLI or 1.0
     least = min(own.kl for _, damages in models for own in damages) * MILLI

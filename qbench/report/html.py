@@ -12,7 +12,9 @@ from qbench.records.schema import Cost, Record
 from qbench.report.audits import audit_table
 from qbench.report.delta import ReportData
 from qbench.report.doubts import doubts
+from qbench.report.fitting import block_height, starts_block
 from qbench.report.kinds import KINDS, TableKind, table_kind
+from qbench.report.looks import COLUMN
 from qbench.report.metrics import metric_name
 from qbench.report.remarks import remarks
 from qbench.report.results import NOTHING, CellResult
@@ -24,7 +26,19 @@ if TYPE_CHECKING:
 MEASURED_ON = ("device", "dtype")  # of a record's identity
 # A plot of many quantizations has 200 kB and takes a second; a folder of 500 cells would have 30 of them.
 MAX_PLOT_CHARACTERS = 1_000_000
+PLOT_WIDTH = 11.0  # inches: on a screen, its letters are as large as the page's
+MAX_OPEN_ROWS = 20  # longer tables are collapsed
+MAX_OPEN_BULLETS = 5
 MORE_PLOTS = "Only the first plots are drawn here; `qbench table {source} --plots FOLDER` draws all of them."
+
+
+@dataclass(frozen=True)
+class PagePlot:
+    """A picture in the page."""
+
+    name: str
+    caption: str
+    svg: str
 
 
 @dataclass(frozen=True)
@@ -35,8 +49,9 @@ class PageSection:
     title: str
     texts: Sequence[str] = ()
     bullets: Sequence[str] = ()
+    lists: Sequence[tuple[str, Sequence[str]]] = ()  # collapsed, each with its title
     tables: Sequence[Table] = ()
-    plots: Sequence[tuple[str, str]] = ()
+    plots: Sequence["PagePlot"] = ()
     listings: Sequence[tuple[str, str]] = ()
 
 
@@ -46,7 +61,7 @@ def page(report: ReportData, kind: str | None = None) -> str:
 
     folder = Path(__file__).parent
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters["typeset"] = _typeset
+    environment.filters |= {"typeset": _typeset, "spans": _spans}
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
     kinds = [table_kind(kind)] if kind else [own for own in KINDS.values() if own.on_page(report)]
     css, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -55,6 +70,7 @@ def page(report: ReportData, kind: str | None = None) -> str:
         sections=_sections(report, kinds),
         summary=_summary(report),
         example=_example(report),
+        max_open_rows=MAX_OPEN_ROWS,
         # Ours, and free of markup: they must reach the browser unescaped.
         css=jinja2.utils.markupsafe.Markup(css),
         script=jinja2.utils.markupsafe.Markup(script),
@@ -108,37 +124,42 @@ def _example(report: ReportData) -> str:
 
 def _doubts(report: ReportData) -> PageSection | None:
     found = doubts(report)
-    return PageSection("suspicious", "Suspicious", bullets=[str(doubt) for doubt in found]) if found else None
+    if not found:
+        return None
+    bullets = [str(doubt) for doubt in found]
+    if len(bullets) <= MAX_OPEN_BULLETS:
+        return PageSection("suspicious", "Suspicious", bullets=bullets)
+    return PageSection("suspicious", "Suspicious", lists=[(counted(len(bullets), "suspicious result"), bullets)])
 
 
 def _tables(report: ReportData, kind: TableKind) -> PageSection | None:
     tables = kind.tables(report)
     if not tables:
         return None
-    drawn, why = _drawn(lambda: kind.figures(report))
-    texts = [" ".join(shared_reading(tables)), *why, *(kind.remarks(report) if drawn else ())]
-    return PageSection(kind.name, kind.title_for(report), texts, kind.lead(report), tables, drawn)
+    drawn, why = _drawn(lambda: kind.figures(report, COLUMN))
+    texts = [" ".join(shared_reading(tables)), *why, *kind.remarks(report)]
+    return PageSection(kind.name, kind.title_for(report), texts, kind.lead(report), tables=tables, plots=drawn)
 
 
 def _plots(report: ReportData) -> PageSection:
     from qbench.report.plots import figures
 
-    drawn, why = _drawn(lambda: figures(report))
+    drawn, why = _drawn(lambda: figures(report, PLOT_WIDTH))
     if why == [MORE_PLOTS]:
         why = [MORE_PLOTS.format(source=report.results.source)]
     return PageSection("plots", "Plots", why if drawn or why else ["There is nothing to draw."], plots=drawn)
 
 
-def _drawn(figures: "Callable[[], Iterator[tuple[str, Figure]]]") -> tuple[list[tuple[str, str]], list[str]]:
+def _drawn(figures: "Callable[[], Iterator[tuple[str, Figure]]]") -> tuple[list[PagePlot], list[str]]:
     """Pictures to put into the page, and a sentence that says why there are none, or not all."""
-    from qbench.report.plots import PlotError, inline_svg
+    from qbench.report.drawing import PlotError, inline_svg
 
-    drawn: list[tuple[str, str]] = []
+    drawn: list[PagePlot] = []
     try:
         for name, figure in figures():
-            if sum(len(svg) for _, svg in drawn) > MAX_PLOT_CHARACTERS:
+            if sum(len(plot.svg) for plot in drawn) > MAX_PLOT_CHARACTERS:
                 return drawn, [MORE_PLOTS]
-            drawn.append((name, inline_svg(figure)))
+            drawn.append(PagePlot(name, str(figure.get_label()), inline_svg(figure)))
     except PlotError as error:
         return [], [str(error)]
     return drawn, []
@@ -211,3 +232,12 @@ def _minute(time: str) -> str:
 def _typeset(text: str) -> str:
     """True minus signs, since a hyphen is too short; arrows stay on the line of their metric's name."""
     return re.sub(r"(?<![\w.])-(?=\d)", "−", re.sub(" (?=[↑↓])", "\u00a0", text))
+
+
+def _spans(table: Table) -> list[list[int]]:
+    """For each row, how many rows each of its leading fields spans; 0 if the one above spans it."""
+    rows = table.rows
+    return [
+        [block_height(rows, i, n) if starts_block(rows, i, n) else 0 for n in range(min(table.heads, len(row)))]
+        for i, row in enumerate(rows)
+    ]

@@ -7,14 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qbench.errors import did_you_mean
-from qbench.report.answer import answer, headline_rows, headline_tables
+from qbench.report.answer import answer, caveats, headline_rows, headline_tables
 from qbench.report.attentions import comparison
+from qbench.report.damage_tables import damage_tables, summary_tables
 from qbench.report.delta import ReportData
 from qbench.report.divergence import has_kl, kl_rows, kl_tables, why_no_kl
-from qbench.report.layouts import baseline_tables, damage_tables, delta_tables, summary_tables
 from qbench.report.passkey import has_passkey, passkey_rows, passkey_tables
 from qbench.report.remarks import remarks_on_delta
 from qbench.report.results import ReportError
+from qbench.report.score_tables import baseline_tables, delta_tables
 from qbench.report.tables import Table
 from qbench.report.tidy import DataRow, baseline_rows, damage_rows, delta_rows
 
@@ -64,13 +65,13 @@ def _no_remarks(report: ReportData) -> list[str]:
     return []
 
 
-def _no_figures(report: ReportData) -> "Iterator[tuple[str, Figure]]":
+def _no_figures(report: ReportData, width: float) -> "Iterator[tuple[str, Figure]]":
     return iter(())
 
 
-def _of(module: str, function: str) -> Callable[[ReportData], Any]:
+def _of(module: str, function: str) -> Callable[..., Any]:
     """A function whose module is imported when it is called: analyses need numpy, pictures matplotlib."""
-    return lambda report: getattr(import_module(f"qbench.report.{module}"), function)(report)
+    return lambda *given: getattr(import_module(f"qbench.report.{module}"), function)(*given)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class TableKind:
     why_none: Callable[[ReportData], str] = _no_reason  # if there are no tables, a sentence
     lead: Callable[[ReportData], list[str]] = _no_remarks  # sentences above the tables
     remarks: Callable[[ReportData], list[str]] = _no_remarks  # below the tables
-    figures: "Callable[[ReportData], Iterator[tuple[str, Figure]]]" = _no_figures  # pictures with their names
+    figures: "Callable[[ReportData, float], Iterator[tuple[str, Figure]]]" = _no_figures  # (name, picture), of a width
 
     def title_for(self, report: ReportData) -> str:
         """The title over the tables of these results."""
@@ -105,6 +106,7 @@ KINDS = {
             tables=summary_tables,
             rows=NoRows("All of its numbers are in --kind headline, --kind damage and --kind delta."),
             lead=answer,
+            remarks=caveats,
         ),
         TableKind(
             name="headline",

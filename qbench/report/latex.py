@@ -1,151 +1,177 @@
-"""Tables in LaTeX as papers have them: booktabs, multirow, cmidrule and textcolor."""
+"""Tables in LaTeX as papers have them: booktabs, multirow, cmidrule and textcolor.
+
+A table fits the column or the page it is for: TeX sets it in the largest type that fits, and never in less than 7
+points; what is wider than that is cut into several tables.
+"""
 
 import re
 import unicodedata
 from collections.abc import Sequence
 
 from qbench.output import on_one_line
-from qbench.report.tables import Field, Table
+from qbench.report.fitting import COLUMN_GAP, Piece, block_height, header_lines, pieces, starts_block
+from qbench.report.results import ReportError
+from qbench.report.tables import Column, Field, Table, shared_reading
 
-PACKAGES = ("booktabs", "graphicx", "multirow", "xcolor")
+PACKAGES = ("booktabs", "multirow", "xcolor")
+# Sets a table in the first of three sizes that fits.
+FITTING = r"""\providecommand{\fittable}[1]{%
+  \sbox0{\fontsize{9}{10.8}\selectfont#1}%
+  \ifdim\wd0>\linewidth\sbox0{\fontsize{8}{9.6}\selectfont#1}\fi
+  \ifdim\wd0>\linewidth\sbox0{\fontsize{7}{8.4}\selectfont#1}\fi
+  \usebox0}
+"""
+NOTE_SIZE = r"\fontsize{7}{8.4}\selectfont"
+# By the number of columns that a table spans: its environment, and the points it may count on. The column is ACL's
+# (NeurIPS and ICML have more), the page that of NeurIPS (ACL and ICML have more).
+FLOATS = {1: ("table", 219.0), 2: ("table*", 397.0)}
+DEFAULT_COLUMNS = 2  # in a document with one column, table* is table
 TONE_COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
 TONE_MARKS = {"better": "▲", "worse": "▼", "same": ""}  # colours alone are lost in print
-MAX_ROWS_PER_PAGE = 45  # longer tables become several
-SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "`": r"\textasciigrave{}",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "Δ": r"$\Delta$",
-    "−": "$-$",
-    "–": "--",
-    "…": r"\ldots{}",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
-    "×": r"$\times$",
-    "‖": r"$\|$",
-    "ε": r"$\varepsilon$",
-    "≤": r"$\leq$",
-    "±": r"$\pm$",
-    "▲": r"$\bigtriangleup$",  # the filled ones need amssymb
-    "▼": r"$\bigtriangledown$",
-}
+SPECIAL = (
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {raised: f"$^{n}$" for n, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "`": r"\textasciigrave{}",
+        "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$",
+        "Δ": r"$\Delta$",
+        "−": "$-$",
+        "–": "--",
+        "…": r"\ldots{}",
+        "<": "$<$",
+        ">": "$>$",
+        "|": "$|$",
+        "×": r"$\times$",
+        "‖": r"$\|$",
+        "ε": r"$\varepsilon$",
+        "≤": r"$\leq$",
+        "≥": r"$\geq$",
+        "·": r"$\cdot$",
+        "⁻": "$^{-}$",
+        "÷": r"$\div$",
+        "±": r"$\pm$",
+        "▲": r"$\bigtriangleup$",  # the filled ones need amssymb
+        "▼": r"$\bigtriangledown$",
+    }
+)
 
 
 def latex(
-    tables: Sequence[Table], remarks: Sequence[str] = (), lead: Sequence[str] = (), *, standalone: bool = False
+    tables: Sequence[Table],
+    remarks: Sequence[str] = (),
+    lead: Sequence[str] = (),
+    *,
+    standalone: bool = False,
+    columns: int = DEFAULT_COLUMNS,
 ) -> str:
-    """All tables as floats to paste into a paper, or as a whole document; lead: sentences above them."""
+    """All tables as floats to paste into a paper, or as a whole document.
+
+    lead: sentences above them. columns: how many of a page's columns a table spans, 1 or 2.
+    """
+    if columns not in FLOATS:
+        raise ReportError(f"columns is {columns}; a table spans 1 or 2 columns of a page.")
     parts, labels = [], set[str]()
     for table in tables:
-        pieces = _pieces(table)
-        for i, rows in enumerate(pieces):
-            suffix = f" (part {i + 1} of {len(pieces)})" if len(pieces) > 1 else ""
+        cut = pieces(table, FLOATS[columns][1])
+        for i, piece in enumerate(cut):
+            suffix = f" (part {i + 1} of {len(cut)})" if len(cut) > 1 else ""
             label = _label(f"{table.name}-{i + 1}" if suffix else table.name, labels)
-            parts.append(_float(table, rows, suffix, label))
+            parts.append(_float(table, piece, suffix, label, FLOATS[columns][0]))
+    notes = _notes(tables)
     parts += [f"% {on_one_line(remark)}\n" for remark in remarks]  # a line break would end the comment
-    needs = f"% Needs \\usepackage{{{','.join(PACKAGES)}}}\n"
     first = "".join(f"{_escape(sentence)}\n\n" for sentence in lead)
     if standalone:
-        return _document([first + parts[0], *parts[1:]])
-    return "\n".join([needs, *(f"% {line}\n" for line in first.splitlines() if line), *parts])
+        return _document([first + notes + parts[0], *parts[1:]], columns)
+    needs = f"% Needs \\usepackage{{{','.join(PACKAGES)}}}\n"
+    return "\n".join([needs, *(f"% {line}\n" for line in first.splitlines() if line), FITTING, *parts, notes])
 
 
-def _document(parts: Sequence[str]) -> str:
+def _document(parts: Sequence[str], columns: int) -> str:
     packages = [f"\\usepackage{{{name}}}" for name in PACKAGES]
-    head = ["\\documentclass{article}", "\\usepackage[margin=2cm]{geometry}", *packages, "\\begin{document}", ""]
-    return "\n".join([*head, "\\clearpage\n".join(parts), "\\end{document}", ""])
+    option = "[twocolumn]" if columns == 1 else ""
+    head = [f"\\documentclass{option}{{article}}", "\\usepackage[margin=2cm]{geometry}", "\\usepackage{times}"]
+    return "\n".join(
+        [*head, *packages, FITTING, "\\begin{document}", "", "\\clearpage\n".join(parts), "\\end{document}", ""]
+    )
 
 
-def _float(table: Table, rows: Sequence[Sequence[Field]], suffix: str, label: str) -> str:
-    caption = [table.caption, *table.reading, *filter(None, [table.count])]
+def _notes(tables: Sequence[Table]) -> str:
+    """How to read the tables, once for all of them: a paragraph for the text or an appendix."""
+    reading = shared_reading(tables)
+    return f"\\paragraph{{How to read the tables.}} {_escape(' '.join(reading))}\n\n" if reading else ""
+
+
+def _float(table: Table, piece: Piece, suffix: str, label: str, environment: str) -> str:
     lines = [
-        "\\begin{table}[t]",
+        f"\\begin{{{environment}}}[t]",
         "\\centering",
-        "\\small",
-        "\\setlength{\\tabcolsep}{4pt}",
-        f"\\caption{{{_escape(' '.join(caption) + suffix)}}}",
+        f"\\setlength{{\\tabcolsep}}{{{COLUMN_GAP / 2:g}pt}}",
+        f"\\caption{{{_escape(table.caption + suffix)}}}",
         f"\\label{{{label}}}",
         "\\smallskip",
-        # Its natural width, but at most that of the page.
-        "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
-        f"\\begin{{tabular}}{{{''.join(column.align for column in table.columns)}}}",
+        f"\\fittable{{\\begin{{tabular}}{{{''.join(column.align for column in piece.columns)}}}",
         "\\toprule",
-        *_header(table),
+        *_header(piece),
         "\\midrule",
-        *_body(table, rows),
+        *_body(piece),
         "\\bottomrule",
         "\\end{tabular}}",
     ]
-    used = {mark for row in rows for field in row for mark in field.marks.split(",")}
-    notes = [f"$^{{{mark}}}$ {_escape(text)}" for mark, text in table.footnotes.items() if mark in used]
+    used = {mark for row in piece.rows for field in row for mark in field.marks.split(",")}
+    notes = [_escape(table.count)] if table.count else []
+    notes += [f"$^{{{mark}}}$ {_escape(text)}" for mark, text in table.footnotes.items() if mark in used]
     if notes:
-        lines += ["\\par\\smallskip", "\\parbox{\\linewidth}{\\footnotesize " + "\\\\\n".join(notes) + "}"]
-    return "\n".join([*lines, "\\end{table}", ""])
+        lines += ["\\par\\smallskip", f"\\parbox{{\\linewidth}}{{{NOTE_SIZE} " + "\\\\\n".join(notes) + "}"]
+    return "\n".join([*lines, f"\\end{{{environment}}}", ""])
 
 
-def _header(table: Table) -> list[str]:
-    titles = [_escape(column.title) for column in table.columns]
-    if not table.groups:
+def _header(piece: Piece) -> list[str]:
+    titles = [_title(column, piece, n) for n, column in enumerate(piece.columns)]
+    if not piece.groups:
         return [_line(titles)]
     above, rules, start = [], [], 0
-    for group, span in table.groups:
+    for group, span in piece.groups:
         end = start + span
         if group:
             above.append(f"\\multicolumn{{{span}}}{{c}}{{{_escape(group)}}}")
             rules.append(f"\\cmidrule(lr){{{start + 1}-{end}}}")
         else:
-            above += [f"\\multirow{{2}}{{*}}{{{title}}}" for title in titles[start:end]]
-            titles[start:end] = [""] * span
+            above += [""] * span
         start = end
     return [_line(above), "".join(rules), _line(titles)]
 
 
-def _body(table: Table, rows: Sequence[Sequence[Field]]) -> list[str]:
+def _title(column: Column, piece: Piece, place: int) -> str:
+    lines = [_escape(line) for line in header_lines(column, piece.rows, place)]
+    if len(lines) == 1:
+        return lines[0]
+    return f"\\begin{{tabular}}[b]{{@{{}}{column.align}@{{}}}}" + r"\\".join(lines) + "\\end{tabular}"
+
+
+def _body(piece: Piece) -> list[str]:
     """Rows: equal neighbours in the leading columns form a block, and each block begins with a rule."""
     lines: list[str] = []
-    for i, row in enumerate(rows):
-        heads = [_starts(rows, i, column) for column in range(table.heads)]
-        if i and any(heads):
-            first = heads.index(True) + 1
+    for i, row in enumerate(piece.rows):
+        across = piece.lines[i] if piece.lines else ""
+        heads = [bool(across) or starts_block(piece.rows, i, column) for column in range(piece.heads)]
+        if i and (across or any(heads)):
+            first = 1 if across else heads.index(True) + 1
             lines.append("\\midrule" if first == 1 else f"\\cmidrule(lr){{{first}-{len(row)}}}")
+        if across:
+            lines.append(_line([f"\\multicolumn{{{len(row)}}}{{l}}{{\\textit{{{_escape(across)}}}}}"]))
         fields = [_field(field) for field in row]
         for column, starts in enumerate(heads):
-            height = _height(rows, i, column)
+            height = block_height(piece.rows, i, column)
             if not starts:
                 fields[column] = ""
             elif height > 1:
                 fields[column] = f"\\multirow{{{height}}}{{*}}{{{fields[column]}}}"
         lines.append(_line(fields))
     return lines
-
-
-def _starts(rows: Sequence[Sequence[Field]], row: int, column: int) -> bool:
-    """Whether the field begins a block: it, or one to its left, differs from the one above."""
-    if row == 0:
-        return True
-    return [f.text for f in rows[row][: column + 1]] != [f.text for f in rows[row - 1][: column + 1]]
-
-
-def _height(rows: Sequence[Sequence[Field]], row: int, column: int) -> int:
-    end = row + 1
-    while end < len(rows) and not _starts(rows, end, column):
-        end += 1
-    return end - row
-
-
-def _pieces(table: Table) -> list[Sequence[Sequence[Field]]]:
-    """Rows page by page, cut where a block of the first column begins if possible."""
-    pieces, rows = [], table.rows
-    while len(rows) > MAX_ROWS_PER_PAGE:
-        cuts = [i for i in range(1, MAX_ROWS_PER_PAGE + 1) if _starts(rows, i, 0)]
-        cut = cuts[-1] if cuts else MAX_ROWS_PER_PAGE
-        pieces.append(rows[:cut])
-        rows = rows[cut:]
-    return [*pieces, rows]
 
 
 def _field(field: Field) -> str:

@@ -1,16 +1,15 @@
 """How plots look: sizes, style, and one colour, marker and dashes for each kind of attention."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
 from qbench.attention.kinds import ATTENTIONS
 from qbench.report.attentions import TWINS
 
-COLUMN, PAGE = 3.3, 6.8  # inches: the width of a column of a paper, and of its text
+COLUMN, PAGE = 3.03, 6.3  # inches: the width of a column of a paper (ACL's), and of its text
 INK, FAINT = "#1b1f24", "#8a929c"
-OFFSET, MAX_SPREAD = 0.1, 0.5  # in bits, between neighbours and in total: no kind hides another
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 9,
@@ -44,7 +43,6 @@ class Look:
     marker: str
     hollow: bool  # filled markers look alike in print
     dashes: tuple[int, ...]  # of its unquantized level
-    offset: float = 0.0  # in bits
 
     @property
     def line(self) -> dict[str, Any]:
@@ -74,9 +72,4 @@ def looks(kinds: Sequence[str]) -> dict[str, Look]:
     fixed = dict(zip(dict.fromkeys((*TWINS, *ATTENTIONS)), LOOKS, strict=False))
     used = [fixed[attention] for attention in kinds if attention in fixed]
     left = cycle([look for look in LOOKS if look not in used] or LOOKS)
-    step = min(OFFSET, MAX_SPREAD / max(len(kinds) - 1, 1))
-    middle = (len(kinds) - 1) / 2
-    return {
-        attention: replace(fixed.get(attention) or next(left), offset=step * (place - middle))
-        for place, attention in enumerate(kinds)
-    }
+    return {attention: fixed.get(attention) or next(left) for attention in kinds}

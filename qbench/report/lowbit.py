@@ -16,7 +16,8 @@ from qbench.report.analyses import AnalyzedModel
 from qbench.report.attentions import kind_name, kind_title
 from qbench.report.causes import causes_of
 from qbench.report.delta import DamageRow, DeltaRow, Difference, ReportData
-from qbench.report.marks import READ_ADJUSTED, READ_TONES, marks_for
+from qbench.report.layouts import tones_of
+from qbench.report.marks import READ_ADJUSTED, marks_for
 from qbench.report.metrics import Measure, first_of_each_task, metric_name, task_name
 from qbench.report.results import NOTHING, UNQUANTIZED_METHOD, FamilyQuantization, Score
 from qbench.report.tables import Column, Field, Table, difference_field, number_field, score_field
@@ -150,7 +151,7 @@ def low_bit_tables(report: ReportData) -> list[Table]:
 def _table(own: LowBitFamily, measure: Measure) -> Table:
     reading = [READ_LOW_BIT, READ_CAUSES]
     if len(own.kinds) > 1:
-        tones = READ_TONES + READ_ADJUSTED
+        tones = tones_of(own.kinds) + READ_ADJUSTED
         reading.insert(1, READ_LINES.format(reference=kind_name(own.kinds[0]), tones=tones))
     table = Table(
         name=f"lowbit-{own.family}-{measure.task}",

@@ -6,44 +6,46 @@ from typing import TYPE_CHECKING
 from qbench.records.metrics import is_perplexity
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.looks import FAINT, STYLE, Looks, looks
+from qbench.report.drawing import SMALL, add_legend, load_matplotlib, new_figure, side_by_side
+from qbench.report.looks import FAINT, Looks, looks
 from qbench.report.lowbit import LowBitFamily, low_bit_families, shown_damages
 from qbench.report.metrics import Measure, metric_name, task_name
-from qbench.report.plots import load_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LABELS = 1.0  # inches, left of the panels
 SPREAD = 0.7  # of the height of a line, over the kinds of attention
 
 
-def low_bit_figures(report: ReportData) -> Iterator[tuple[str, "Figure"]]:
+def low_bit_figures(report: ReportData, width: float) -> Iterator[tuple[str, "Figure"]]:
     """One figure per family."""
     families = low_bit_families(report)
     if not families:
         return
     for own in families:
-        with load_matplotlib().rc_context(STYLE):
-            figure = _figure(own, looks(report.results.all_kinds))
+        with load_matplotlib().rc_context(SMALL):
+            figure = _figure(own, looks(report.results.all_kinds), width)
         yield f"{own.family}-lowbit", figure
 
 
-def _figure(own: LowBitFamily, styles: Looks) -> "Figure":
+def _figure(own: LowBitFamily, styles: Looks, width: float) -> "Figure":
     lines = len(own.quantizations)
-    size = (1.5 + 1.9 * len(own.measures), 1.1 + lines * (0.16 + 0.05 * len(own.kinds)))
-    figure = load_matplotlib().figure.Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(1, len(own.measures), squeeze=False, sharey=True)[0]
+    rows, columns = side_by_side(len(own.measures), width - LABELS)
+    caption = f"Damage of few bits, simulated: {own.family}. Quantized − unquantized; bars: 95%."
+    figure = new_figure(width, 0.4 + rows * (0.5 + lines * (0.14 + 0.05 * len(own.kinds))), caption)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes in grid.flat[len(own.measures) :]:
+        axes.remove()
     labels = [about.label for about in own.quantizations]
-    for axes, measure in zip(grid, own.measures, strict=True):
+    for axes, measure in zip(grid.flat, own.measures, strict=False):
         _panel(axes, own, measure, styles)
         axes.set_title(task_name(measure.task))
         axes.set_xlabel("100 × ln ratio, %" if is_perplexity(measure.metric) else f"{metric_name(measure)}, points")
-    grid[0].set_yticks(range(lines), labels)
-    grid[0].set_ylim(lines - 0.5, -0.5)
-    handles = {label: handle for handle, label in zip(*grid[0].get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(5, len(handles)))
-    figure.suptitle(f"{own.family}: damage of few bits, simulated (quantized − unquantized; bars: 95%)")
+    grid[0, 0].set_yticks(range(lines), labels)
+    grid[0, 0].set_ylim(lines - 0.5, -0.5)
+    add_legend(figure)
     return figure
 
 

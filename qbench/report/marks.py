@@ -7,14 +7,14 @@ come from the same answers. Its cut-off then applies to the other metrics too.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from qbench.records.metrics import is_perplexity
 from qbench.report.delta import Difference
 from qbench.report.metrics import Measure, first_of_each_task
 from qbench.report.results import Gap
 
 RATE = 0.05  # at most this share of the marks may be chance
 CHANCE = 0.05  # share of rows without any effect that get a star
-# What the marks mean, followed by how they are chosen.
-READ_TONES = "▲ better, ▼ worse"
+# How ▲ and ▼ are chosen; what they mean comes before.
 READ_ADJUSTED = (
     ": significant after adjustment for all comparisons in the table (Benjamini–Hochberg over one metric per task, "
     f"q ≤ {RATE:g})."
@@ -29,6 +29,7 @@ class Marks:
     starred: int = 0
     kept: int = 0
     cutoff: float = 0.0  # p up to this is marked
+    ratios: bool = False  # whether some are of perplexities, which are tested on their ratio
 
     def marks(self, difference: Difference) -> bool:
         """Whether a difference is marked."""
@@ -38,9 +39,10 @@ class Marks:
         """The sentence under the table; empty if nothing can be judged. what: the differences, in the plural."""
         if not self.tested:
             return ""
+        rule = "*: the 95% interval excludes zero" + (" (of a perplexity: that of the ratio)" if self.ratios else "")
         return (
-            f"{what} whose 95% interval excludes zero: {self.starred} of {self.tested} (about "
-            f"{self.tested * CHANCE:.1f} expected by chance). Significant after adjustment: {self.kept}."
+            f"{rule}. {what} with a star: {self.starred} of {self.tested} (about {self.tested * CHANCE:.1f} expected "
+            f"by chance); significant after adjustment (▲▼): {self.kept}."
         )
 
 
@@ -50,6 +52,7 @@ def marks_for(differences: Iterable[tuple[Measure, Difference | Gap | None]]) ->
     first = set(first_of_each_task(m for m, _ in known))
     ordered = sorted(d.p for m, d in known if m in first and d.p is not None)
     limits = [RATE * place / len(ordered) for place in range(1, len(ordered) + 1)]
-    found = Marks(cutoff=max((limit for p, limit in zip(ordered, limits, strict=True) if p <= limit), default=0.0))
+    cutoff = max((limit for p, limit in zip(ordered, limits, strict=True) if p <= limit), default=0.0)
     starred = [d for _, d in known if d.significant]
-    return Marks(len(known), len(starred), sum(map(found.marks, starred)), found.cutoff)
+    kept = sum(map(Marks(cutoff=cutoff).marks, starred))
+    return Marks(len(known), len(starred), kept, cutoff, any(is_perplexity(m.metric) for m, _ in known))

@@ -8,8 +8,9 @@ from qbench.numbers import counted
 from qbench.report.compare import compare, comparison_remarks, comparison_rows, comparison_tables
 from qbench.report.delta import ReportData, read_report
 from qbench.report.kinds import DEFAULT_KIND, KINDS, NoRows, table_kind
-from qbench.report.latex import latex
+from qbench.report.latex import DEFAULT_COLUMNS, latex
 from qbench.report.markdown import markdown
+from qbench.report.notebook import Tables
 from qbench.report.remarks import remarks
 from qbench.report.results import ReportError
 from qbench.report.terminal import draws_tables, terminal
@@ -33,19 +34,39 @@ def default_format() -> str:
     return TERMINAL if draws_tables() else "md"
 
 
-def table(source: Path | str, format: str = "md", kind: str | None = None, *, standalone: bool = False) -> str:
-    """The tables of a folder of records or of published numbers. kind: default delta; with html, default all kinds.
+def table(
+    source: Path | str,
+    format: str = "md",
+    kind: str | None = None,
+    *,
+    standalone: bool = False,
+    columns: int | None = None,
+) -> Tables:
+    """The tables of a folder of records or of published numbers, as text that has `to_frame()` and `figures()`.
 
-    standalone: with latex, a document that compiles as it is.
+    format: md, latex, csv, json or html. kind: default delta; with html, default all kinds.
+
+    With latex: standalone makes a document that compiles as it is; columns is how many columns of a page a table spans,
+    1 or 2 (default 2).
     """
-    return render(read_report(source), format, kind, standalone=standalone)
+    report = read_report(source)
+    text = render(report, format, kind, standalone=standalone, columns=columns)
+    return Tables.of(text, report, format, kind)
 
 
-def render(report: ReportData, format: str, kind: str | None = None, *, standalone: bool = False) -> str:
+def render(
+    report: ReportData,
+    format: str,
+    kind: str | None = None,
+    *,
+    standalone: bool = False,
+    columns: int | None = None,
+) -> str:
     """The tables of results that were read."""
     _check_format(format, FORMATS)
-    if standalone and format != "latex":
-        raise ReportError(f"--standalone needs --format latex; the format is {format}.")
+    for option, given in (("--standalone", standalone), ("--columns", columns)):
+        if given and format != "latex":
+            raise ReportError(f"{option} needs --format latex; the format is {format}.")
     if format == "html":
         from qbench.report.html import page  # reads audits, and so needs numpy
 
@@ -62,7 +83,9 @@ def render(report: ReportData, format: str, kind: str | None = None, *, standalo
         why = f"{report.results.source} has no data for --kind {chosen.name}{instead} {chosen.why_none(report)}"
         raise ReportError(why.rstrip())
     notes, lead = [*remarks(report), *chosen.remarks(report)], chosen.lead(report)
-    return latex(tables, notes, lead, standalone=True) if standalone else FOR_PEOPLE[format](tables, notes, lead)
+    if format == "latex":
+        return latex(tables, notes, lead, standalone=standalone, columns=columns or DEFAULT_COLUMNS)
+    return FOR_PEOPLE[format](tables, notes, lead)
 
 
 def comparison(source: Path | str, published: Path | str, format: str = "md") -> str:

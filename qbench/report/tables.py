@@ -59,9 +59,14 @@ class Table:
     @property
     def groups(self) -> list[tuple[str, int]]:
         """The line above the header: groups, and how many columns each spans; empty without groups."""
-        if not any(column.group for column in self.columns):
-            return []
-        return [(group, len(list(own))) for group, own in groupby(self.columns, lambda column: column.group)]
+        return groups_of(self.columns)
+
+
+def groups_of(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """Neighbouring columns with the same group, and how many they are."""
+    if not any(column.group for column in columns):
+        return []
+    return [(group, len(list(own))) for group, own in groupby(columns, lambda column: column.group)]
 
 
 def shared_reading(tables: Sequence[Table]) -> list[str]:

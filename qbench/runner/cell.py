@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LOG_TAIL = 4000  # characters of a failed cell's log that go into its record
 
 # Called with the phase and the share of it that is done, from 0 to 1.
-OnProgress = Callable[[str, float], None]
+OnProgress = Callable[[str, float, str], None]  # the phase, its share that is done, and what is being done
 
 
 class ChangedError(InputError):
@@ -97,20 +97,23 @@ class Phases:
         from qbench.progress import listening
 
         self.current = name
-        self.on_progress(name, 0.0)
+        self.on_progress(name, 0.0, "")
         start = time.perf_counter()
         with listening(self._heard):
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def _heard(self, unit: str, steps: int, done: int, total: int | None) -> None:
+        from qbench.progress import current_part
+
         if unit == "token":
             self.tokens += steps
         assert self.current is not None
-        self.on_progress(self.current, done / total if total else 0.0)
+        part = current_part()
+        self.on_progress(self.current, part.share(done / total if total else 0.0), part.name)
 
 
-def run_cell(job: Job, on_progress: OnProgress = lambda phase, share: None) -> "tuple[Record, Samples]":
+def run_cell(job: Job, on_progress: OnProgress = lambda phase, share, doing: None) -> "tuple[Record, Samples]":
     """Run a cell. Returns a finished record with its samples, or a failed one with the reason; never raises."""
     started, phases = now(), Phases(on_progress)
     try:

@@ -16,8 +16,9 @@ from qbench.checkpoint.layout import CheckpointError
 from qbench.evaluate.facts import KL_TOKENS, TaskSummary
 from qbench.quantizers.options import quantizer
 from qbench.recipe.cells import Cell
+from qbench.recipe.schema import Recipe
 from qbench.records.audit import UNQUANTIZED
-from qbench.runner.speed import Speed
+from qbench.runner.speed import Speed, speed_of
 
 CHARACTERS_PER_TOKEN = 4  # if the tokenizer is not on this machine: typical of English and a vocabulary of 32k
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -94,6 +95,15 @@ def estimate(cell: Cell, tasks: Mapping[str, TaskSummary], speed: Speed | None =
         "evaluate": speed.seconds(evaluated, batches * weights) + batches * calls + REQUEST * requests,
     }
     return Estimate(found.parameters, found.memory, work, seconds)
+
+
+def expected_seconds(
+    recipe: Recipe, tasks: Mapping[str, TaskSummary], cells: Iterable[Cell], threads: int = 1
+) -> dict[str, dict[str, float]]:
+    """The estimated seconds of each phase by cell, without cells that have no estimate. threads: of one slot."""
+    speed = speed_of(recipe, threads)
+    found = {cell.ref.name: estimate(cell, tasks, speed) for cell in cells}
+    return {name: own.seconds for name, own in found.items() if own and own.seconds}
 
 
 def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary]) -> tuple[float, float]:

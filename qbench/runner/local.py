@@ -36,8 +36,8 @@ class Watcher(Protocol):
     def started(self, name: str) -> None:
         """A cell has started."""
 
-    def progress(self, name: str, phase: str, share: float) -> None:
-        """This share of a cell's phase is done."""
+    def progress(self, name: str, phase: str, share: float, doing: str) -> None:
+        """This share of a cell's phase is done; doing: what is being done in it."""
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has ended with this record."""
@@ -54,12 +54,12 @@ class CellWork:
         """Run the cell. If its record cannot be written, send a message: that ends the whole run."""
         last = 0.0
 
-        def send_progress(phase: str, share: float) -> None:
+        def send_progress(phase: str, share: float, doing: str) -> None:
             nonlocal last
             if share == 0 or share >= 1 or time.monotonic() - last > TICK:
                 last = time.monotonic()
                 try:
-                    send(("progress", phase, share))
+                    send(("progress", phase, share, doing))
                 except OSError:
                     os._exit(1)  # the driver is gone; the next run will do this cell
 

@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qbench.errors import some
 from qbench.machine import git_commit, machine
@@ -27,13 +28,21 @@ from qbench.records.store import (
     write_plan,
     write_record,
 )
+from qbench.report.delta import ReportData, read_report
+from qbench.report.looks import PAGE
+from qbench.report.notebook import Pictures, Tables, frame_of, pictures_of
+from qbench.report.render import render
 from qbench.runner.cell import Job, now
+from qbench.runner.estimate import expected_seconds
 from qbench.runner.local import run_local
 from qbench.runner.lock import RunError, holding
 from qbench.runner.places import make_slots, usable_gpus
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_analysis_plan, make_plan, no_baseline
 from qbench.runner.preflight import PREFLIGHT, is_short, preflight
 from qbench.runner.view import PlainView, view_for
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,36 @@ class RunOptions:
     as_json: bool = False
 
 
+@dataclass(frozen=True)
+class Run(Results):
+    """The records of a run, with their tables and plots."""
+
+    @cached_property
+    def report(self) -> ReportData:
+        """The records as tables read them."""
+        return read_report(self.folder)
+
+    def to_frame(self, kind: str | None = None) -> "pd.DataFrame":
+        """The numbers of a kind of table, unrounded; by default delta."""
+        return frame_of(self.report, kind)
+
+    def table(self, kind: str = "summary", format: str = "md") -> Tables:
+        """The tables of a kind."""
+        return Tables.of(render(self.report, format, kind), self.report, format, kind)
+
+    def figures(self, width: float = PAGE) -> Pictures:
+        """All plots, this many inches wide."""
+        return pictures_of(self.report, width)
+
+    def __repr__(self) -> str:
+        """How much there is, and where."""
+        done = sum(stored.record.state == "done" for stored in self.current)
+        return f"Run({done} of {counted(len(self.current) + len(self.missing), 'cell')} finished in {self.folder})"
+
+    def _repr_markdown_(self) -> str:
+        return f"{self.table()}"
+
+
 def run(
     recipe: Path | str,
     out: Path | str | None = None,
@@ -55,12 +94,16 @@ def run(
     device: str | None = None,
     trust_task_code: bool | None = None,
     **how: Any,
-) -> Results:
-    """Run every cell of a recipe that has no finished record, and return all records. how: fields of RunOptions."""
+) -> Run:
+    """Run every cell of a recipe that has no finished record, and return all records, with their tables and plots.
+
+    how: fields of RunOptions, such as only="*hqq-3*".
+    """
     loaded = load_recipe(recipe, limit=limit, device=device, trust_task_code=trust_task_code)
     folder = Path(out) if out else loaded.out()
     run_matrix(loaded, folder, RunOptions(**how))
-    return read_results(folder)
+    found = read_results(folder)
+    return Run(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def run_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
@@ -102,7 +145,8 @@ def _run_plan(plan: Plan, options: RunOptions, file: str) -> PlainView:
     jobs, ruled_out = make_jobs(chosen), [entry for entry in chosen if entry.state == "cannot run"]
     before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
     names = [entry.cell.ref.name for entry in ruled_out] + [job.name for job in jobs]
-    view = view_for(names, before=before, as_json=options.as_json)
+    expected = expected_seconds(plan.recipe, plan.tasks, [job.cell for job in jobs])
+    view = view_for(names, before=before, expected=expected, as_json=options.as_json)
     view.say(opening(plan, chosen, jobs))
     if warning := no_baseline(plan):
         view.say(warning)

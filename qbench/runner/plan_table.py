@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qbench.numbers import count, counted, duration
+from qbench.numbers import count, counted, duration, rough_duration
 from qbench.report.render import TERMINAL
 from qbench.report.tables import Column, Field, Table
 from qbench.report.terminal import Screen
@@ -89,14 +89,12 @@ def _cells(row: _Row, notes: list[str]) -> list[str]:
 
 def _time(rows: Sequence[_Row], speed: Speed | None, slots: Sequence[Slot]) -> list[str]:
     """The time left, and for finished cells the time taken and the estimate."""
-    waiting = [row.estimate for row in rows if row.entry.state in TO_DO]
-    todo = [found for found in waiting if found]
+    todo = [row.estimate for row in rows if row.estimate and row.entry.state in TO_DO]
     lines = []
     if speed and slots and todo and todo[0].seconds:
         total = sum(found.total for found in todo) / len(slots)
         at_once = f", {len(slots)} cells at once" if len(slots) > 1 else ""
-        part = f" for {len(todo)} of {counted(len(waiting), 'cell')}" if len(todo) < len(waiting) else ""
-        lines.append(f"time left: about {duration(total)}{part}{at_once} ({_by_phase(todo, len(slots))})")
+        lines.append(f"time left: about {rough_duration(total)}{at_once} ({_by_phase(todo, len(slots))})")
         lines.append(f"assumed speed: {speed}")
     done = [row for row in rows if row.estimate and row.estimate.seconds and row.measured]
     if done:

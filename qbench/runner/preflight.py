@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -24,11 +23,10 @@ from qbench.runner.cell import (
     quantized_for_cell,
 )
 from qbench.runner.child import Child, how_it_died
-from qbench.runner.estimate import estimate
+from qbench.runner.estimate import expected_seconds
 from qbench.runner.local import Slot, server_for
 from qbench.runner.lock import RunError
 from qbench.runner.plan import Plan
-from qbench.runner.speed import speed_of
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -81,11 +79,8 @@ def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float) -> Non
 
 def is_short(plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot]) -> bool:
     """Whether the run takes only minutes and needs no preflight; without an estimate for all cells it does not."""
-    speed = speed_of(plan.recipe, slots[0].threads or 1)
-    if speed is None:
-        return False
-    seconds = [found.total if (found := estimate(job.cell, plan.tasks, speed)) else math.inf for job in jobs]
-    return sum(seconds) / len(slots) < SHORT_RUN
+    expected = expected_seconds(plan.recipe, plan.tasks, [job.cell for job in jobs], slots[0].threads or 1)
+    return len(expected) == len(jobs) and sum(sum(own.values()) for own in expected.values()) / len(slots) < SHORT_RUN
 
 
 def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:

@@ -93,7 +93,7 @@ class Unwatched:
     def started(self, name: str) -> None:
         """A cell has started."""
 
-    def progress(self, name: str, phase: str, share: float) -> None:
+    def progress(self, name: str, phase: str, share: float, doing: str) -> None:
         """This share of a cell's phase is done."""
 
     def finished(self, name: str, record: Record) -> None:

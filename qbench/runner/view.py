@@ -3,24 +3,31 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
-from qbench.numbers import duration
+from qbench.numbers import duration, rough_duration
 from qbench.output import printable, terminal
 from qbench.records.schema import Record
 
+SILENCE = 60  # seconds without a line of a running cell in a log
+ALMOST = 0.999  # a bar that is full would stop its clock
+WIDE = 100  # columns of a terminal that has room for long bars
+MAX_WORDS = 26  # letters of what a cell is doing
+Expected = Mapping[str, Mapping[str, float]]  # estimated seconds by cell and phase
 BY_CHANCE = ("out-of-memory", "killed", "crashed", "timeout")  # kinds of failures that another try may mend
 
 
 class PlainView:
-    """One line per finished cell."""
+    """One line per cell that ends, and a few while it runs, so a log shows that something happens."""
 
-    def __init__(self, names: Sequence[str], before: int = 0) -> None:
+    def __init__(self, names: Sequence[str], before: int = 0, expected: Expected = MappingProxyType({})) -> None:
         self.total, self.done, self.failed = len(names), 0, 0
         self.by_chance = 0  # failures that another try may mend
         self.before = before  # cells that were done when the run started
@@ -28,6 +35,9 @@ class PlainView:
         self.seconds = 0.0  # the sum over all cells that have ended
         self.notes: dict[str, list[str]] = {}  # the cells by the notes of their analyses
         self.begun = time.monotonic()
+        typical = sum(sum(own.values()) for own in expected.values()) / max(1, len(expected))
+        self.cells = {name: CellProgress(expected.get(name, {}), typical or 1.0) for name in names}
+        self.spoken: dict[str, float] = {}  # when each running cell last had a line
 
     def __enter__(self) -> "PlainView":
         return self
@@ -37,13 +47,18 @@ class PlainView:
 
     def started(self, name: str) -> None:
         """A cell has started."""
+        self.spoken[name] = time.monotonic()
 
-    def progress(self, name: str, phase: str, share: float) -> None:
-        """This share of a cell's phase is done."""
+    def progress(self, name: str, phase: str, share: float, doing: str) -> None:
+        """This share of a cell's phase is done; doing: what is being done in it."""
+        self.cells[name].reached(phase, share)
+        if time.monotonic() - self.spoken[name] > SILENCE:
+            self.spoken[name] = time.monotonic()
+            self.say(f"[{self.place()}] {name}: {where(phase, doing)} {share:.0%}")
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has ended with this record."""
-        self.count(record)
+        self.count(name, record)
         ended, left = outcome(record), self.left()
         self.say(f"[{self.place()}] {name}: {ended.removesuffix('.') if left else ended}{left}")
 
@@ -51,12 +66,13 @@ class PlainView:
         """Print a line."""
         print(line, flush=True)
 
-    def count(self, record: Record) -> None:
+    def count(self, name: str, record: Record) -> None:
         """Count a cell that has ended."""
         self.done += 1
         self.failed += record.state == "failed"
         self.by_chance += bool(record.failure and record.failure.kind in BY_CHANCE)
         self.seconds += own_seconds(record)
+        self.cells[name].end(own_seconds(record) if record.cost else None)
         for note in record.analysis.notes if record.analysis else ():
             self.notes.setdefault(note, []).append(record.cell.name)
 
@@ -65,20 +81,51 @@ class PlainView:
         return f"{self.before + self.done}/{self.before + self.total}"
 
     def left(self) -> str:
-        """The time left, estimated from the cells so far; empty if all of them failed."""
-        left = self.total - self.done
-        if not left or self.failed == self.done:
+        """The time left: the estimated work of what is left, at the speed of the cells that finished."""
+        ended = [cell for cell in self.cells.values() if cell.seconds is not None]
+        work = sum(cell.work for cell in ended)
+        if self.done == self.total or not work:
             return ""
-        return f"; about {duration(self.seconds / self.done * left / self.slots)} left"
+        speed = sum(cell.seconds or 0.0 for cell in ended) / work
+        left = sum(cell.work * (1 - cell.share) for cell in self.cells.values() if not cell.ended)
+        return f"; about {rough_duration(left * speed / self.slots)} left"
+
+
+class CellProgress:
+    """How far a cell is, over all its phases; the estimate of each says how much of the whole it is."""
+
+    def __init__(self, expected: Mapping[str, float], typical: float) -> None:
+        self.expected = dict(expected)  # seconds by phase; empty if there is no estimate
+        self.work = sum(expected.values()) or typical
+        self.share = 0.0
+        self.ended = False
+        self.seconds: float | None = None  # that it took, if it finished
+        self._phases: list[str] = []
+
+    def reached(self, phase: str, share: float) -> None:
+        """A share of a phase is done. What a cell has reached never becomes less."""
+        if phase not in self._phases:
+            self._phases.append(phase)
+        before = sum(self.expected.get(name, 0.0) for name in self._phases[: self._phases.index(phase)])
+        reached = (before + self.expected.get(phase, 0.0) * share) / self.work if self.expected else share
+        self.share = max(self.share, min(reached, ALMOST))
+
+    def end(self, seconds: float | None) -> None:
+        """The cell has ended."""
+        self.ended, self.share, self.seconds = True, 1.0, seconds
 
 
 class LiveView(PlainView):
     """One bar per running cell with its phase, one for the whole run, and the lines of finished cells above."""
 
-    def __init__(self, names: Sequence[str], before: int = 0) -> None:
-        super().__init__(names, before)
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
-        self.bars = Progress(*columns, TimeElapsedColumn(), console=Console(file=terminal()))
+    def __init__(self, names: Sequence[str], before: int = 0, expected: Expected = MappingProxyType({})) -> None:
+        super().__init__(names, before, expected)
+        columns = (TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),)
+        console = Console(file=terminal())
+        bar = BarColumn(bar_width=8 if console.width < WIDE else 24)
+        self.bars = Progress(
+            *columns, bar, TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=console, expand=True
+        )
         note = f"{self.place()}, importing packages"
         self.whole = self.bars.add_task("all cells", total=before + self.total, completed=before, note=note)
         self.tasks: dict[str, TaskID] = {}
@@ -94,9 +141,10 @@ class LiveView(PlainView):
         """A cell has started."""
         self.tasks[name] = self.bars.add_task(printable(name), total=1.0, note="starting")
 
-    def progress(self, name: str, phase: str, share: float) -> None:
-        """This share of a cell's phase is done."""
-        self.bars.update(self.tasks[name], completed=share, note=phase)
+    def progress(self, name: str, phase: str, share: float, doing: str) -> None:
+        """This share of a cell's phase is done; doing: what is being done in it."""
+        self.cells[name].reached(phase, share)
+        self.bars.update(self.tasks[name], completed=self.cells[name].share, note=where(phase, printable(doing)))
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has ended with this record."""
@@ -118,13 +166,14 @@ class JsonView(PlainView):
         """A cell has started."""
         self._print(event="started", cell=name)
 
-    def progress(self, name: str, phase: str, share: float) -> None:
-        """This share of a cell's phase is done."""
-        self._print(event="progress", cell=name, phase=phase, share=round(share, 4))
+    def progress(self, name: str, phase: str, share: float, doing: str) -> None:
+        """This share of a cell's phase is done; doing: what is being done in it."""
+        said = {"doing": doing} if doing else {}
+        self._print(event="progress", cell=name, phase=phase, share=round(share, 4), **said)
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has ended with this record."""
-        self.count(record)
+        self.count(name, record)
         reason = record.failure.reason if record.failure else None
         self._print(event="finished", cell=name, state=record.state, reason=reason, key=record.key)
 
@@ -136,11 +185,18 @@ class JsonView(PlainView):
         print(json.dumps(fields), flush=True)
 
 
-def view_for(names: Sequence[str], *, before: int = 0, as_json: bool) -> PlainView:
-    """The view for this output; before: how many cells are already done."""
-    if as_json:
-        return JsonView(names, before)
-    return LiveView(names, before) if sys.stdout.isatty() else PlainView(names, before)
+def view_for(
+    names: Sequence[str], *, before: int = 0, expected: Expected = MappingProxyType({}), as_json: bool
+) -> PlainView:
+    """The view for this output; before: how many cells are already done; expected: estimates of those to run."""
+    kind = JsonView if as_json else LiveView if sys.stdout.isatty() else PlainView
+    return kind(names, before, expected)
+
+
+def where(phase: str, doing: str) -> str:
+    """What a cell is doing, in a few words: evaluate piqa."""
+    words = f"{phase} {doing}".rstrip()
+    return words if len(words) <= MAX_WORDS else words[: MAX_WORDS - 1] + "…"
 
 
 def outcome(record: Record) -> str:

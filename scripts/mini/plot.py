@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qbench.attention.kinds import ATTENTIONS
-from qbench.report.plots import looks
+from qbench.report.looks import looks
 
 WINDOW = 50  # steps averaged in one point of a curve
 MARKED = 6  # points between markers

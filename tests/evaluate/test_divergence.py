@@ -58,14 +58,14 @@ def unquantized(checkpoints: dict[str, Path]) -> LlamaForCausalLM:
 @pytest.fixture
 def quantized(
     unquantized: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> Callable[[str], tuple[LlamaForCausalLM, Audit]]:
-    """A copy of the model under one of METHODS, with its audit."""
+) -> Callable[..., tuple[LlamaForCausalLM, Audit]]:
+    """A copy of the model, or the model itself, under one of METHODS; with its audit."""
 
-    def make(name: str) -> tuple[LlamaForCausalLM, Audit]:
+    def make(name: str, copy: bool = True) -> tuple[LlamaForCausalLM, Audit]:
         wanted = dict(METHODS[name])
         if wanted["method"] == "gptq":
             wanted["calibration"] = [tokenizer(page, return_tensors="pt").input_ids for page in PAGES]
-        return quantize(unquantized, copy=True, **wanted)
+        return quantize(unquantized, copy=copy, **wanted)
 
     return make
 
@@ -200,9 +200,11 @@ def test_running_out_of_memory_changes_nothing(
         ([[5], [3]], 100, [[5], [3]]),  # all, if there are fewer
         ([[50], [3], [50]], 43, [[20], [3], [20]]),  # the longest are cut
         ([[50], [3], [50]], 42, [[20], [3], [19]]),  # exactly so many
-        ([[10, 10, 10], [10]], 15, [[8], [7]]),  # first windows, of all documents
-        ([[10, 10, 10], [10]], 25, [[9, 8], [8]]),
+        ([[30, 30, 30], [30]], 45, [[23], [22]]),  # first windows, of all documents
+        ([[30, 30, 30], [30]], 73, [[25, 24], [24]]),
         ([[1]], 1, [[1]]),
+        ([[50], [50], [50], [50]], 40, [[16], [16], [8]]),  # more documents than tokens: not the first token of each
+        ([[5], [5], [5], [5]], 12, [[5], [5], [2]]),
     ],
 )
 def test_tokens_come_from_all_documents(sizes: list[list[int]], wanted: int, expected: list[list[int]]) -> None:
@@ -211,6 +213,42 @@ def test_tokens_come_from_all_documents(sizes: list[list[int]], wanted: int, exp
 
     found = measured_tokens(by_place(sizes), wanted)
     assert found == by_place(expected)
+
+
+def test_more_documents_than_tokens(unquantized: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    reference = keep_reference(scorer(unquantized, tokenizer), requests_of(PAGES), tokens=4)
+    found = measured(reference, scorer(unquantized, tokenizer), PAGES)
+    assert {place: len(own.kl) for place, own in found.items()} == {("wikitext", 0, 0): 4}
+
+
+@pytest.mark.parametrize("name", ["hqq-3-head", "gptq-3", "bnb-4"])
+def test_quantizing_in_place_leaves_the_reference_as_it_was(
+    name: str, unquantized: LlamaForCausalLM, quantized: Any, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """A cell quantizes the model whose lm_head the reference keeps."""
+    reference = keep_reference(scorer(unquantized, tokenizer), requests_of(PAGES), tokens=250)
+    before = reference.head.clone()
+    expected = measured(reference, scorer(quantized(name)[0], tokenizer), PAGES)
+    found = measured(reference, scorer(quantized(name, copy=False)[0], tokenizer), PAGES)
+    assert torch.equal(reference.head, before)
+    for place, own in found.items():
+        np.testing.assert_array_equal(own.kl, expected[place].kl)
+
+
+@pytest.mark.parametrize("side", ["unquantized", "quantized"])
+def test_logits_that_are_not_finite_are_no_kl(
+    side: str, unquantized: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    reference = keep_reference(scorer(unquantized, tokenizer), requests_of(PAGES))
+    lm = scorer(unquantized, tokenizer)
+    measured(reference, lm, PAGES)
+    place = list(lm.states)[2]
+    states = {"unquantized": dict(reference.states), "quantized": dict(lm.states)}
+    broken = states[side][place].hidden.clone()
+    broken[0, 0] = np.inf
+    states[side][place] = replace(states[side][place], hidden=broken)
+    with pytest.raises(DivergenceError, match=f"document {place[1]}, window {place[2]}: .*infinite"):
+        compare(replace(reference, states=states["unquantized"]), states["quantized"], lm.model.lm_head)
 
 
 def test_a_task_without_log_likelihoods_of_pages(

@@ -10,6 +10,7 @@ from qbench.cli import main
 from qbench.errors import InputError
 from qbench.gate.settings import GateSettings
 from qbench.gate.verdict import check
+from qbench.records.schema import CellRef
 from qbench.records.store import read_results, write_record
 
 from ..example_records import audit_of, cell_ref, make_record, make_samples, write_run
@@ -133,9 +134,8 @@ def test_a_baseline_against_itself(run: Path, capsys: pytest.CaptureFixture[str]
 
 OTHER_RUNS = [
     ({SOFTMAX: make_samples(12, seed=1), SOFTPICK: make_samples(12, seed=1)}, "have no document in common"),
-    ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "it has no mini-softmax-hqq-3-g128"),
-    ({cell_ref(family="340M"): make_samples(12)}, "it has no 340M-softmax-hqq-3-g64"),
-    ({SOFTMAX: make_samples(12)}, "it has mini-softpick-hqq-3-g64, which"),
+    ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "and the run has mini-softmax-hqq-3-g128"),
+    ({cell_ref(family="340M"): make_samples(12)}, "and the run has 340M-softmax-hqq-3-g64"),
     (dict.fromkeys((SOFTMAX, SOFTPICK), make_samples(12, tasks=["piqa", "sciq"])), "The task arc_easy is in"),
 ]
 
@@ -145,6 +145,35 @@ def test_a_run_of_something_else_is_refused(
     cells: dict, message: str, baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refused(write_run(tmp_path / "other", cells), baseline, capsys)
+
+
+@pytest.mark.parametrize(
+    ("cells", "changed", "found"),
+    [
+        ([SOFTMAX], "no longer has mini-softpick-hqq-3-g64.", {"mini-softpick-hqq-3-g64": "no longer has"}),
+        (
+            [SOFTMAX, cell_ref("softpick", label="hqq-3-g128")],
+            "no longer has mini-softpick-hqq-3-g64; it now has mini-softpick-hqq-3-g128.",
+            {"mini-softpick-hqq-3-g128": "does not have", "mini-softpick-hqq-3-g64": "no longer has"},
+        ),
+        (
+            [SOFTMAX, SOFTPICK, cell_ref(label="hqq-3-g32")],
+            "changed: it now has mini-softmax-hqq-3-g32.",
+            {"mini-softmax-hqq-3-g32": "does not have"},
+        ),
+    ],
+)
+def test_a_changed_recipe_fails_with_what_changed_and_the_rest_is_compared(
+    cells: list[CellRef], changed: str, found: dict[str, str], baseline: Path, tmp_path: Path
+) -> None:
+    report = check(write_run(tmp_path / "other", dict.fromkeys(cells, make_samples(12))), baseline)
+    assert not report.passed
+    assert changed in report.changed[0]
+    assert "qbench accept" in report.changed[0]
+    assert {failure.cell.name: failure.message for failure in report.failures}.keys() == found.keys()
+    assert all(found[failure.cell.name] in failure.message for failure in report.failures)
+    same = {cell.name for cell in cells if cell in (SOFTMAX, SOFTPICK)}
+    assert {outcome.hypothesis.cell.name for outcome in report.tested} == same
 
 
 @pytest.mark.parametrize("limit", [5, 20])

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ from qbench.gate.pairing import CheckError
 from qbench.gate.render import to_json, to_junit, to_markdown, to_text
 from qbench.gate.settings import GateSettings, Margins, Override
 from qbench.gate.sign_flip import Floats, upper_end
-from qbench.gate.verdict import check
+from qbench.gate.verdict import check, parse_settings
 
 from .made_up import Population, make_cells, write_cells
 
@@ -151,3 +152,64 @@ def test_a_run_with_too_few_documents_for_its_margin_is_no_baseline(tmp_path: Pa
     run = write_cells(tmp_path / "run", {CELLS[0]: Population(50).samples()}, gate=gate)
     with pytest.raises(CheckError, match=r"cannot be a baseline.*0\.5 points"):
         accept(run, tmp_path / "baseline", "first", None)
+
+
+@pytest.mark.parametrize("kind", ["perplexity", "kl"])
+def test_a_margin_of_something_that_is_not_tested_is_no_pass(kind: str, tmp_path: Path) -> None:
+    folders = [write_cells(tmp_path / name, {CELLS[0]: Population(50, ["piqa"]).samples()}) for name in ("b", "r")]
+    with pytest.raises(CheckError, match=rf"gate\.noninferiority\.{kind} is 2.*accuracy, gold_logprob"):
+        check(folders[1], folders[0], GateSettings(noninferiority=Margins(**{kind: 2.0})))
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_margin_of_kl_needs_kl_on_both_sides(lacking: int, tmp_path: Path) -> None:
+    folders = [
+        write_cells(tmp_path / str(side), {CELLS[0]: POPULATION.samples(kl=None if side == lacking else 0.05)})
+        for side in (0, 1)
+    ]
+    assert check(folders[1], folders[0]).passed
+    with pytest.raises(CheckError, match=r"noninferiority\.kl"):
+        check(folders[1], folders[0], GateSettings(noninferiority=Margins(kl=5)))
+
+
+def test_unchanged_answers_do_not_promise_an_unchanged_pooled_loss(tmp_path: Path) -> None:
+    """Three metrics, two of them accuracies: one lost answer in 60 is (2 / 3) / (60 · 0.005) tolerances."""
+    folders = [write_cells(tmp_path / name, {CELLS[0]: Population(60, ["piqa"]).samples()}) for name in ("b", "r")]
+    settings = GateSettings(noninferiority=Margins(pooled=1))
+    (failed,) = check(folders[1], folders[0], settings).not_excluded
+    assert failed.hypothesis.kind == "pooled"
+    single = upper_end(np.zeros(60), np.ones(60), 1.0) / 0.005  # of one accuracy
+    assert failed.hypothesis.upper == pytest.approx(2 / 3 * single)
+
+
+def test_the_statement_about_the_pooled_loss_of_answers_holds(tmp_path: Path) -> None:
+    """Answers alone, few of which change: 0.75% and 2% of them are lost, in both metrics of a document."""
+    (h,) = (
+        o.hypothesis
+        for o in check(
+            *(write_cells(tmp_path / name, {CELLS[0]: Population(60, ["piqa"]).samples()}) for name in ("b", "r"))
+        ).tested
+        if o.hypothesis.parts
+    )
+    coins = np.random.default_rng(0).uniform(size=(1000, 60))
+    for lost in (0.0075, 0.02):
+        tables = [replace(h, losses=(own < lost) * h.lost_answers) for own in coins]
+        assert np.mean([own.upper >= lost * h.lost_answers * 60 for own in tables]) >= 0.95 - SURE
+
+
+def test_an_improvement_is_not_a_negative_loss_in_words(tmp_path: Path) -> None:
+    population = Population(60, ["wikitext"])
+    before, after = (
+        write_cells(tmp_path / str(loss), {CELLS[0]: population.samples(loss=loss)}) for loss in (0.3, 0.0)
+    )
+    report = check(after, before)
+    assert report.least_sure is not None
+    assert report.least_sure.hypothesis.upper < 0
+    assert " more than 0 times its tolerance" in to_text(report).splitlines()[1]
+
+
+@pytest.mark.parametrize("value", ["1..5%", ".%", True, "-1%", "1%%", "%"])
+def test_what_is_no_percentage_says_so(value: object) -> None:
+    with pytest.raises(CheckError, match=r"gate\.noninferiority\.perplexity is .*must be a number of percent"):
+        parse_settings({"noninferiority": {"perplexity": value}}, "gate")
+    assert parse_settings({"noninferiority": {"perplexity": ".5 %"}}, "gate").noninferiority.perplexity == 0.5

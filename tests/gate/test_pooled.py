@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qbench.gate.render import to_json, to_text
+from qbench.gate.render import sentence, to_json, to_text
 from qbench.gate.settings import GateSettings, Tolerances
 from qbench.gate.verdict import check
 
@@ -31,7 +31,9 @@ def test_small_losses_that_all_point_one_way_are_found_together(tmp_path: Path) 
     assert min(o.p for o in report.tested if o is not found) == 2.0**-4
     text = to_text(report)
     assert "sciq acc_norm: +5.33 tolerances" in text  # the parts of the pooled loss
-    assert "the pooled loss of 1 cell" in text
+    assert text.startswith("FAIL: the pooled loss of 1 cell")
+    assert "id: before" not in text  # it is about metrics, not documents
+    assert "9 scores" in sentence(found)
     (fields,) = (s for s in json.loads(to_json(report))["scores"] if s["verdict"] == "worse")
     assert np.mean(list(fields["in_tolerances"].values())) == pytest.approx(fields["loss"])
 

@@ -45,7 +45,7 @@ def test_the_terminal_leads_with_the_verdict(folders: tuple[Path, Path, Path]) -
     assert text.startswith("PASS: none of 36 scores got worse")
     text = to_text(check(bad, baseline))
     report = check(bad, baseline)
-    scores, pooled = len(report.worse) - 2, "the pooled loss of 2 cells too"
+    scores, pooled = len(report.worse) - 2, "the pooled loss of 2 cells is above its tolerance"
     expected = f"FAIL: {scores} of 24 scores got worse, {pooled}, 2 failures in the audit, 1 failure in the records"
     assert text.startswith(expected)
     for part in (
@@ -152,3 +152,16 @@ def test_checking_imports_no_torch(folders: tuple[Path, Path, Path]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_on_github_a_check_that_cannot_be_made_is_an_annotation_and_a_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert main(["check", str(tmp_path / "gone"), "--baseline", str(tmp_path / "gone too")]) == 2
+    printed = capsys.readouterr()
+    (line,) = [line for line in printed.out.splitlines() if line.startswith("::error ")]
+    assert str(tmp_path / "gone") in line
+    assert str(tmp_path / "gone") in summary.read_text()

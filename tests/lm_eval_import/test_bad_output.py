@@ -96,6 +96,13 @@ LINES: dict[str, tuple[str, Callable[[Lines], Any], str, list[str]]] = {
     "no arguments": ("mini_sciq", lambda lines: lines[3].pop("arguments"), "line 4", ["'arguments'"]),
     "no resps": ("mini_sciq", lambda lines: lines[3].pop("resps"), "line 4", ["resps"]),
     "doc_id is text": ("mini_sciq", lambda lines: lines[0].update(doc_id="a"), "line 1", ["doc_id", "'a'"]),
+    "doc_id is too large": ("mini_sciq", lambda lines: lines[0].update(doc_id=2**40), "line 1", ["doc_id"]),
+    "a divisor is 0": (
+        "mini_wikitext",
+        lambda lines: lines[1].update(word_perplexity=[-3.0, 0]),
+        "line 2",
+        ["word_perplexity"],
+    ),
     "another score": ("mini_sciq", lambda lines: lines[0].update(acc=1 - lines[0]["acc"]), "", ["mini_sciq", "acc"]),
     "no score": ("mini_sciq", lambda lines: [line.pop("acc") for line in lines], "", ["mini_sciq", "'acc'"]),
 }
@@ -117,6 +124,8 @@ RESULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
         lambda c: c["results"]["mini_sciq"].update({"acc,none": float("nan")}),
         ["mini_sciq.acc", "nan"],
     ),
+    "a score is too large": (lambda c: c["results"]["mini_sciq"].update({"new,none": 1e308}), ["mini_sciq.new"]),
+    "a metric with a field's name": (lambda c: c["results"]["mini_sciq"].update({"gold,none": 1.0}), ["gold"]),
     "no scores": (
         lambda content: content.update(results={"t": {"bypass,none": 999, "alias": "t"}}),
         ["--predict_only"],
@@ -141,6 +150,28 @@ def test_a_folder_without_results(tmp_path: Path, capsys: pytest.CaptureFixture[
     message = refused(tmp_path, capsys)
     assert "results_" in message
     assert "--output_path" in message
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_baseline_that_is_not_there(
+    exists: bool, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    if exists:
+        other.mkdir()
+    assert cli.main(["check", str(output), str(other)]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in (str(other), "lm-eval", "--output_path"))
+
+
+def test_folders_with_other_models(output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(output, tmp_path / "two/again")
+    (file,) = (tmp_path / "two/again").glob("results_*.json")
+    file.write_text(file.read_text().replace("models/softmax", "models/another"))
+    shutil.copytree(output, tmp_path / "two/first")
+    assert cli.main(["check", str(OUTPUT), str(tmp_path / "two")]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in ("models/another", "models/softmax-hqq-3"))
 
 
 def test_two_model_args_under_one_name(output: Path, capsys: pytest.CaptureFixture[str]) -> None:

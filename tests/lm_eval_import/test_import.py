@@ -165,6 +165,15 @@ def test_two_folders_are_checked_in_one_command(tmp_path: Path, capsys: pytest.C
     assert cli.main(["check", str(BASELINE), str(shutil.copytree(BASELINE, tmp_path / "same"))]) == 0
 
 
+def test_a_baseline_may_be_imported_and_the_run_not(tmp_path: Path) -> None:
+    cell = ["--cell", "family=8B,method=awq,bits=4"]
+    assert cli.main(["import", "lm-eval", str(BASELINE), "--out", str(tmp_path / "base"), *cell]) == 0
+    report = check(RUN, tmp_path / "base")
+    assert not report.passed
+    assert {outcome.hypothesis.cell.name for outcome in report.tested} == {"8B-softmax-awq-4"}
+    assert verdict(report) == verdict(check(RUN, BASELINE))
+
+
 def test_the_newest_results_count_and_it_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "records"
     assert cli.main(["import", "lm-eval", str(BASELINE), "--out", str(out)]) == 0
@@ -198,6 +207,8 @@ def test_all_commands_take_imported_records(imported: Path, tmp_path: Path, caps
         ["power", str(imported)],
         ["accept", str(imported), "--baseline", str(tmp_path / "base"), "--reason", "the first"],
         ["check", str(imported), "--baseline", str(tmp_path / "base")],
+        ["table", str(imported), "--format", "csv", "--out", str(tmp_path / "published.csv")],
+        ["compare", str(imported), "--with", str(tmp_path / "published.csv")],
     ):
         assert cli.main(line) == 0, line
     assert "not audited" in capsys.readouterr().out
@@ -225,6 +236,33 @@ def test_cells_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     cells.write_text("models/softmx: {family: 8B}\n")
     assert cli.main(["import", "lm-eval", str(OUTPUT), "--out", str(tmp_path / "out"), "--cells", str(cells)]) == 2
     assert "models/softmax?" in capsys.readouterr().err
+
+
+def test_metrics_that_are_no_means_are_shown_and_not_tested(tmp_path: Path) -> None:
+    """F1's pairs are labels and not a value with a divisor, BLEU's are texts, and nobody knows which way `own` is."""
+    folders = [shutil.copytree(BASELINE, tmp_path / name) for name in ("one", "two")]
+    for folder in folders:
+        file = results_files(folder)[0]
+        content = json.loads(file.read_text())
+        further = {"f1,none": 0.25, "bleu,none": 12.5, "own,none": 7.0}
+        content["results"]["mini_arc_easy"] |= further
+        content["configs"]["mini_arc_easy"]["metric_list"].append({"metric": "f1", "aggregation": "f1"})
+        file.write_text(json.dumps(content))
+        (samples,) = folder.glob("samples_mini_arc_easy_*")
+        lines = [
+            json.loads(line) | {"f1": [1, 0], "bleu": ["a", "b"], "own": 7} for line in samples.read_text().splitlines()
+        ]
+        samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = check(*folders)
+    assert report.passed
+    assert {"acc", "acc_norm", "gold_logprob"} == {
+        o.hypothesis.metric for o in report.tested if o.hypothesis.task == "mini_arc_easy"
+    }
+    (stored,), _ = import_lm_eval([folders[0]], tmp_path / "out")
+    shown = {m.metric: (m.value, m.aggregation) for m in stored.record.metrics if m.task == "mini_arc_easy"}
+    assert shown["f1"] == (0.25, "f1")
+    assert shown["bleu"] == (12.5, "unknown")
+    assert shown["own"] == (7.0, "mean")
 
 
 def test_other_layouts(tmp_path: Path) -> None:

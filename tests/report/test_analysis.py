@@ -19,6 +19,7 @@ from qbench.report.causes import model_causes, nats_lost
 from qbench.report.delta import ReportData, read_report
 from qbench.report.kinds import KINDS
 from qbench.report.latex import latex
+from qbench.report.looks import COLUMN, PAGE
 from qbench.report.markdown import markdown
 from qbench.report.render import comparison, render, table
 from qbench.report.results import ReportError
@@ -200,11 +201,16 @@ def test_every_picture_is_written_in_every_format(folder: Path, tmp_path: Path) 
         assert all((tmp_path / f"{name}.{suffix}").stat().st_size > 1000 for suffix in ("png", "svg", "pdf")), name
 
 
-def test_pictures_are_a_column_wide_and_have_units(report: ReportData) -> None:
+def test_pictures_are_as_wide_as_asked_and_have_units_and_captions(report: ReportData) -> None:
     pytest.importorskip("matplotlib")
     for kind in ("analysis", "causes", "sensitivity"):
-        for name, figure in KINDS[kind].figures(report):
-            assert figure.get_size_inches()[0] == pytest.approx(3.3), name
+        for (name, figure), (_, wide) in zip(
+            KINDS[kind].figures(report, COLUMN), KINDS[kind].figures(report, PAGE), strict=True
+        ):
+            assert figure.get_size_inches()[0] == pytest.approx(COLUMN), name
+            assert wide.get_size_inches()[0] == pytest.approx(PAGE), name
+            assert figure.get_suptitle() == "", name
+            assert figure.get_label() == wide.get_label() != "", name
             figure.canvas.draw() if figure.canvas else None
             labels = [axes.get_xlabel() + axes.get_ylabel() for axes in figure.axes]
             labels.append(figure.get_supxlabel() + figure.get_supylabel())
@@ -222,7 +228,7 @@ def test_over_training_steps(tmp_path: Path) -> None:
         planned.append(write_measured(tmp_path, "softpick", "analysis", own.facts, sums_to_parquet(own), step=step))
     write_plan(tmp_path, plan.model_copy(update={"cells": tuple(planned)}), ANALYSES)
     found = read_report(tmp_path)
-    assert "mini-steps" in dict(KINDS["analysis"].figures(found))
+    assert "mini-steps" in dict(KINDS["analysis"].figures(found, COLUMN))
     rows = rows_of(render(found, "csv", "analysis"))
     assert list(rows[0]) == [*COLUMNS, "step"]
     assert {row["step"] for row in rows} == {"", "1000", "2000"}
@@ -232,7 +238,7 @@ def test_over_training_steps(tmp_path: Path) -> None:
 def test_nine_models_have_one_panel_each(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = read_report(write_analyses(tmp_path, ("softmax", "softpick", "gated")))
-    pictures = dict(KINDS["analysis"].figures(found))
+    pictures = dict(KINDS["analysis"].figures(found, COLUMN))
     assert len(pictures["mini-boxes"].axes) == 3
     assert len(pictures["mini-maps"].axes) == 3 * 2 + 1  # and the scale of colours
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from qbench.cli import main
 from qbench.records.audit import AuditError
@@ -61,9 +62,28 @@ def test_the_screen_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plots_are_written_beside_the_table(two_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("table", two_rows, "--plots", tmp_path / "plots", "--out", tmp_path / "table.md") == 0
-    names = [f"S-{kind}.{form}" for kind in ("damage", "score") for form in ("pdf", "png", "svg")]
+    names = [f"S-{kind}.{form}" for kind in ("damage", "score") for form in ("pdf", "png", "svg", "txt")]
     assert sorted(file.name for file in (tmp_path / "plots").iterdir()) == names
     assert "6 plots in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.03), ("page", 6.3), ("4.5", 4.5)])
+def test_figures_are_as_wide_as_asked(two_rows: Path, tmp_path: Path, width: str, inches: float) -> None:
+    assert run("table", two_rows, "--plots", tmp_path, "--figure-width", width, "--out", tmp_path / "t.md") == 0
+    with Image.open(tmp_path / "S-score.png") as picture:
+        assert picture.size[0] == pytest.approx(300 * inches, abs=2)
+
+
+def test_a_width_that_is_none_and_one_without_plots(
+    two_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong in ("wide", "nan", "0", "1e9"):
+        with pytest.raises(SystemExit):
+            run("table", two_rows, "--plots", tmp_path, "--figure-width", wrong)
+        assert wrong in (said := capsys.readouterr().err)
+        assert "column, page" in said
+    assert run("table", two_rows, "--figure-width", "page") == 2
+    assert "--plots" in capsys.readouterr().err
 
 
 def test_compare_and_audit(mini: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +142,7 @@ def test_a_failed_audit_says_why_in_a_footnote(tmp_path: Path, capsys: pytest.Ca
     [
         (("table", "none"), "none does not exist"),
         (("table", PAPER, "--standalone"), "--standalone needs --format latex; the format is md."),
+        (("table", PAPER, "--columns", "1"), "--columns needs --format latex; the format is md."),
         (("table", PAPER, "--out", PAPER / "README.md" / "there.md"), "there.md cannot be written (File exists)."),
         (
             ("table", PAPER, "--kind", "summary", "--format", "csv"),

@@ -10,13 +10,15 @@ from qbench.errors import InputError
 from qbench.records.metrics import Better
 from qbench.records.schema import CellRef, Failure, QuantizerFacts
 from qbench.report.bootstrap import Interval
+from qbench.report.damage_tables import damage_tables
 from qbench.report.delta import DeltaRow, Difference, ReportData, read_report, recovery
 from qbench.report.doubts import doubts
-from qbench.report.layouts import READ_STAR, damage_tables, delta_tables
+from qbench.report.layouts import READ_STAR
 from qbench.report.marks import marks_for
 from qbench.report.metrics import Measure
 from qbench.report.remarks import remarks
 from qbench.report.results import Gap, Score
+from qbench.report.score_tables import delta_tables
 from qbench.report.tables import Table, difference_field, interval_field
 from qbench.uncertainty import ChanceSource, Estimate
 
@@ -95,7 +97,7 @@ def test_tone_follows_the_metrics_direction(value: float, better: str | None, to
     [
         (0.0004, 0.0001, 0.0007, True, "+0.0004", "[+0.0001, +0.0007]", "worse"),
         (0.012, 0.0044, 0.021, True, "+0.01", "[+0.004, +0.021]", "worse"),
-        (-0.0004, -0.0009, 0.0001, False, "+0.00", "[-0.00, +0.00]", None),
+        (-0.0004, -0.0009, 0.0001, False, "+0.00", "[-0.001, +0.000]", None),
         (0.25, -0.0, 0.5, False, "+0.25", "[+0.00, +0.50]", None),
     ],
 )

@@ -19,6 +19,7 @@ from qbench.records.store import read_results
 from qbench.report.delta import read_report
 from qbench.report.divergence import divergences
 from qbench.report.divergence_plots import kl_figures
+from qbench.report.looks import PAGE
 from qbench.report.render import render, table
 
 from ..example_records import make_record, metrics_of
@@ -95,7 +96,7 @@ def test_it_is_a_metric_of_the_other_tables(run: Path) -> None:
 
 
 def test_points_are_where_they_were_measured(run: Path) -> None:
-    ((name, figure),) = kl_figures(read_report(run))
+    ((name, figure),) = kl_figures(read_report(run), PAGE)
     assert name == "mini-kl"
     assert [axes.get_title() for axes in figure.axes] == ["Softmax", "Softpick"]
     for axes, factor in zip(figure.axes, (2, 1), strict=True):
@@ -106,7 +107,7 @@ def test_points_are_where_they_were_measured(run: Path) -> None:
 
 
 def test_a_floor_near_the_points_is_a_line(tmp_path: Path) -> None:
-    ((_, figure),) = kl_figures(read_report(write_kl_run(tmp_path, floor=1e-3)))
+    ((_, figure),) = kl_figures(read_report(write_kl_run(tmp_path, floor=1e-3)), PAGE)
     for axes in figure.axes:
         levels = [float(line.get_ydata()[0]) for line in axes.lines if len(line.get_ydata())]
         assert min(levels) == pytest.approx(1e-3)

@@ -13,6 +13,7 @@ from qbench.numbers import signed
 from qbench.records.schema import Failure, PlannedCell
 from qbench.report import tidy
 from qbench.report.delta import Difference, ReportData, read_report
+from qbench.report.fitting import pieces
 from qbench.report.html import page
 from qbench.report.kinds import KINDS
 from qbench.report.latex import latex
@@ -279,9 +280,9 @@ def test_long_tables_are_cut_where_a_task_begins(tmp_path: Path) -> None:
     for label in (f"hqq-{bits}-g{group}" for bits in (2, 3, 4) for group in (8, 16, 32, 64)):
         write_cell(tmp_path, cell("softmax", label), samples)
     text = latex(tables(read_report(tmp_path), "delta"))
-    parts = text.split("\\begin{table}")[1:]
-    assert [part.count("-bit g") for part in parts] == [24, 24, 24, 36]
-    assert all(f"(part {i} of 4)" in part for i, part in enumerate(parts, 1))
+    parts = text.split("\\begin{table*}")[1:]
+    assert [part.count("-bit g") for part in parts] == [24, 48, 36]
+    assert all(f"(part {i} of 3)" in part for i, part in enumerate(parts, 1))
     assert all("\\midrule\n\\multirow{24}" in part for part in parts)
 
 
@@ -302,6 +303,46 @@ def test_the_papers_tables_compile_and_none_is_too_wide_or_too_long(paper: Repor
     log = compiled(latex([t for kind in KINDS for t in tables(paper, kind)], standalone=True), tmp_path)
     assert "Overfull" not in log
     assert "Float too large" not in log
+
+
+ACL = r"""\documentclass[11pt,twocolumn]{article}
+\usepackage[a4paper,textwidth=16cm,textheight=24.7cm]{geometry}
+\setlength{\columnsep}{0.6cm}
+\usepackage{times,booktabs,multirow,xcolor}
+\begin{document}
+%s
+\end{document}
+"""
+
+
+@needs_pdflatex
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("source", ["paper", "mini_report"])
+def test_tables_fit_the_columns_of_a_paper_in_readable_type(
+    columns: int, source: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    report = request.getfixturevalue(source)
+    made = [table for kind in KINDS if KINDS[kind].on_page(report) for table in tables(report, kind)]
+    text = latex(made, columns=columns)
+    log = compiled(ACL % text, tmp_path)
+    assert "Overfull" not in log
+    assert "Float too large" not in log
+    assert "resizebox" not in text
+    assert min(float(size) for size in re.findall(r"\\fontsize{([\d.]+)}", text)) == 7
+    assert text.count("\\begin{table*}" if columns == 2 else "\\begin{table}") >= len(made)
+
+
+def test_a_wide_table_is_cut_by_tasks_and_keeps_all_its_numbers(paper: ReportData) -> None:
+    (table, *_) = tables(paper, "summary")
+    cut = pieces(table, 219)
+    assert len(cut) > 1
+    names = [column.title for column in table.columns]
+    shown = [column.title for piece in cut for column in piece.columns]
+    assert {title for title in shown if title != "Quantization"} == set(names[2:])
+    assert all(piece.columns[0].title == "Quantization" for piece in cut)
+    assert all([line for line in piece.lines if line] == ["unquantized", "BNB", "GPTQ", "HQQ"] for piece in cut)
+    numbers = {field.text for row in table.rows for field in row[2:]}
+    assert numbers == {field.text for piece in cut for row in piece.rows for field in row[1:]}
 
 
 @needs_pdflatex

@@ -34,6 +34,12 @@ window.addEventListener("load", () => {
   out.push("filtered " + shown.join("; "));
   input.value = ""; input.dispatchEvent(new Event("input"));
   out.push("all " + [...document.querySelectorAll("figure.table")].every((f) => !f.hidden));
+  const summary = document.querySelector("#summary table");
+  const firsts = () => [...summary.querySelectorAll("tbody tr")].map((row) => row.cells[0]);
+  const merged = () => firsts().map((cell) => cell.rowSpan * !cell.hidden);
+  out.push("merged " + merged().join(" "));
+  summary.querySelector("th button").click();
+  out.push("apart " + merged().join(" "));
   const page = document.documentElement.outerHTML.replace(/<script[^]*?<\\/script>/g, "");
   const framed = (width, look) => {
     const frame = document.createElement("iframe");
@@ -140,12 +146,44 @@ def test_in_a_browser(mini_page: str, tmp_path: Path) -> None:
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title, done.stderr[-2000:]
     assert title[1].startswith("RESULT"), title[1]
-    up, down, filtered, everything, phone, screen = title[1].removeprefix("RESULT ").split(" | ")
+    found = title[1].removeprefix("RESULT ").split(" | ")
+    up, down, filtered, everything, merged, apart, phone, screen = found
     ascending = [float(text) for text in up.split()[1:]]
     assert ascending == sorted(ascending)
     assert [float(text) for text in down.split()[1:]] == ascending[::-1]
     assert len(ascending) == 18
     assert filtered == "filtered mini, HQQ: damage"
     assert everything == "all true"
+    assert merged == "merged 1 1 2 0"  # unquantized, BNB, and the two widths of HQQ
+    assert apart == "apart 1 1 1 1"
     assert phone == "phone true"
     assert screen == "screen true"
+
+
+def test_the_answer_then_the_table_then_the_notes(mini_page: str) -> None:
+    section = mini_page[mini_page.index('<section id="summary">') : mini_page.index('<section id="plots">')]
+    assert section.index("<li>At 2 bits") < section.index("<table>") < section.index("Each entry is")
+    assert "[−0.00, +0.00]" not in mini_page
+
+
+def test_long_tables_are_collapsed(paper: ReportData) -> None:
+    text = page(paper, "damage")
+    assert "<details><summary><b>340M, GPTQ: damage</b> (36 rows)</summary>" in text
+    assert "<h3>340M, BNB: damage</h3>" in text  # 18 rows
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium, which is not here")
+@pytest.mark.parametrize(("width", "hinted"), [(390, True), (1280, False)])
+def test_a_table_that_scrolls_says_so(mini_page: str, width: int, hinted: bool, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(mini_page, encoding="utf-8")
+    frame = f"""<iframe src="report.html" style="width: {width}px; height: 600px"></iframe><script>
+    addEventListener("load", () => {{
+      const page = document.querySelector("iframe").contentDocument;
+      document.title = "RESULT " + (getComputedStyle(page.querySelector("#summary .hint")).display !== "none");
+    }});</script>"""
+    file = tmp_path / "frame.html"
+    file.write_text(frame)
+    flags = [*QUIET.split(), "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [str(BROWSER), *flags, "--dump-dom", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert f"<title>RESULT {str(hinted).lower()}</title>" in done.stdout

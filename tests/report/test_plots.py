@@ -2,19 +2,23 @@
 
 import builtins
 import math
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from qbench.errors import InputError
 from qbench.report.attentions import TWINS
 from qbench.report.delta import ReportData, read_report
+from qbench.report.drawing import inline_svg
 from qbench.report.html import page
-from qbench.report.looks import FAINT
-from qbench.report.plots import damage_panels, figures, inline_svg, score_panels, storage_panels, write_plots
+from qbench.report.looks import COLUMN, FAINT, PAGE
+from qbench.report.plots import figures, write_plots
+from qbench.report.score_panels import Panel, Panels, Series, damage_panels, score_panels, storage_panels
 
 from ..example_records import make_samples, metrics_of
 from .examples import cell, write_cell, write_mini
@@ -31,42 +35,73 @@ def half_width(percent: float, documents: int = 40) -> float:
     return 1.96 * math.sqrt(percent * (100 - percent) / (documents - 1))
 
 
+def panel_of(panels: Panels, task: str, family: str = "mini") -> Panel:
+    """The accuracy of a task."""
+    (found,) = [own for (m, name), own in panels.items() if (m.task, name) == (task, family) and "acc" in m.metric]
+    return found
+
+
 def test_scores_with_error_bars_and_the_unquantized_level(mini_report: ReportData) -> None:
-    panels = score_panels(mini_report.deltas, TWINS)
-    panel = next(panel for (m, method), panel in panels.items() if (m.metric, method) == ("acc", "hqq"))
-    assert [point.quantization.bits for point in panel.points["softpick"]] == [2, 3]
-    point = panel.points["softmax"][0]
+    panels = score_panels(mini_report, ["mini"])
+    panel = panel_of(panels, "arc_easy")
+    assert set(panel.points) == {(kind, method) for kind in TWINS for method in ("BNB", "HQQ")}
+    assert [point.bits for point in panel.points[Series("softpick", "HQQ")]] == [2, 3]
+    point = panel.points[Series("softmax", "HQQ")][0]
     assert point.high - point.value == pytest.approx(half_width(point.value))
     assert set(panel.levels) == {"softmax", "softpick"}
-    assert all(p.high <= 100 for (m, _), own in panels.items() if m.metric == "acc" for p in own.points["softmax"])
-    assert {method for _, method in panels} == {"bnb", "hqq"}
+    every = [point for own in panel_of(panels, "sciq").points.values() for point in own]
+    assert all(point.high <= 100 for point in every)
 
 
 def test_damages_have_their_own_intervals(mini_report: ReportData) -> None:
-    for panel in damage_panels(mini_report.damages, TWINS).values():
+    for panel in damage_panels(mini_report, ["mini"]).values():
         for point in (point for points in panel.points.values() for point in points):
             assert point.low <= point.value <= point.high
 
 
 def test_bits_per_weight_are_the_audits(mini_report: ReportData) -> None:
-    cells = next(iter(storage_panels(mini_report, mini_report.deltas).values()))
-    assert {(cell.method, cell.bits) for cell in cells} == {("bnb", 4.5), ("hqq", 2.5), ("hqq", 3.5)}
-    inside = [cell for cell in cells if cell.high < 100]  # accuracies end there
-    assert inside
-    assert all(cell.high - cell.low == pytest.approx(2 * half_width((cell.high + cell.low) / 2)) for cell in inside)
+    panel = panel_of(storage_panels(mini_report, ["mini"]), "arc_easy")
+    assert {(series.method, point.bits) for series, own in panel.points.items() for point in own} == {
+        ("BNB", 4.5),
+        ("HQQ", 2.5),
+        ("HQQ", 3.5),
+    }
 
 
-def test_bits_per_weight_have_error_bars_and_chance_where_it_is_near(mini_report: ReportData) -> None:
+@pytest.mark.parametrize("width", [COLUMN, PAGE, 11.0])
+def test_points_are_drawn_where_they_were_measured_and_joined(mini_report: ReportData, width: float) -> None:
+    """No point is moved so that twins do not overlap, whatever the axis."""
+    expected = {"mini-score": {2.0, 3.0, 4.0}, "mini-damage": {2.0, 3.0, 4.0}, "mini-bits-per-weight": {2.5, 3.5, 4.5}}
+    for name, figure in figures(mini_report, width):
+        assert figure.get_size_inches()[0] == pytest.approx(width)
+        for axes in (axes for axes in figure.axes if axes.get_visible()):
+            lines = [line for line in axes.lines if line.get_marker() in "ov"]
+            assert {float(x) for line in lines for x in np.asarray(line.get_xdata())} == expected[name], name
+            assert len(lines) == 4  # two methods, two kinds
+            assert all(line.get_linestyle() == "-" for line in lines)
+
+
+def test_perplexities_are_on_a_logarithmic_axis_and_axes_have_units(mini_report: ReportData) -> None:
+    drawn = dict(figures(mini_report))
+    for name, share in (("mini-score", "%"), ("mini-bits-per-weight", "%"), ("mini-damage", "(points)")):
+        assert "bits per weight" in drawn[name].get_supxlabel()
+        for axes in (axes for axes in drawn[name].axes if axes.get_visible()):
+            perplexity = "Perplexity" in axes.get_ylabel()
+            assert perplexity or share in axes.get_ylabel()
+            assert (axes.get_yscale() == "log") == (perplexity and name != "mini-damage")
+
+
+def test_no_title_is_baked_in_and_the_caption_says_what_lines_and_bars_are(mini_report: ReportData) -> None:
+    for name, figure in figures(mini_report):
+        assert figure.get_suptitle() == ""
+        assert "mini" in figure.get_label(), name
+        assert figure.get_label().endswith("bars: 95%.")
+    assert "grey: chance" in dict(figures(mini_report))["mini-bits-per-weight"].get_label()
+
+
+def test_chance_is_drawn_where_it_is_near(mini_report: ReportData) -> None:
     figure = dict(figures(mini_report))["mini-bits-per-weight"]
-    assert figure.get_suptitle().endswith("(dashed: unquantized; grey: chance; bars: 95%)")
-    for axes in figure.axes:
-        bars = [path for bar in axes.collections for path in bar.get_paths()]  # type: ignore[attr-defined]
-        assert len(bars) == 6
-        ends = [(path.vertices[:, 1].min(), path.vertices[:, 1].max()) for path in bars]
-        inside = [(low, high) for low, high in ends if high < 100]
-        assert inside
-        assert all(high - low == pytest.approx(2 * half_width((low + high) / 2)) for low, high in inside)
-    chances = {axes.get_title().split(",")[0]: levels(axes, FAINT) for axes in figure.axes}
+    chances = {axes.get_title(): levels(axes, FAINT) for axes in figure.axes if axes.get_yscale() == "linear"}
     assert chances == {"Arc Easy": [25.0], "Lambada": [], "Piqa": [50.0], "Sciq": [25.0]}
 
 
@@ -78,7 +113,7 @@ def test_chance_that_is_far_off_is_not_drawn(tmp_path: Path) -> None:
         write_cell(tmp_path, cell("softmax", label), samples, metrics=tuple(metrics))
     figure = dict(figures(read_report(tmp_path)))["mini-bits-per-weight"]
     assert levels(figure.axes[0], FAINT) == []
-    assert figure.get_suptitle().endswith("(dashed: unquantized)")
+    assert "chance" not in figure.get_label()
 
 
 def levels(axes: Axes, colour: str) -> list[float]:
@@ -87,17 +122,9 @@ def levels(axes: Axes, colour: str) -> list[float]:
     return [float(np.asarray(line.get_ydata())[0]) for line in lines]
 
 
-def test_bits_are_written_under_every_panel(mini_report: ReportData) -> None:
-    drawn = dict(figures(mini_report))
-    for axes in (*drawn["mini-score"].axes, *drawn["mini-damage"].axes):
-        assert axes.xaxis.get_tick_params()["labelbottom"]
-
-
 def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_report: ReportData) -> None:
-    for panels in (score_panels(troubled_report.deltas, TWINS), damage_panels(troubled_report.damages, TWINS)):
-        gaps = {(m.metric, method): panel.gaps for (m, method), panel in panels.items()}
-        assert gaps["acc", "hqq"] == {"softmax": [2], "softpick": [2, 3]}
-        assert gaps["acc", "bnb"] == {}
+    for panels in (score_panels(troubled_report, ["mini"]), damage_panels(troubled_report, ["mini"])):
+        assert panel_of(panels, "arc_easy").gaps == {"softmax": [2], "softpick": [2, 3]}  # not 3 bits of bnb
     drawn = dict(figures(troubled_report))
     (legend,) = drawn["mini-score"].legends
     assert {"softmax: no score", "softpick: no score"} < {text.get_text() for text in legend.get_texts()}
@@ -108,18 +135,47 @@ def test_a_twin_that_does_not_exist_is_not_in_the_legend(tmp_path: Path) -> None
         write_cell(tmp_path, cell("softmax", label), make_samples(40, tasks=["arc_easy"]))
     for name, figure in figures(read_report(tmp_path)):
         labels = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert not any("softpick" in label for label in labels), name
+        assert labels == ["softmax", "HQQ"], name
 
 
-def test_the_panels_of_a_figure_have_one_axis_of_bits_and_hold_their_points(paper: ReportData) -> None:
-    for name, figure in figures(paper):
-        assert len({axes.get_xlim() for axes in figure.axes}) == 1, name
-        for axes in figure.axes:
-            low, high = axes.get_ylim()
-            drawn = [np.asarray(line.get_ydata(), float) for line in axes.lines if line.get_marker() in "os"]
-            assert all((low < values).all() and (values < high).all() for values in drawn), name
-            if axes.get_yscale() == "symlog":
-                assert low > -5  # damages: little room below zero
+def test_settings_of_one_width_are_lines_of_their_own(tmp_path: Path) -> None:
+    rows = "A,none,16,none-16,acc,80,81\nA,bnb,4,bnb-4-nf4,acc,70,71\nA,bnb,4,bnb-4-fp4,acc,60,61\n"
+    rows = rows.replace(",acc,", ",sciq,acc,")
+    (tmp_path / "n.csv").write_text("family,method,bits,label,task,metric,softmax,softpick\n" + rows)
+    (panel,) = score_panels(read_report(tmp_path), ["A"]).values()
+    assert {series.method for series in panel.points} == {"BNB nf4", "BNB fp4"}
+
+
+@pytest.mark.parametrize("width", [COLUMN, PAGE])
+def test_the_papers_figure_has_all_tasks_and_methods_with_families_side_by_side(
+    paper: ReportData, width: float
+) -> None:
+    figure = dict(figures(paper, width))["340M-1.8B-score"]
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(shown) == 2 * 6
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["softmax", "softpick", "BNB", "GPTQ", "HQQ"]
+    for small, large in zip(shown[::2], shown[1::2], strict=True):
+        assert small.get_ylim() == large.get_ylim()
+    for axes in shown:
+        low, high = axes.get_ylim()
+        drawn = [np.asarray(line.get_ydata(), float) for line in axes.lines if line.get_marker() in "ovD"]
+        assert len(drawn) == 6
+        assert all((low < values).all() and (values < high).all() for values in drawn)
+        assert axes.get_xlim() == shown[0].get_xlim()
+
+
+@pytest.mark.parametrize("width", [COLUMN, PAGE])
+def test_no_label_runs_into_another(paper: ReportData, width: float) -> None:
+    for name, figure in figures(paper, width):
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+        shown = [axes for axes in figure.axes if axes.get_visible()]
+        boxes = [axes.yaxis.label.get_window_extent(renderer) for axes in shown if axes.get_ylabel()]
+        boxes += [axes.title.get_window_extent(renderer) for axes in shown if axes.get_title()]
+        boxes += [legend.get_window_extent(renderer) for legend in figure.legends]
+        assert not any(first.overlaps(second) for first, second in combinations(boxes, 2)), name
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes), name
 
 
 def test_every_figure_is_a_file_in_each_format(small: ReportData, tmp_path: Path) -> None:
@@ -128,6 +184,7 @@ def test_every_figure_is_a_file_in_each_format(small: ReportData, tmp_path: Path
     assert [file.name for file in files] == [f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     assert all(file.read_bytes().startswith(starts[file.suffix[1:]]) for file in files)
+    assert all("mini" in (tmp_path / "plots" / f"{name}.txt").read_text() for name in names)
 
 
 def test_the_same_results_make_the_same_svg_in_the_pages_colours(small: ReportData) -> None:
@@ -142,8 +199,9 @@ def test_the_same_results_make_the_same_svg_in_the_pages_colours(small: ReportDa
 def test_a_name_is_not_taken_for_math(tmp_path: Path) -> None:
     rows = "a$_b$$,none,16,sciq,acc,80,81\na$_b$$,hqq,3,sciq,acc,70,71\n"
     (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\n" + rows)
-    drawn = [inline_svg(figure) for _, figure in figures(read_report(tmp_path))]
-    assert "a$_b$$: score against bits (dashed: unquantized)" in drawn[0]
+    rows = rows.replace("a$_b$$", "c$_d$$") + rows  # with several families, their names are drawn
+    (tmp_path / "n.csv").write_text("family,method,bits,task,metric,softmax,softpick\n" + rows)
+    assert ">a$_b$$<" in inline_svg(next(figures(read_report(tmp_path)))[1])
 
 
 def test_without_matplotlib_a_sentence_and_a_report(

@@ -159,7 +159,7 @@ def test_audits_and_comparisons_too(troubled: Path, screen: pytest.MonkeyPatch) 
 def test_plots_alone_print_no_tables(
     two_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qbench.report.plots.write_plots", lambda report, folder: [folder])  # they take seconds
+    monkeypatch.setattr("qbench.report.plots.write_plots", lambda report, folder, width: [folder])  # they take seconds
     assert main(["table", str(two_rows), "--plots", str(tmp_path / "plots")]) == 0
     assert capsys.readouterr().out == ""
     assert main(["table", str(two_rows), "--plots", str(tmp_path / "plots"), "--kind", "damage"]) == 0

@@ -25,7 +25,7 @@ from qbench.runner.cell import (
     load_tokenizer,
     page_reference,
 )
-from qbench.runner.estimate import characters_per_token, estimate
+from qbench.runner.estimate import characters_per_token, estimate, expected_seconds
 from qbench.runner.plan import make_plan
 from qbench.runner.plan_table import render_plan
 
@@ -181,11 +181,16 @@ def test_the_plan_shows_the_time_on_this_machines_gpu(
     assert all(part in speed_line for part in ("A100", "40%", "312 TFLOP/s"))
 
 
-def test_a_time_for_some_of_the_cells_says_how_many(large: Recipe, tmp_path: Path) -> None:
+def test_the_time_left_is_that_of_cells_that_can_run(large: Recipe, tmp_path: Path) -> None:
+    def time_left() -> float:
+        entries = make_plan(large, tmp_path / "out").entries
+        to_do = [entry.cell for entry in entries if entry.state == "to do"]
+        return sum(sum(own.values()) for own in expected_seconds(large, {}, to_do).values())
+
+    both = time_left()
     (large.file.parent / "softpick" / "config.json").write_text("{}")
-    text = render_plan(make_plan(large, tmp_path / "out"))
-    (line,) = [line for line in text.splitlines() if line.startswith("time left: ")]
-    assert "for 11 of 22 cells" in line
+    assert 0 < time_left() < both
+    assert "11 cannot run" in render_plan(make_plan(large, tmp_path / "out"))
 
 
 def test_without_the_gpu_the_plan_says_why_and_shows_the_rest(large: Recipe, driver: Driver, tmp_path: Path) -> None:

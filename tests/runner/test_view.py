@@ -26,20 +26,52 @@ def record(seconds: float) -> Record:
     return made.model_copy(update={"cost": Cost(seconds={"load": 1.0, "evaluate": seconds - 1.0})})
 
 
-def test_one_line_per_cell_with_the_time_left_from_the_cells_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    view = PlainView(["a", "b", "c", "d", "e"])
+EXPECTED = {"a": {"load": 1.0, "evaluate": 9.0}, "b": {"evaluate": 10.0}, "c": {"evaluate": 10.0}}
+EXPECTED |= {"d": {"load": 10.0, "evaluate": 30.0}, "e": {"evaluate": 10.0}}
+
+
+def test_one_line_per_cell_with_the_time_left_by_estimated_work(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView(list("abcde"), expected=EXPECTED)
     view.slots = 2
     view.begun -= 3600  # however long the packages took to import
     view.finished("a", record(10))
-    view.finished("b", record(30))
+    view.finished("b", record(30))  # three times the estimate
     view.finished("c", make_record(cell_ref(), None))
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("[1/5] a: done in 10.0 s")
-    assert first.endswith("; about 20.0 s left")
-    assert second.endswith("; about 30.0 s left")
+    assert first.endswith("; about 40 s left")  # 70 s of estimated work at this speed, two cells at once
+    assert second.endswith("; about 1 min left")  # 60 s at half the speed
     assert third.startswith("[3/5] c: FAILED")
-    assert third.endswith("It broke; about 33.3 s left")  # without the reason's full stop; it took 60 s
+    assert third.endswith("It broke; about 50 s left")  # without the reason's full stop; it says nothing of speed
     assert view.failed == 1
+    view.started("d")
+    view.progress("d", "load", 1.0, "")
+    assert view.left() == "; about 40 s left"  # a quarter of d is done
+
+
+def test_a_log_has_a_line_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    view = PlainView(["a"])
+    view.started("a")
+    for now in (10.0, 59.0, 61.0, 90.0, 125.0):
+        view.progress("a", "evaluate", now / 200, "piqa")
+    assert capsys.readouterr().out.splitlines() == ["[0/1] a: evaluate piqa 30%", "[0/1] a: evaluate piqa 62%"]
+
+
+def test_bars_never_run_backwards_nor_stop_their_clocks() -> None:
+    view = LiveView(["a", "b"], expected={"a": {"load": 1.0, "kl": 1.0, "quantize": 2.0, "evaluate": 4.0}})
+    for name in ("a", "b"):  # b has no estimate
+        view.started(name)
+        shares = []
+        for phase in ("load", "kl", "quantize", "evaluate", "kl"):
+            for share in (0.0, 0.5, 1.0):
+                view.progress(name, phase, share, "")
+                bar = view.bars.tasks[-1]
+                shares.append(bar.completed)
+                assert not bar.finished
+        assert shares == sorted(shares)
+        assert shares[:6] == ([0, 1 / 16, 1 / 8, 1 / 8, 3 / 16, 1 / 4] if name == "a" else [0, 0.5] + [0.999] * 4)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -50,10 +82,10 @@ def test_a_resumed_run_counts_what_was_done_before(
     view = view_for(["a", "b"], before=8, as_json=False)
     view.finished("a", record(10))
     assert capsys.readouterr().out.startswith("[9/10] a: done in 10.0 s")
-    assert view.left() == "; about 10.0 s left"  # from the cells of this run
+    assert view.left() == "; about 10 s left"  # from the cells of this run
     if isinstance(view, LiveView):
         (bar,) = view.bars.tasks
-        assert (bar.completed, bar.total, bar.fields["note"]) == (9, 10, "9/10; about 10.0 s left")
+        assert (bar.completed, bar.total, bar.fields["note"]) == (9, 10, "9/10; about 10 s left")
 
 
 def test_cells_that_failed_say_nothing_of_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:

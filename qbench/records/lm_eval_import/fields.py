@@ -1,11 +1,11 @@
 """Fields of lm-eval's JSON: unknown ones are ignored, and an error names the file and the place of a wrong one."""
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from qbench.errors import InputError, shown
+from qbench.records.limits import MAX_NUMBER
 
 
 class LmEvalError(InputError):
@@ -46,7 +46,7 @@ def text_of(fields: Mapping[str, Any], name: str) -> str:
 
 def finite(value: Any, name: str, where: str) -> float:
     """A finite number."""
-    if isinstance(value, bool | int | float) and math.isfinite(value):
+    if is_number(value) and abs(value) <= MAX_NUMBER:
         return float(value)
     raise LmEvalError(f"{where}: {name} is {shown(value)}; it must be a finite number.")
 

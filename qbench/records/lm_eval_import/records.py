@@ -13,7 +13,6 @@ from qbench.records.lm_eval_import.fields import LmEvalError, mapping, text_of
 from qbench.records.lm_eval_import.output import ModelOutput
 from qbench.records.lm_eval_import.results_file import LmEvalScore, LmEvalTask, ResultsFile
 from qbench.records.lm_eval_import.samples_file import SamplesFile, read_samples_file
-from qbench.records.metrics import facts_of
 from qbench.records.samples import AGGREGATIONS, GROUP, WEIGHT, to_parquet
 from qbench.records.schema import CellRef, Imported, ImportedTask, MetricValue, Provenance, Record
 from qbench.records.store import StoredRecord
@@ -104,8 +103,7 @@ def _aggregation(task: LmEvalTask, score: LmEvalScore, values: np.ndarray, weigh
 
     An error if the documents do not give lm-eval's score. Other ways (F1, BLEU, a function) only lm-eval can compute.
     """
-    facts = facts_of(score.metric)
-    named = score.aggregation or (facts.aggregation if facts else None)
+    named = score.named_aggregation
     if named is None or named not in AGGREGATIONS:
         is_mean = len(values) and _close(AGGREGATIONS["mean"].value(values, np.ones(len(values))), score.value)
         return "mean" if is_mean and named is None else named or "unknown"
@@ -113,12 +111,11 @@ def _aggregation(task: LmEvalTask, score: LmEvalScore, values: np.ndarray, weigh
         raise LmEvalError(
             f"{where}: {task.name} has {score.name}, but no line has a number in the field {score.metric!r}."
         )
-    weighted = AGGREGATIONS[named].weighted
-    if weighted and np.isnan(weights).any():
+    if score.is_weighted and np.isnan(weights).any():
         raise LmEvalError(
             f"{where}: {score.name} of {task.name} must be two numbers in each line, one of them a divisor."
         )
-    again = AGGREGATIONS[named].value(values, weights if weighted else np.ones(len(values)))
+    again = AGGREGATIONS[named].value(values, weights if score.is_weighted else np.ones(len(values)))
     if not _close(again, score.value):
         raise LmEvalError(
             f"{where} are not of the same evaluation: {score.name} of {task.name} is {score.value:.6g}, but the "
@@ -178,7 +175,7 @@ def _provenance(output: ModelOutput) -> Provenance:
     config = mapping(newest.content, "config", str(newest.path))
     limit = config.get("limit")
     settings = {name: _plain(config[name]) for name in SETTINGS if config.get(name) is not None}
-    started, seconds = newest.content.get("date"), _number(newest.content.get("total_evaluation_time_seconds"))
+    started, seconds = (_number(newest.content.get(name)) for name in ("date", "total_evaluation_time_seconds"))
     return Provenance(
         recipe=newest.path.name,
         resolved_recipe={"lm_eval": settings} | ({"limit": int(limit)} if limit and _is_count(limit) else {}),
@@ -186,7 +183,7 @@ def _provenance(output: ModelOutput) -> Provenance:
         git_commit=text_of(newest.content, "git_hash") or None,
         machine={},
         started=_time(started),
-        finished=_time(started + seconds if isinstance(started, int | float) else None),
+        finished=_time(started + seconds if started else 0.0),
     )
 
 
@@ -203,16 +200,17 @@ def _is_count(limit: Any) -> bool:
 
 
 def _number(text: Any) -> float:
+    """A number, also as text; 0 if it is not one."""
     try:
         number = float(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0.0
     return number if math.isfinite(number) else 0.0
 
 
-def _time(seconds: Any) -> str:
+def _time(seconds: float) -> str:
     """ISO 8601 in UTC; empty if it is not known."""
     try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-    except (TypeError, ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else ""
+    except (ValueError, OverflowError, OSError):
         return ""

@@ -1,6 +1,6 @@
 """One results_*.json: which model was evaluated, and its scores by task."""
 
-import math
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qbench.files import MAX_JSON_BYTES, read_content
+from qbench.records.limits import MAX_COUNT, MAX_NUMBER
 from qbench.records.lm_eval_import.fields import LmEvalError, finite, is_number, mapping, parse, required, text_of
+from qbench.records.metrics import facts_of
+from qbench.records.samples import AGGREGATIONS, FIELDS, WEIGHT
 
 # The end of the names of all files that one evaluation writes: 2026-11-18T10-50-44.074984
 DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)$")
@@ -26,6 +29,17 @@ class LmEvalScore:
     stderr: float | None
     better: Literal["higher", "lower"] | None
     aggregation: str | None  # as the task's file names it
+
+    @property
+    def named_aggregation(self) -> str | None:
+        """The one that the task's file names, or else the metric's own; None if neither is known."""
+        facts = facts_of(self.metric)
+        return self.aggregation or (facts.aggregation if facts else None)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether a document has two numbers, of which the second is a divisor. F1's two are labels."""
+        return self.named_aggregation in AGGREGATIONS and AGGREGATIONS[self.named_aggregation].weighted
 
     @property
     def name(self) -> str:
@@ -72,6 +86,10 @@ def read_results_file(path: Path) -> ResultsFile:
     """Read a results file; an error if it is none, or if it has no scores."""
     where = str(path)
     content = parse(read_content(path, LmEvalError, MAX_JSON_BYTES), where)
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise LmEvalError(f"{where} has a character that no file can hold (a lone surrogate).") from None
     results = required(content, "results", dict, where)
     groups = _groups(content, where)
     tasks = [_task(content, name, results, name in groups, where) for name in results]
@@ -100,13 +118,15 @@ def _task(content: Mapping[str, Any], name: str, results: Mapping[str, Any], is_
     own = required(results, name, dict, f"{where}: results")
     config = mapping(mapping(content, "configs", where), name, f"{where}: configs")
     better = mapping(mapping(content, "higher_is_better", where), name, f"{where}: higher_is_better")
-    listed = config.get("metric_list") or []
+    listed = config["metric_list"] if isinstance(config.get("metric_list"), list) else []
     named = {m["metric"]: m for m in listed if isinstance(m, dict) and isinstance(m.get("metric"), str)}
     scores = []
     for key, value in own.items():
         metric, _, filter_name = key.partition(",")
         if metric.endswith(STDERR) or metric == BYPASS or not is_number(value) or key == "sample_len":
             continue
+        if metric in FIELDS.names or metric.endswith(WEIGHT):
+            raise LmEvalError(f"{where}: results.{name} has a metric called {metric}, which is the name of a field.")
         error = own.get(f"{metric}{STDERR},{filter_name}" if filter_name else f"{metric}{STDERR}")
         higher = better.get(metric, named.get(metric, {}).get("higher_is_better"))
         aggregation = named.get(metric, {}).get("aggregation")
@@ -115,7 +135,7 @@ def _task(content: Mapping[str, Any], name: str, results: Mapping[str, Any], is_
                 metric,
                 filter_name or "none",
                 finite(value, f"results.{name}.{key}", where),
-                float(error) if is_number(error) and math.isfinite(error) else None,
+                float(error) if is_number(error) and abs(error) <= MAX_NUMBER else None,
                 {True: "higher", False: "lower"}.get(higher) if isinstance(higher, bool) else None,  # type: ignore[arg-type]
                 aggregation if isinstance(aggregation, str) else None,
             )
@@ -136,7 +156,7 @@ def _task(content: Mapping[str, Any], name: str, results: Mapping[str, Any], is_
 def _documents(content: Mapping[str, Any], name: str, own: Mapping[str, Any], where: str) -> int | None:
     counts = mapping(mapping(content, "n-samples", where), name, f"{where}: n-samples")
     count = own.get("sample_len", counts.get("effective"))
-    return count if type(count) is int else None
+    return count if type(count) is int and 0 <= count <= MAX_COUNT else None
 
 
 def _model(content: Mapping[str, Any], path: Path) -> str:

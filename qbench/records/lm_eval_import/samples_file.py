@@ -10,13 +10,15 @@ from typing import Any
 
 from qbench.errors import shown
 from qbench.files import MAX_FILE_BYTES, read_content
+from qbench.records.limits import MAX_LOGLIKELIHOOD
 from qbench.records.lm_eval_import.fields import LmEvalError, is_number, parse, required
 from qbench.records.lm_eval_import.gold import Choices, right_choices
-from qbench.records.lm_eval_import.results_file import LmEvalTask
+from qbench.records.lm_eval_import.results_file import LmEvalScore, LmEvalTask
 from qbench.records.samples import WEIGHT
 
 HASHES = ("doc_hash", "prompt_hash", "target_hash")
 HASH_LETTERS = 16  # of a document's hash in records
+MAX_ID = 2**31 - 1
 MUTUAL_INFORMATION = "acc_mutual_info"  # asks for each choice twice, the second time without a context
 
 
@@ -52,6 +54,8 @@ def read_samples_file(path: Path, task: LmEvalTask) -> SamplesFile:
     for number, sample in _lines(path):
         where = f"{path}, line {number}"
         doc_id = required(sample, "doc_id", int, where)
+        if not 0 <= doc_id <= MAX_ID:
+            raise LmEvalError(f"{where}: doc_id is {doc_id}; it must be the number of a document, 0 or more.")
         if doc_id not in found:
             found[doc_id] = _document(sample, task, where)
             generation = generation or _generation(sample)
@@ -60,7 +64,7 @@ def read_samples_file(path: Path, task: LmEvalTask) -> SamplesFile:
         document.filters[filter_name] = number
         for score in task.scores:
             if score.filter == filter_name:
-                document.row |= _values(score.name, sample.get(score.metric), f"{where}: {score.metric}")
+                document.row |= _values(score, sample.get(score.metric), where)
     documents = list(found.values())
     if not documents:
         raise LmEvalError(f"{path} is empty; it must have one line per document.")
@@ -90,14 +94,18 @@ def _filter(sample: Mapping[str, Any], filters: Sequence[str], seen: Mapping[str
     return name
 
 
-def _values(name: str, value: Any, where: str) -> dict[str, float]:
+def _values(score: LmEvalScore, value: Any, where: str) -> dict[str, float]:
     """A document's value of a metric, and its weight if it has one; nothing if it is not a number (a pair of texts)."""
-    parts = value if isinstance(value, list) and len(value) == 2 else [value]
+    parts = value if score.is_weighted and isinstance(value, list) and len(value) == 2 else [value]
     if not all(map(is_number, parts)):
         return {}
-    if not all(math.isfinite(part) for part in parts):
-        raise LmEvalError(f"{where} is {shown(value)}; it must be a finite number.")
-    return dict(zip((name, name + WEIGHT), map(float, parts), strict=False))
+    if not all(abs(part) <= MAX_LOGLIKELIHOOD for part in parts):
+        raise LmEvalError(f"{where}: {score.metric} is {shown(value)}; it must be a finite number below a trillion.")
+    if len(parts) == 2 and parts[1] <= 0:
+        raise LmEvalError(
+            f"{where}: {score.metric} is {shown(value)}; the second number is a divisor, and must be above 0."
+        )
+    return dict(zip((score.name, score.name + WEIGHT), map(float, parts), strict=False))
 
 
 def _document(sample: Mapping[str, Any], task: LmEvalTask, where: str) -> SampledDocument:
