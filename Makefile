@@ -28,11 +28,10 @@ $(VENV)/installed: pyproject.toml scripts/install.py $$(UNFIT)
 .PHONY: unfit
 unfit:
 
-bench: setup ## run a recipe (RECIPE=…) and print its tables; default: the paper's with a GPU, else mini
+bench: setup ## run a recipe (RECIPE=…), print its summary, write a report; default: the paper's with a GPU, else mini
 	$(BIN)/qbench doctor $(RECIPE)
 	@$(SHOW); show run $(RECIPE); status=$$?; \
-	show table $(RUN) --kind summary && show table $(RUN) && show table $(RUN) --kind damage && \
-	show table $(RUN) --format html --out $(RUN)/report.html && \
+	show table $(RUN) --kind summary && show table $(RUN) --format html --out $(RUN)/report.html && \
 	echo "report: $(RUN)/report.html"; \
 	exit $$status
 

@@ -1,8 +1,10 @@
 """qbench measures what quantization costs a model, and proves that it was quantized."""
 
 import logging
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any
+
+DISTRIBUTION = "qbench-harness"  # on PyPI, qbench is another project's
 
 # Resolved on first use: reports and checks import qbench and must not wait for torch.
 _EXPORTS = {
@@ -28,6 +30,11 @@ for _noisy in ("torchao", "torch.utils._pytree", "lm_eval"):
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
         return getattr(import_module(_EXPORTS[name]), name)
+    if name == "__version__":
+        try:
+            return metadata.version(DISTRIBUTION)
+        except metadata.PackageNotFoundError:
+            return "of a folder that is not installed"
     raise AttributeError(f"module 'qbench' has no attribute {name!r}; it exports {', '.join(_EXPORTS)}.")
 
 

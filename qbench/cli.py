@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import qbench
 from qbench.arguments import Parser
 from qbench.errors import InputError
 from qbench.files import write_atomically
@@ -85,8 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="qbench", description="Measure what quantization costs a model, and prove that it was quantized."
     )
+    parser.add_argument("--version", action="version", version=f"qbench {qbench.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add in (
+        _add_init,
         _add_plan,
         _add_run,
         _add_analyze,
@@ -98,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_import,
         _add_accept,
         _add_power,
+        _add_runs,
         _add_doctor,
     ):
         add(commands)
@@ -119,7 +123,21 @@ def _add(
     return parser
 
 
-# --- plan, run, analyze, fetch
+# --- init, plan, run, analyze, fetch
+
+
+def _add_init(commands: Commands) -> None:
+    purpose = "write a first recipe with two small models and five tasks, which need no GPU and no network"
+    example = "qbench init && qbench run recipes/mine.yaml --limit 20"
+    parser = _add(commands, "init", _init, purpose, example)
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        nargs="?",
+        default=Path("recipes"),
+        help="where to write mine.yaml, mini.yaml and mini/; default: recipes",
+    )
 
 
 def _add_plan(commands: Commands) -> None:
@@ -170,7 +188,7 @@ def _add_fetch(commands: Commands) -> None:
     purpose = (
         "download a recipe's checkpoints and datasets into the Hugging Face cache, so that the run needs no network"
     )
-    example = "qbench fetch recipes/paper-340m.yaml && HF_HUB_OFFLINE=1 qbench run recipes/paper-340m.yaml"
+    example = "qbench fetch recipes/mini.yaml && HF_HUB_OFFLINE=1 qbench run recipes/mini.yaml"
     parser = _add(commands, "fetch", _fetch, purpose, example)
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe (YAML)")
     _add_trust(parser)
@@ -210,6 +228,15 @@ def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":
     return recipe, options.out or recipe.out()
 
 
+def _init(options: argparse.Namespace) -> int:
+    from qbench.recipe.starter import write_starter
+
+    mine, mini = write_starter(options.folder)
+    print(f"{mine}: to start from; try it: qbench run {shlex.quote(str(mine))} --limit 20")
+    print(f"{mini}: softpick against softmax with three quantizers; about two minutes on 2 cores")
+    return DONE
+
+
 def _plan(options: argparse.Namespace) -> int:
     from qbench.runner.hub import OFFLINE_VARIABLES
     from qbench.runner.plan import make_plan
@@ -217,8 +244,11 @@ def _plan(options: argparse.Namespace) -> int:
 
     for name in OFFLINE_VARIABLES:  # a plan downloads nothing
         os.environ.setdefault(name, "1")
+    from qbench.report.render import default_format
+
     recipe, out = _load(options)
-    print(render_plan(make_plan(recipe, out)))
+    format = default_format()
+    _write(render_plan(make_plan(recipe, out), format), None, format)
     return DONE
 
 
@@ -274,7 +304,7 @@ def _add_table(commands: Commands) -> None:
     purpose = "show results as tables (Markdown, LaTeX, CSV, JSON), as an HTML report, or as plots"
     example = (
         "qbench table results/runs/mini --format latex --kind damage --out damage.tex\n"
-        "  qbench table results/paper --plots figures"
+        "  qbench table results/runs/mini --plots figures"
     )
     parser = _add(commands, "table", _table, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
@@ -309,7 +339,10 @@ def _add_compare(commands: Commands) -> None:
     from qbench.report.render import COMPARISON_FORMATS
 
     purpose = "check whether results agree with published numbers, and whether the published models were quantized"
-    example = "qbench compare results/runs/paper-340m --with results/paper"
+    example = (
+        "qbench compare results/runs/mini --with published.csv\n\n"
+        "published.csv has the columns of `qbench table DIR --format csv`"
+    )
     parser = _add(commands, "compare", _compare, purpose, example)
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
     parser.add_argument(
@@ -328,7 +361,7 @@ def _add_audit(commands: Commands) -> None:
     purpose = (
         "show the audits of results, and list scores that look unquantized or impossible; exit code 1 if there are any"
     )
-    parser = _add(commands, "audit", _audit, purpose, "qbench audit results/paper")
+    parser = _add(commands, "audit", _audit, purpose, "qbench audit results/runs/mini")
     parser.add_argument("source", type=Path, metavar="DIR|CSV", help=RESULTS)
 
 
@@ -399,7 +432,7 @@ def _add_check(commands: Commands) -> None:
     )
     example = (
         "qbench check results/runs/mini --baseline results/mini --junit gate.xml\n"
-        "  qbench check out/quantized out/original"
+        "  qbench check out/quantized out/original   # two folders of lm-eval's"
     )
     parser = _add(commands, "check", _check, purpose, example)
     lm_eval = ", or lm-eval's --output_path (written with --log_samples)"
@@ -447,7 +480,7 @@ def _add_accept(commands: Commands) -> None:
 
 def _add_power(commands: Commands) -> None:
     purpose = "estimate how many documents the gate needs to detect a given loss, from the noise of recorded results"
-    parser = _add(commands, "power", _power, purpose, "qbench power results/mini --against results/runs/mini")
+    parser = _add(commands, "power", _power, purpose, "qbench power results/runs/mini")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of records")
     against = (
         "measure the noise between DIR and RUN, with the same cells; default: between quantized and unquantized cells"
@@ -573,14 +606,33 @@ def _write_summary(markdown: str) -> None:
             out.write(markdown)
 
 
-# --- doctor
+# --- runs, doctor
+
+
+def _add_runs(commands: Commands) -> None:
+    purpose = "list the records of a folder with their age and size, and remove those that newer ones superseded"
+    parser = _add(commands, "runs", _runs, purpose, "qbench runs results/runs/mini --prune")
+    parser.add_argument("folder", type=Path, metavar="DIR", help=RECORDS)
+    prune = "remove superseded records, without asking, and print which"
+    parser.add_argument("--prune", action="store_true", help=prune)
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from qbench.report.render import FOR_PEOPLE, default_format
+    from qbench.runner.old_records import kept_records, prune, records_table
+
+    if options.prune:
+        for line in prune(options.folder):
+            print(line)
+        return DONE
+    format = default_format()
+    _write(FOR_PEOPLE[format]([records_table(options.folder, kept_records(options.folder))]), None, format)
+    return DONE
 
 
 def _add_doctor(commands: Commands) -> None:
     purpose = "show what this machine has, what it can run, and why it cannot run the rest"
-    parser = _add(
-        commands, "doctor", _doctor, purpose, "qbench doctor --checks\n  qbench doctor recipes/paper-340m.yaml"
-    )
+    parser = _add(commands, "doctor", _doctor, purpose, "qbench doctor --checks\n  qbench doctor recipes/mini.yaml")
     parser.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="check only what this recipe uses")
     parser.add_argument(
         "--checks",

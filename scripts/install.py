@@ -252,38 +252,76 @@ def pip(folder: Path, *packages: str, must: bool = True) -> bool:
         work = subprocess.Popen(
             [*command, "--progress-bar", "off", *packages], stdout=out, stderr=subprocess.STDOUT, cwd=str(ROOT)
         )
-        with _Progress(log):
+        with Progress(log) as progress:
             done = work.wait() == 0
     if must and not done:
         print(log.read_text()[-2000:], file=sys.stderr)
         raise SystemExit(f"pip could not install {packages[0]}; the end of {log} is above.")
+    if done:
+        print(f"      {progress.done()}", flush=True)
     return done
 
 
-class _Progress:
+class Progress:
     """A line with the time and what pip is doing; updated in place on a terminal, repeated otherwise."""
 
     def __init__(self, log: Path) -> None:
         self.log, self.begun, self.ended = log, time.monotonic(), threading.Event()
+        self.start = log.stat().st_size  # earlier calls of pip have written to it too
         self.thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Progress:
         self.thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.ended.set()
         self.thread.join()
 
+    def text(self) -> str:
+        """Pip's log so far."""
+        with self.log.open("rb") as file:
+            file.seek(self.start)
+            return file.read().decode(errors="replace")
+
     def _run(self) -> None:
+        terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns - 1
         while not self.ended.wait(PROGRESS):
-            lines = self.log.read_text(errors="replace").splitlines()
-            doing = next((line.strip() for line in reversed(lines) if line.strip()), "starting")
-            text = f"  {time.monotonic() - self.begun:4.0f} s  {doing[:90]}"
-            print(
-                f"\r{text:<110}" if sys.stdout.isatty() else text, end="" if sys.stdout.isatty() else "\n", flush=True
-            )
-        if sys.stdout.isatty():
-            print(f"\r{'':<110}\r", end="", flush=True)
+            line = f"  {time.monotonic() - self.begun:4.0f} s  {doing(self.text())}"
+            print(f"\r{line[:width]:<{width}}" if terminal else line, end="" if terminal else "\n", flush=True)
+        if terminal:
+            print(f"\r{'':<{width}}\r", end="", flush=True)
+
+    def done(self) -> str:
+        """What was done, and how long it took."""
+        return f"{totals(self.text())} in {time.monotonic() - self.begun:.0f} s"
+
+
+UNITS = {"kB": 1e-3, "MB": 1.0, "GB": 1e3}
+DOWNLOAD = re.compile(r"^ *Downloading (?:\S*/)?([\w.]+?)-\d\S* \(([\d.]+) (kB|MB|GB)\)", re.MULTILINE)
+INSTALL = re.compile(r"^Installing collected packages: (.*)$", re.MULTILINE)
+
+
+def totals(log: str) -> str:
+    """How much pip has downloaded and installed, from its log."""
+    megabytes = sum(float(size) * UNITS[unit] for _, size, unit in DOWNLOAD.findall(log))
+    packages = sum(len(names.split(",")) for names in INSTALL.findall(log))
+    return f"{packages} packages installed, {megabytes:,.0f} MB downloaded"
+
+
+def doing(log: str) -> str:
+    """What pip is doing, from the end of its log: the package, and its size if it is downloaded."""
+    for line in reversed(log.splitlines()):
+        if found := DOWNLOAD.match(line):
+            return f"downloading {found.group(1)} ({found.group(2)} {found.group(3)}); {totals(log)}"
+        if found := INSTALL.match(line):
+            return f"installing {len(found.group(1).split(','))} packages; {totals(log)}"
+        if found := re.match(r"Collecting ([\w.-]+)", line):
+            return f"looking for {found.group(1)}; {totals(log)}"
+        if found := re.match(r" *Building (?:wheel|editable) for ([\w.-]+)", line):
+            return f"building {found.group(1)}"
+    return "starting pip"
 
 
 def step(number: int, text: str) -> None:
@@ -293,6 +331,7 @@ def step(number: int, text: str) -> None:
 
 def install(folder: Path, wanted: str) -> None:
     """Run all steps; keep what is already right."""
+    begun = time.monotonic()
     gpus = find_gpus()
     build = choose_build(gpus, wanted)
     check_machine(folder, build)
@@ -313,7 +352,27 @@ def install(folder: Path, wanted: str) -> None:
             print(f"  This machine has no GPU; a machine that runs it needs driver {driver} or newer.", flush=True)
         install_torch(folder, build)
     step(3, "qbench and its pinned packages")
+    remove_former_name(folder)
     pip(folder, "-e", f"{ROOT}[dev]")
+    print(f"{folder} is ready: {size(folder) / 1e9:.1f} GB, in {duration(time.monotonic() - begun)}", flush=True)
+
+
+def remove_former_name(folder: Path) -> None:
+    """Uninstall qbench from when its distribution was called qbench, or it would stay beside qbench-harness."""
+    if any(folder.glob("lib/python3*/site-packages/qbench-*.dist-info")):
+        command = [str(folder / "bin" / "python"), "-m", "pip", "uninstall", "--quiet", "--yes", "qbench"]
+        subprocess.run(command, check=True)
+
+
+def size(folder: Path) -> int:
+    """Bytes on disk."""
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def duration(seconds: float) -> str:
+    """45 s, 3 min 10 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from qbench import DISTRIBUTION
 from qbench.attention.kinds import attentions
 from qbench.gpus import gpus, has_cuda, why_not_cuda
 from qbench.identity import PACKAGES
@@ -46,7 +47,7 @@ class Package:
     def state(self) -> str:
         """What to do about it; empty if it matches the pin."""
         if self.installed is None:
-            return f"pip install 'qbench[{self.extra}]'" if self.extra else f"pip install '{self.name}{self.wanted}'"
+            return f"pip install '{self.name}{self.wanted}'"
         if Requirement(f"{self.name}{self.wanted}").specifier.contains(self.installed, prereleases=True):
             return ""
         return f"results may differ from those with {self.wanted}: pip install '{self.name}{self.wanted}'"
@@ -176,10 +177,10 @@ def notes() -> list[str]:
 def packages() -> list[Package]:
     """The packages that the installed qbench requires, with their versions; without development tools."""
     try:
-        lines = metadata.requires("qbench") or []
+        lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        return [Package("qbench", "", None)]
-    extras = [extra for extra in metadata.metadata("qbench").get_all("Provides-Extra") or [] if extra != "dev"]
+        return [Package(DISTRIBUTION, "", None)]
+    extras = [extra for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or [] if extra != "dev"]
     found = []
     for requirement in map(Requirement, lines):
         marker = requirement.marker

@@ -92,7 +92,7 @@ def read_baseline(folder: Path, run: Path) -> Results:
         raise CheckError(f"{folder} does not exist. Did you mean {meant}?")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         command = shlex.join(["qbench", "accept", str(run), "--baseline", str(folder), "--reason", "first baseline"])
-        what = "is empty" if folder.exists() else "does not exist"
+        what = "contains no records" if folder.exists() else "does not exist"
         raise NoBaselineError(f"{folder} {what}, so there is no baseline. To make this run the baseline: {command}")
     return read_results(folder)
 

@@ -44,7 +44,7 @@ def load_matplotlib() -> Any:
         import matplotlib.figure
         import matplotlib.ticker
     except ImportError:
-        raise PlotError("Plots need matplotlib, which is not installed: pip install 'qbench[plot]'.") from None
+        raise PlotError("Plots need matplotlib, which is not installed: pip install 'matplotlib>=3.9'.") from None
     return matplotlib
 
 

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qbench.numbers import count, counted, duration, rough_duration
+from qbench.report.render import TERMINAL
+from qbench.report.tables import Column, Field, Table
+from qbench.report.terminal import Screen
 from qbench.runner.estimate import Estimate, estimate
 from qbench.runner.local import Slot
 from qbench.runner.lock import RunError
@@ -12,6 +15,10 @@ from qbench.runner.plan import Plan, PlanEntry, ignored, no_baseline
 from qbench.runner.speed import Speed, speed_of
 
 TO_DO = ("to do", "failed", "stale")
+COLUMNS = (
+    *(Column(title, "l") for title in ("cell", "state")),
+    *(Column(title) for title in ("memory", "work", "estimated", "measured")),
+)
 
 
 @dataclass(frozen=True)
@@ -26,18 +33,13 @@ class _Row:
         return record.cost.seconds if record and record.cost else {}
 
 
-def render_plan(plan: Plan) -> str:
-    """The plan as a table, with each note printed once, the total, and the time by phase."""
-    from tabulate import tabulate
-
+def render_plan(plan: Plan, format: str = "text") -> str:
+    """The plan as a table, with each note printed once, the total, and the time by phase. format: or terminal."""
     slots, problem = _places(plan)
     speed = speed_of(plan.recipe, slots[0].threads or 1 if slots else 1)
     rows = [_Row(e, estimate(e.cell, plan.tasks, speed) if e.identity else None) for e in plan.entries]
     notes = list(dict.fromkeys(note for entry in plan.entries for note in entry.notes))
-    headers = ["cell", "state", "memory", "work", "estimated", "measured"]
-    cells = [_cells(row, notes) for row in rows]
-    table = tabulate(cells, headers=headers, colalign=("left", "left", *["right"] * 4), disable_numparse=True)
-    lines = [table, "", *(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
+    lines = [*(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
     states = [entry.state for entry in plan.entries]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     work = sum(row.estimate.work for row in rows if row.estimate and row.entry.state in TO_DO)
@@ -46,7 +48,25 @@ def render_plan(plan: Plan) -> str:
     documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
     lines += [] if plan.analyzes else [f"documents per task: {documents}"]
     lines += [f"records: {plan.out}", *filter(None, [ignored(plan), no_baseline(plan)])]
-    return "\n".join(lines)
+    return _drawn(rows, notes, lines) if format == TERMINAL else "\n".join([_grid(rows, notes), "", *lines, ""])
+
+
+def _grid(rows: Sequence[_Row], notes: list[str]) -> str:
+    from tabulate import tabulate
+
+    cells = [_cells(row, notes) for row in rows]
+    alignments = ["left" if column.align == "l" else "right" for column in COLUMNS]
+    headers = [column.title for column in COLUMNS]
+    return tabulate(cells, headers=headers, colalign=alignments, disable_numparse=True)
+
+
+def _drawn(rows: Sequence[_Row], notes: list[str], lines: Sequence[str]) -> str:
+    screen = Screen()
+    fields = [[Field(text) for text in _cells(row, notes)] for row in rows]
+    screen.grid(Table("plan", "", "", [], COLUMNS, heads=0, rows=fields))
+    for line in lines:
+        screen.paragraph(line)
+    return screen.text()
 
 
 def _places(plan: Plan) -> tuple[Sequence[Slot], str]:

@@ -103,7 +103,7 @@ class Unwatched:
 @contextlib.contextmanager
 def _cluster() -> Iterator[Any]:
     if importlib.util.find_spec("ray") is None:
-        raise RunError("--executor ray needs the package ray, which is not installed: pip install 'qbench[ray]'.")
+        raise RunError("--executor ray needs the package ray, which is not installed: pip install 'ray>=2.9'.")
     import ray
 
     ours = not ray.is_initialized()

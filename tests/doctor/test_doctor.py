@@ -64,7 +64,7 @@ class TestReport:
         version = doctor.installed_version
         monkeypatch.setattr(doctor, "installed_version", lambda name: None if name == "matplotlib" else version(name))
         (plots,) = [p for p in report(capsys)["packages"] if p["name"] == "matplotlib"]
-        assert (plots["installed"], plots["extra"], plots["state"]) == (None, "plot", "pip install 'qbench[plot]'")
+        assert (plots["installed"], plots["extra"], plots["state"]) == (None, "plot", "pip install 'matplotlib>=3.9'")
 
     def test_a_version_that_is_not_the_pinned_one_is_reported(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

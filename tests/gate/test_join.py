@@ -107,7 +107,12 @@ def test_a_bad_run_is_refused(
 
 
 def test_no_folder_at_all(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not a folder" in refused(run, tmp_path / "nowhere", capsys)
+    said = refused(run, tmp_path / "nowhere", capsys)
+    assert f"{tmp_path / 'nowhere'} does not exist" in said
+    assert f"qbench accept {run} --baseline {tmp_path / 'nowhere'} --reason " in said
+    (tmp_path / "nowhere").mkdir()
+    assert "qbench accept" in refused(run, tmp_path / "nowhere", capsys)
+    (tmp_path / "nowhere").rmdir()
     assert "is not a folder" in refused(tmp_path / "nowhere", run, capsys)
 
 
@@ -118,7 +123,9 @@ def test_a_misspelt_baseline_gets_a_suggestion(run: Path, baseline: Path, capsys
     assert f"Did you mean {baseline}?" in said
     run.rename(misspelt.with_name("renamed"))  # a run is not its own baseline
     own = misspelt.with_name("rename")
-    assert "is not a folder" in refused(misspelt.with_name("renamed"), own, capsys)
+    said = refused(misspelt.with_name("renamed"), own, capsys)
+    assert f"{own} does not exist" in said
+    assert "Did you mean" not in said
 
 
 def test_a_baseline_against_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

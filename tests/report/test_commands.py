@@ -13,11 +13,13 @@ import pytest
 from PIL import Image
 
 from qbench.cli import main
+from qbench.records.audit import AuditError
+from qbench.records.schema import Failure
 from qbench.report.kinds import KINDS, NoRows
 from qbench.report.render import FOR_PROGRAMS, FORMATS
 
 from ..example_records import make_samples
-from .examples import ALWAYS, PAPER, audit_of, cell, write_cell, write_plan_of
+from .examples import ALWAYS, PAPER, audit_of, cell, samples_of, write_cell, write_plan_of
 
 
 def run(*arguments: object) -> int:
@@ -118,6 +120,21 @@ def test_a_cell_that_failed_after_its_audit_passed_it(tmp_path: Path, capsys: py
     write_cell(tmp_path, about, None, audit=audit_of(about))
     assert run("audit", tmp_path) == 0
     assert "| mini-softmax-hqq-3-g64 | yes " in capsys.readouterr().out
+
+
+def test_a_failed_audit_says_why_in_a_footnote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message of the error, as `failure_of` puts it into the record."""
+    reasons = ["model.layers.0.mlp.up_proj was not quantized.", "model.layers.1.mlp.up_proj was not quantized."]
+    error = AuditError("hqq-3-g64", reasons, "Load the model again.")
+    failure = Failure(kind="audit", reason=str(error), phase="quantize")
+    for attention in ("softmax", "softpick"):
+        write_cell(tmp_path, cell(attention, "none-16"), samples_of(attention, "none-16", 4))
+    write_cell(tmp_path, cell("softmax", "hqq-3-g64"), None, failure=failure)
+    assert run("table", tmp_path, "--kind", "damage") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("<sup>a")]
+    assert all(fact in line for fact in ("mini-softmax-hqq-3-g64", "quantize", "up\\_proj was not quantized", "1 more"))
+    assert "Load the model again" not in line
+    assert all(part in str(error) for part in (*reasons, "Load the model again."))
 
 
 @pytest.mark.parametrize(

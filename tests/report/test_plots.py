@@ -215,9 +215,9 @@ def test_without_matplotlib_a_sentence_and_a_report(
         return original(name, *others, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"pip install 'qbench\[plot\]'"):
+    with pytest.raises(InputError, match=r"pip install 'matplotlib>=3\.9'"):
         write_plots(small, tmp_path)
-    assert "pip install &#39;qbench[plot]&#39;" in page(small)
+    assert "pip install &#39;matplotlib&gt;=3.9&#39;" in page(small)
 
 
 def test_a_folder_that_cannot_be_is_a_sentence(mini_report: ReportData, tmp_path: Path) -> None:

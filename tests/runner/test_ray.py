@@ -18,7 +18,7 @@ from .driver import left_behind, results
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head that runs no cells, and two nodes that run one each."""
-    pytest.importorskip("ray", reason="needs the package ray: pip install 'qbench[ray]'")
+    pytest.importorskip("ray", reason="needs the package ray: pip install 'ray>=2.9'")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
@@ -54,5 +54,5 @@ def test_without_ray_the_error_says_how_to_install_it(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RunError, match=r"pip install 'qbench\[ray\]'"):
+    with pytest.raises(RunError, match=r"pip install 'ray>=2\.9'"):
         run_matrix(load_recipe(small), tmp_path / "out", RunOptions(executor="ray"))

@@ -58,7 +58,7 @@ def test_a_child_forgets_the_working_folder_of_its_driver(tmp_path: Path, monkey
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ray_workers_do_not_import_from_the_working_folder(folder: Path) -> None:
-    pytest.importorskip("ray", reason="needs the package ray: pip install 'qbench[ray]'")
+    pytest.importorskip("ray", reason="needs the package ray: pip install 'ray>=2.9'")
     options = ("--executor", "ray", "--no-preflight", "--only", "softpick-none")
     code, events, errors = run(Path("recipe.yaml"), Path("out"), *options, cwd=folder)
     assert [event["reason"] for event in events_of(events, "finished")] == [None], errors

@@ -180,10 +180,11 @@ def test_a_wrong_build_is_replaced_and_the_steps_are_shown(
     asked = calls(install, monkeypatch)
     install.install(environment(tmp_path, "2.13.0+cpu"), "")
     assert asked == [("torch===2.13.0",), ("-e", f"{ROOT}[dev]")]  # === is not satisfied by 2.13.0+cpu
-    first, second, third = capsys.readouterr().out.splitlines()
+    first, second, third, last = capsys.readouterr().out.splitlines()
     assert all(part in first for part in ("[1/3]", "A100", "580.65.06"))
     assert all(part in second for part in ("[2/3]", "CUDA 13.0", "2.13.0+cpu", "5.9 GB"))
     assert "[3/3]" in third
+    assert all(part in last for part in (str(tmp_path), " GB", " s"))
 
 
 def test_the_right_build_stays(install: ModuleType, driver: Driver, tmp_path: Path, monkeypatch: Any) -> None:
@@ -214,6 +215,41 @@ def test_the_real_pip_shows_what_it_does_and_fails_with_a_sentence(
     with pytest.raises(SystemExit, match=r"install\.log"):
         install.pip(tmp_path, "--no-index", "no-such-package-qbench")
     assert "no-such-package-qbench" in capsys.readouterr().err
+
+
+LOG = """$ pip install -e .[dev]
+Collecting hqq==0.2.8.post1 (from qbench-harness==0.1.0)
+  Downloading hqq-0.2.8.post1-py3-none-any.whl (1.5 MB)
+Collecting torch (from hqq)
+  Downloading https://host/whl/cpu/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl (185.5 MB)
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "facts"),
+    [
+        ("", ["downloading torch (185.5 MB)", "187 MB"]),
+        ("Collecting gptqmodel==7.6.0\n", ["looking for gptqmodel", "187 MB"]),
+        ("  Building wheel for pypcre (pyproject.toml): started\n", ["building pypcre"]),
+        ("Installing collected packages: hqq, torch, qbench-harness\n", ["installing 3 packages"]),
+    ],
+)
+def test_progress_says_what_pip_does(more: str, facts: list[str], install: ModuleType) -> None:
+    assert all(fact in install.doing(LOG + more) for fact in facts), install.doing(LOG + more)
+
+
+def test_what_was_installed_under_the_former_name_is_removed(install: ModuleType, tmp_path: Path) -> None:
+    """Or two distributions would own the same command."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    (tmp_path / "bin/python").chmod(0o755)
+    packages = tmp_path / "lib/python3.11/site-packages"
+    (packages / "qbench_harness-0.1.0.dist-info").mkdir(parents=True)
+    install.remove_former_name(tmp_path)
+    assert not (tmp_path / "asked").exists()
+    (packages / "qbench-0.1.0.dist-info").mkdir()
+    install.remove_former_name(tmp_path)
+    assert (tmp_path / "asked").read_text().split()[-1] == "qbench"
 
 
 @pytest.mark.parametrize(

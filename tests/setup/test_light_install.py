@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -112,7 +113,8 @@ class Action:
             if name and not name.startswith(("results/", "recipes/", "tests/")):
                 target = self.folder / "_actions" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes((ROOT / name).read_bytes())
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile  # git lists a link to a folder
+                copy(ROOT / name, target)
 
     @property
     def environment(self) -> Path:
