@@ -19,7 +19,7 @@ from .small_checkpoints import FLA, HEADS, HIDDEN, error, fla, fla_tensors, llam
 @pytest.mark.parametrize("layout", [fla, llama])
 def test_a_caller_who_disagrees_with_the_checkpoint_is_reported(tmp_path, layout, attention, asked):
     message = error(layout(tmp_path, attention), attention=asked)
-    assert states(message, f"{tmp_path / 'config.json'}…is {attention}, not {asked}: ask for {attention}"), message
+    assert states(message, f"'{asked}'…{tmp_path / 'config.json'}…is {attention}…'{attention}'"), message
 
 
 def test_an_attention_that_does_not_exist_is_reported(tmp_path):

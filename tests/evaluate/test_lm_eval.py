@@ -117,7 +117,7 @@ def test_it_is_a_command(checkpoints, task_folder, tmp_path) -> None:
         ("dtype=float8", ScoringError, "dtype=float8.*float32,"),
         ("batch_size=8", ScoringError, "batch_size.*8.*batch_tokens"),
         ("batch_tokens=-1", ScoringError, "batch_tokens.*-1"),
-        ("attention=softpick", CheckpointError, "not softpick: ask for softmax"),
+        ("attention=softpick", CheckpointError, "'softpick'.*is softmax"),
     ],
 )
 def test_wrong_model_args_are_one_sentence(checkpoints, model_args, error, message) -> None:

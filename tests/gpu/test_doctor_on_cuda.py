@@ -9,7 +9,7 @@ from qbench.quantizers.options import quantizers
 
 from .device import PretendedCuda
 
-FEW = {"bnb": 2, "gptq": 0, "hqq": 2}  # widths that take seconds
+FEW = {"bnb": 2, "gptq": 0, "hqq": 2, "rtn": 2}  # widths that take seconds
 
 
 def widths() -> list:

@@ -304,7 +304,7 @@ def test_a_checkpoint_of_another_kind_is_noted_before_anything_is_loaded(
     rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("tiny-")}
     mark = rows["tiny-softpick-none-16"].split()[-1]  # no sizes: they would be another model's
     (note,) = [line for line in out.splitlines() if line.startswith(mark)]
-    assert messages.states(note, "config.json…'rectified'…not softpick: ask for rectified")
+    assert messages.states(note, "'softpick'…config.json…is rectified…'rectified'")
     assert "cannot run" in rows["tiny-softpick-none-16"]
     assert mark in rows["tiny-softpick-hqq-3-g64"]
     assert mark not in rows["tiny-softmax-none-16"]
