@@ -305,20 +305,24 @@ INSTALL = re.compile(r"^Installing collected packages: (.*)$", re.MULTILINE)
 
 def totals(log: str) -> str:
     """How much pip has downloaded and installed, from its log."""
-    megabytes = sum(float(size) * UNITS[unit] for _, size, unit in DOWNLOAD.findall(log))
     packages = sum(len(names.split(",")) for names in INSTALL.findall(log))
-    return f"{packages} packages installed, {megabytes:,.0f} MB downloaded"
+    return f"{packages} packages installed, {downloaded(log)} downloaded"
+
+
+def downloaded(log: str) -> str:
+    """The size of all downloads in pip's log."""
+    return f"{sum(float(size) * UNITS[unit] for _, size, unit in DOWNLOAD.findall(log)):,.0f} MB"
 
 
 def doing(log: str) -> str:
     """What pip is doing, from the end of its log: the package, and its size if it is downloaded."""
     for line in reversed(log.splitlines()):
         if found := DOWNLOAD.match(line):
-            return f"downloading {found.group(1)} ({found.group(2)} {found.group(3)}); {totals(log)}"
+            return f"downloading {found.group(1)} ({found.group(2)} {found.group(3)}), {downloaded(log)} in all"
         if found := INSTALL.match(line):
-            return f"installing {len(found.group(1).split(','))} packages; {totals(log)}"
+            return f"installing {len(found.group(1).split(','))} packages, {downloaded(log)} downloaded"
         if found := re.match(r"Collecting ([\w.-]+)", line):
-            return f"looking for {found.group(1)}; {totals(log)}"
+            return f"looking for {found.group(1)}, {downloaded(log)} downloaded"
         if found := re.match(r" *Building (?:wheel|editable) for ([\w.-]+)", line):
             return f"building {found.group(1)}"
     return "starting pip"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby, takewhile, zip_longest
 
-from qbench.output import on_one_line
+from qbench.output import encodable, on_one_line
 from qbench.report.tables import Column, Field, Table, shared_reading
 
 MARKS = {"better": " ▲", "worse": " ▼", "same": "", None: ""}
@@ -69,7 +69,7 @@ class Screen:
 
     def paragraph(self, text: str, style: str = "", first: str = "") -> None:
         """A text; first: what its first line begins with, and the others are indented by."""
-        for number, line in enumerate(wrapped(on_one_line(text), self.console.width - len(first))):
+        for number, line in enumerate(wrapped(_safe(text), self.console.width - len(first))):
             self.lines.append([(" " * len(first) if number else first, style), (line, style)])
 
     def table(self, table: Table) -> None:
@@ -140,7 +140,7 @@ class _Part:
         line = ""
         for group, own in groupby(zip(self.columns, self.widths, strict=True), lambda pair: pair[0].group):
             width = _total([width for _, width in own])
-            line += (_across(on_one_line(group), width) if group else " " * width) + GAP
+            line += (_across(_safe(group), width) if group else " " * width) + GAP
         return [[(line, TITLE)]]
 
     def _stacks(self, fields: Sequence[tuple[str, str]]) -> list[list[str]]:
@@ -220,14 +220,19 @@ def _merged(table: Table, row: int, column: int) -> bool:
     return all(above[n] == own[n] for n in range(column + 1))
 
 
+def _safe(text: str) -> str:
+    """A text on one line that cannot act on the terminal, in letters that it has: others may have another width."""
+    return encodable(on_one_line(text), sys.stdout.encoding or "utf-8")
+
+
 def _title(column: Column) -> str:
     """A column's title; an arrow stays with the word before it."""
-    return re.sub(" (?=[↑↓])", KEPT, on_one_line(column.title))
+    return re.sub(" (?=[↑↓])", KEPT, _safe(column.title))
 
 
 def _shown(field: Field, column: Column) -> tuple[str, str]:
     """A field's text with its marks, and its style. A number and what belongs to it stay on one line."""
-    text = re.sub(" (?=[↑↓])", KEPT, on_one_line(field.text))
+    text = re.sub(" (?=[↑↓])", KEPT, _safe(field.text))
     if column.align == "r":
         text = text.replace(" ", KEPT).replace(f"/{KEPT}", "/ ")
     star, marks = "*" if field.starred else "", f" [{field.marks}]" if field.marks else ""

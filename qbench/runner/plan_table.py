@@ -62,8 +62,10 @@ def _grid(rows: Sequence[_Row], notes: list[str]) -> str:
 
 def _drawn(rows: Sequence[_Row], notes: list[str], lines: Sequence[str]) -> str:
     screen = Screen()
-    fields = [[Field(text) for text in _cells(row, notes)] for row in rows]
-    screen.grid(Table("plan", "", "", [], COLUMNS, heads=0, rows=fields))
+    texts = [_cells(row, notes) for row in rows]
+    used = [n for n in range(len(COLUMNS)) if any(own[n] for own in texts)]  # nothing is measured before a first run
+    fields = [[Field(own[n]) for n in used] for own in texts]
+    screen.grid(Table("plan", "", "", [], [COLUMNS[n] for n in used], heads=0, rows=fields))
     for line in lines:
         screen.paragraph(line)
     return screen.text()

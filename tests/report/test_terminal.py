@@ -131,6 +131,15 @@ def test_a_wide_table_is_drawn_in_parts_and_groups_stay_together(screen: pytest.
     ]
 
 
+def test_columns_stay_aligned_in_ascii(two_rows: Path) -> None:
+    """↑ is (higher) there, which is wider."""
+    _, shown = on_terminal("table", two_rows, "--kind", "damage", columns=80, TERM="dumb", PYTHONIOENCODING="ascii")
+    (header,) = [line for line in shown.splitlines() if line.startswith("Task")]
+    (row,) = [line for line in shown.splitlines() if line.startswith("Sciq")]
+    assert "(higher)" in row
+    assert header.index("Quantization") == row.index("3-bit")
+
+
 def test_names_cannot_act_on_the_terminal(screen: pytest.MonkeyPatch) -> None:
     table = one([Field("\x1b]0;title\x07 [red]x[/red]"), Field("1\x1b[2J")])
     table.title = table.caption = "\x1b[2Jgone"

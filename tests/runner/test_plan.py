@@ -16,6 +16,7 @@ from qbench.recipe.cells import Cell, Recipe, RecipeError, cells, load_recipe
 from qbench.records.store import SAMPLES, cell_folder, read_results, write_plan, write_record
 from qbench.runner.matrix import RunOptions, opening, run_matrix
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_plan
+from qbench.runner.plan_table import render_plan
 
 from .. import messages
 from ..example_records import PROVENANCE, make_record, make_samples
@@ -403,3 +404,12 @@ def test_a_pattern_that_matches_nothing_lists_ten_cells_and_how_to_see_the_rest(
     assert str(error.value).count("tiny-") == 10
     assert f"{2 * len(entries) - 10} more" in str(error.value)
     assert "`qbench plan`" in str(error.value)
+
+
+def test_the_plan_on_a_terminal_fits(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = render_plan(make_plan(recipe, tmp_path), "terminal").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split()[:2] == ["cell", "state"]
+    assert "measured" not in lines[0]  # nothing is, before a first run
+    assert any("to do" in line for line in lines[2:])
