@@ -26,6 +26,7 @@ LAYERS = (
     ("qbench.recipe",),
     ("qbench.report", "qbench.gate"),
     ("qbench.runner", "qbench.doctor"),
+    ("qbench.commands",),
     ("qbench.cli", "qbench.lm_eval", "qbench"),
 )
 # Reports and the gate read records, and nothing that computes.

@@ -15,6 +15,7 @@ import yaml
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from qbench import cli
+from qbench.commands.common import DONE, WRONG
 from qbench.evaluate.local_data import TaskError
 from qbench.evaluate.task_code import KNOWN, LM_EVAL_TASKS, TaskCodeError
 from qbench.evaluate.tasks import load_tasks
@@ -212,17 +213,17 @@ def test_at_every_command(
     data = {"mine": "mine.jsonl"}
     file = write_recipe(tmp_path, checkpoints={"tiny": models}, trust_task_code=None, tasks=["mine"], data=data)
     out = [] if command == "fetch" else ["--out", str(tmp_path / "out")]
-    assert cli.main([command, str(file), *out]) == cli.WRONG
+    assert cli.main([command, str(file), *out]) == WRONG
     assert not (tmp_path / "proof").exists()
     assert "mine" in (said := capsys.readouterr().err)
     assert "SecurityError" in said or "--trust-task-code" in said
     if command == "plan" and way.startswith("!"):
-        assert cli.main(["plan", str(file), "--trust-task-code"]) == cli.DONE
+        assert cli.main(["plan", str(file), "--trust-task-code"]) == DONE
         assert (tmp_path / "proof").exists()
         (tmp_path / "proof").unlink()
-        assert cli.main(["plan", str(file)]) == cli.WRONG  # what was trusted once is not remembered
+        assert cli.main(["plan", str(file)]) == WRONG  # what was trusted once is not remembered
         file.write_text(file.read_text() + "trust_task_code: true\n")
-        assert cli.main(["plan", str(file)]) == cli.DONE
+        assert cli.main(["plan", str(file)]) == DONE
 
 
 class Anything:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qbench import cli
+from qbench.commands.common import DONE, FAILED, WRONG
 
 SECONDS = 20  # for a case; most take milliseconds
 
@@ -28,9 +29,9 @@ def complaint(arguments: Sequence[str]) -> str:
     except Exception as error:
         return f"raised {type(error).__name__}: {error}"
     text = out.getvalue() + err.getvalue()
-    if code not in (cli.DONE, cli.FAILED, cli.WRONG) or "Traceback" in text:
+    if code not in (DONE, FAILED, WRONG) or "Traceback" in text:
         return f"exit code {code}: {text[-300:]}"
-    if code == cli.WRONG and not err.getvalue().strip():
+    if code == WRONG and not err.getvalue().strip():
         return "exit code 2 without a sentence"
     if any(line.lstrip().startswith("::") for line in text.splitlines()):
         return f"a command to GitHub's runner: {text[-300:]}"

@@ -1,0 +1,1 @@
+"""The commands, by what they are for: their arguments, and what they call."""

@@ -1,0 +1,200 @@
+"""`qbench check`, `import`, `accept` and `power`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qbench.commands.common import DONE, FAILED, RECORDS, Commands, add
+from qbench.errors import InputError
+from qbench.files import write_atomically
+from qbench.numbers import byte_size, counted
+from qbench.output import runner_command
+
+if TYPE_CHECKING:
+    from qbench.gate.verdict import GateReport
+
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
+
+
+def add_check(commands: Commands) -> None:
+    purpose = (
+        "compare a run with its baseline: exit code 1 if a score got worse, an audit changed, or a cell failed or is "
+        "missing; tolerances come from the recipe's `gate` field"
+    )
+    example = (
+        "qbench check results/runs/mini --baseline results/mini --junit gate.xml\n"
+        "  qbench check out/quantized out/original   # two folders of lm-eval's"
+    )
+    parser = add(commands, "check", _check, purpose, example)
+    lm_eval = ", or lm-eval's --output_path (written with --log_samples)"
+    parser.add_argument("folder", type=Path, metavar="RUN", help=RECORDS + lm_eval)
+    baseline = parser.add_mutually_exclusive_group(required=True)
+    baseline.add_argument("given", type=Path, metavar="BASELINE", nargs="?", help="the baseline to compare with")
+    baseline.add_argument("--baseline", type=Path, metavar="DIR", help="the same")
+    parser.add_argument("--scores-only", action="store_true", help="do not compare the audits")
+    alpha = "how often a check may fail although nothing got worse; default: the recipe's, or 0.01"
+    parser.add_argument("--alpha", type=float, metavar="SHARE", help=alpha)
+    parser.add_argument(
+        "--tolerances",
+        metavar="KIND=LOSS,…",
+        help="losses that may pass, such as accuracy=0.5,perplexity=1 (points and percent); default: the recipe's",
+    )
+    for name, title in {"junit": "JUnit XML", "markdown": "Markdown", "json": "JSON"}.items():
+        parser.add_argument(
+            f"--{name}", type=Path, metavar="FILE", help=f"also write the report to this file, as {title}"
+        )
+
+
+def add_import(commands: Commands) -> None:
+    purpose = "store another program's results as records, for all other commands"
+    example = "qbench import lm-eval out --cell family=8B,attention=softmax,method=awq,bits=4 --out results/runs/8b"
+    parser = add(commands, "import", _import, purpose, example)
+    parser.add_argument("program", choices=["lm-eval"], help="what wrote the results")
+    output = "a folder that was --output_path of lm-eval with --log_samples, or one of its results files"
+    parser.add_argument("outputs", type=Path, nargs="+", metavar="OUTPUT", help=output)
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder for the records")
+    cell = "what a model is: family=8B,attention=softmax,method=awq,bits=4; once for each model"
+    parser.add_argument("--cell", action="append", default=[], metavar="NAME=VALUE,…", help=cell)
+    cells = "the same for many models: a YAML file that maps their names to cells; default: named after the models"
+    parser.add_argument("--cells", type=Path, metavar="FILE", help=cells)
+
+
+def add_accept(commands: Commands) -> None:
+    purpose = "replace a baseline with a run, without asking: print what changes, log the reason in CHANGES.jsonl"
+    example = (
+        'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23 uses a different kernel"'
+    )
+    parser = add(commands, "accept", _accept, purpose, example)
+    _add_folders(parser, baseline="the baseline to replace, or a new folder")
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why the baseline changes")
+
+
+def add_power(commands: Commands) -> None:
+    purpose = "estimate how many documents the gate needs to detect a given loss, from the noise of recorded results"
+    parser = add(commands, "power", _power, purpose, "qbench power results/runs/mini")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of records")
+    against = (
+        "measure the noise between DIR and RUN, with the same cells; default: between quantized and unquantized cells"
+    )
+    parser.add_argument("--against", type=Path, metavar="RUN", help=against)
+    cells = "how many of these cells change: those that do not cannot fail, and do not count; default: all"
+    parser.add_argument("--cells", type=int, metavar="N", help=cells)
+    parser.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
+
+
+def _add_folders(
+    parser: argparse.ArgumentParser, baseline: str = "the baseline to compare with, a folder of records"
+) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help=RECORDS)
+    parser.add_argument("--baseline", type=Path, metavar="DIR", required=True, help=baseline)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from qbench.gate.render import annotations, error_annotation, to_text
+    from qbench.gate.verdict import check
+
+    try:
+        override = _gate_settings(options)
+        report = check(options.folder, options.given or options.baseline, None, options.scores_only, override)
+    except InputError as error:  # on GitHub, people see it without opening the log
+        _annotate([error_annotation(str(error))])
+        _write_summary(f"### qbench check: not compared\n\n{error}\n")
+        raise
+    sys.stdout.write(to_text(report))
+    _write_reports(options, report)
+    _annotate(annotations(report))
+    return DONE if report.passed else FAILED
+
+
+def _annotate(lines: Iterable[str]) -> None:
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in lines:
+            runner_command(line)
+
+
+def _gate_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of the gate that the command line gives."""
+    found: dict[str, Any] = {} if options.alpha is None else {"alpha": options.alpha}
+    if options.tolerances:
+        pairs = [part.partition("=") for part in options.tolerances.split(",")]
+        if bad := [name for name, equals, _ in pairs if not equals]:
+            raise InputError(f"--tolerances has {bad[0]!r}; it must be like accuracy=0.5,perplexity=1.")
+        found["tolerances"] = {name.strip(): _number_or_text(loss.strip()) for name, _, loss in pairs}
+    return found
+
+
+def _number_or_text(text: str) -> float | str:
+    """A number, or the text, which may have a unit: 1%."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _import(options: argparse.Namespace) -> int:
+    from qbench.records.lm_eval_import.cells import parse_cell, read_cells
+    from qbench.records.lm_eval_import.store import import_lm_eval
+
+    if options.cell and options.cells:
+        raise InputError("--cell and --cells are both given; give one of them.")
+    cells = [parse_cell(text) for text in options.cell]
+    by_model = read_cells(options.cells) if options.cells else None
+    stored, notes = import_lm_eval(options.outputs, options.out, cells, by_model)
+    for note in notes:
+        print(note)
+    for own in stored:
+        named = " (taken as unquantized; --cell says otherwise)" if own.record.cell.unnamed else ""
+        print(f"{own.record.cell.name}: {counted(len(own.record.metrics), 'score')}, not audited{named}")
+    print(f"{counted(len(stored), 'record')} in {options.out}")
+    return DONE
+
+
+def _accept(options: argparse.Namespace) -> int:
+    from qbench.gate.accept import accept, check_reason, is_new
+    from qbench.gate.pairing import NoBaselineError
+    from qbench.gate.render import to_text
+    from qbench.gate.verdict import check
+
+    check_reason(options.reason)
+    report, not_compared, new = None, "", is_new(options.baseline)
+    try:
+        report = check(options.folder, options.baseline)
+        print(to_text(report))
+    except NoBaselineError:
+        not_compared = f"{options.baseline} is new."
+    except InputError as error:  # for instance different documents: accept is there to replace it
+        not_compared = str(error)
+    size = accept(options.folder, options.baseline, options.reason, report, not_compared)
+    if not_compared:  # only now: if accept fails, its error is enough
+        print(f"Not compared: {not_compared}\n")
+    has = "is a new baseline with" if new else "now has"
+    print(f"{options.baseline} {has} the records of {options.folder} ({byte_size(size)}).")
+    return DONE
+
+
+def _power(options: argparse.Namespace) -> int:
+    from qbench.gate.power import power, to_text
+
+    print(to_text(power(options.folder, options.against, options.cells), options.format))
+    return DONE
+
+
+def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
+    from qbench.gate.render import to_json, to_junit, to_markdown
+
+    try:
+        for file, render in ((options.junit, to_junit), (options.markdown, to_markdown), (options.json, to_json)):
+            if file is not None:
+                write_atomically(file, render(report))
+        _write_summary(to_markdown(report))
+    except OSError as error:
+        raise InputError(f"{error.filename}: the report cannot be written ({error.strerror}).") from None
+
+
+def _write_summary(markdown: str) -> None:
+    if summary := os.environ.get(STEP_SUMMARY):
+        with open(summary, "a", encoding="utf-8") as out:
+            out.write(markdown)
