@@ -131,7 +131,8 @@ def test_the_live_view_on_a_terminal(small: Path, tmp_path: Path) -> None:
         os.close(ours)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     assert process.returncode == 0, text
-    for line in ("0/2, importing packages", "evaluate", "[1/2] tiny-", "[2/2] tiny-", "2 of 2 cells done"):
+    assert re.search("load|kl|quantize|evaluate", text)  # short phases may pass between two refreshes
+    for line in ("0/2, importing packages", "[1/2] tiny-", "[2/2] tiny-", "2 of 2 cells done"):
         assert line in text
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") > 0  # the cursor is shown again
 

@@ -102,6 +102,13 @@ def test_a_new_environment_outside_the_clone(wheel: Path, tmp_path: Path) -> Non
     shell("qbench table results/runs/mine --kind damage && qbench table results/runs/mine --format html --out r.html")
     shell("qbench accept results/runs/mine --baseline results/base --reason first")
     assert "PASS" in shell("qbench check results/runs/mine --baseline results/base").upper()
+    # The section of the docs for another repository: the baseline, then what the job does.
+    section = (ROOT / "docs/gate.md").read_text(encoding="utf-8").partition("## In your own repository")[2]
+    (baseline,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[:1]
+    shell(baseline)
+    run, check = re.findall(r"- run: (cd quant .*)", section)
+    shell(run)
+    assert "PASS" in shell(check)
     print(
         f"{time.monotonic() - started:.0f} s; wheel {wheel.stat().st_size / 1e6:.1f} MB, installed {own / 1e6:.1f} MB"
     )
