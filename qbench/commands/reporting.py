@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qbench.commands.common import DONE, FAILED, RESULTS, Commands, add, write
 from qbench.errors import InputError
+from qbench.numbers import counted
 
 MIN_INCHES, MAX_INCHES = 2.0, 40.0  # of a figure
 ON_SCREEN = "default: tables for the screen on a terminal, md if piped or written to a file"
@@ -94,7 +95,8 @@ def _table(options: argparse.Namespace) -> int:
         from qbench.report.plots import write_plots
 
         files = write_plots(report, options.plots, options.figure_width or PAGE)
-        print(f"{len(files)} plots in {options.plots}", file=sys.stderr)
+        names = {file.stem for file in files}
+        print(f"{counted(len(names), 'plot')} in {options.plots}, each as PNG, SVG and PDF", file=sys.stderr)
     if wanted:
         write(text, options.out, format)
     return DONE

@@ -46,7 +46,12 @@ class Hypothesis:
     @property
     def name(self) -> str:
         """The hypothesis in one line, for people."""
-        return f"{self.cell.name} {self.task} {self.metric}{' (damage)' if self.limit is not None else ''}"
+        return f"{self.cell.name} {self.task} {self.what}"
+
+    @property
+    def what(self) -> str:
+        """The metric, and whether it is compared with the unquantized model instead of the baseline."""
+        return self.metric if self.limit is None else f"{self.metric} (damage)"
 
     @property
     def is_score(self) -> bool:

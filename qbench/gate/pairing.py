@@ -134,7 +134,8 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     if not any(key in before for key in after):
         raise CheckError(
             f"{baseline.folder} has no cell of {run.folder}: it has {_some(list(before))}, and the run has "
-            f"{_some(list(after))}. Renew the baseline with `qbench accept`."
+            f"{_some(list(after))}. Renew the baseline with `qbench accept`; for lm-eval's output, compare folders "
+            "with one model each."
         )
     extra = [key for key in before if key not in planned]
     dropped = extra if run.plan is not None and not settings.baseline_may_hold_more else []

@@ -17,6 +17,7 @@ from qbench.output import on_one_line
 
 MAX_DIFFERENCES, MAX_UNCLEAR, MAX_PARTS = 20, 5, 10  # shown to people; JSON has all
 SCORE = ("cell", "task", "metric", "before", "after")
+DAMAGED = "Failures: damage above its limit (gate.max_damage; before: unquantized, after: quantized, tolerance: limit)"
 LOST_MOST = "Documents that lost most (id: before → after)"
 LOST_TOGETHER = "Metrics whose pooled loss failed, in units of their tolerances"
 HEADER = (*SCORE, "loss", "95% interval", "at most (95%)", "tolerance", "p", "adjusted p")
@@ -42,7 +43,7 @@ def headline(report: GateReport) -> str:
     if pooled:
         found.append(f"the pooled loss of {counted(pooled, 'cell')} is above its tolerance")
     if damaged:
-        found.append(f"{counted(damaged, 'damage')} above the limit")
+        found.append(f"the damage to {counted(damaged, 'score')} is above its limit")
     if report.not_excluded:
         found.append(f"{len(report.not_excluded)} may be worse by more than the required margin")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
@@ -99,7 +100,10 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
         if lines := tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by):
             yield ReportSection(f"Failures in the {by}", lines=lines)
     if report.worse:
-        yield ReportSection("Failures in the scores", rows=tuple(map(row, report.worse)))
+        for title, damage in (("Failures in the scores", False), (DAMAGED, True)):
+            own = [outcome for outcome in report.worse if (outcome.hypothesis.limit is not None) == damage]
+            if own:
+                yield ReportSection(title, rows=tuple(map(row, own)))
         for title, pooled in ((LOST_MOST, False), (LOST_TOGETHER, True)):
             own = [outcome for outcome in report.worse if bool(outcome.hypothesis.parts) == pooled]
             if lines := tuple(f"{outcome.hypothesis.name}: {changed(outcome)}" for outcome in own):
@@ -129,13 +133,13 @@ def row(outcome: TestedHypothesis) -> tuple[str, ...]:
     return (
         h.cell.name,
         h.task,
-        h.metric,
+        h.what,
         value(h.kind, h.before),
         value(h.kind, h.after),
         f"{signed_significant(h.loss)}{unit}",
         f"{signed_significant(low)} to {signed_significant(high)}",
         f"{signed_significant(h.upper)}{unit}",
-        f"{significant(h.tolerance, 6)}{unit}",
+        amount(h.kind, h.tolerance),
         p_value(outcome.p),
         p_value(outcome.adjusted_p),
     )
@@ -146,7 +150,7 @@ def sentence(outcome: TestedHypothesis) -> str:
     h = outcome.hypothesis
     low, high = h.interval
     if outcome.verdict == "not_excluded" and h.margin is not None:
-        margin = f"{significant(h.margin, 6)}{UNITS[h.kind]}"
+        margin = amount(h.kind, h.margin)
         return f"{h.metric} of {h.task} is only known to be {not_worse(outcome)} (95%); {margin} is required."
     if h.parts:
         what = f"The mean loss of its {len(h.parts)} scores, in units of their tolerances, is {significant(h.loss)}"
@@ -154,16 +158,25 @@ def sentence(outcome: TestedHypothesis) -> str:
             f"{what} (95% interval {significant(low)} to {significant(high)}, tolerance "
             f"{significant(h.tolerance, 6)}), adjusted p {p_value(outcome.adjusted_p)}."
         )
+    before, after = value(h.kind, h.before), value(h.kind, h.after)
+    what, most = (f"went from {before} to {after}: a loss", "tolerance")
+    if h.limit is not None:
+        what, most = f"is {after}, and {before} unquantized: a damage", "limit"
     return (
-        f"{h.metric} of {h.task} went from {value(h.kind, h.before)} to {value(h.kind, h.after)}: a loss of "
-        f"{significant(h.loss)}{UNITS[h.kind]} (95% interval {significant(low)} to {significant(high)}, "
-        f"tolerance {significant(h.tolerance, 6)}), adjusted p {p_value(outcome.adjusted_p)}."
+        f"{h.metric} of {h.task} {what} of {significant(h.loss)}{UNITS[h.kind]} (95% interval {significant(low)} to "
+        f"{significant(high)}, {most} {significant(h.tolerance, 6)}), adjusted p {p_value(outcome.adjusted_p)}."
     )
 
 
 def value(kind: MetricKind, number: float) -> str:
     """A metric as people read it: accuracies in percent."""
     return percent(number, 2) if kind == "accuracy" else significant(number, 5)
+
+
+def amount(kind: MetricKind, setting: float) -> str:
+    """A tolerance, limit or margin with its unit: 0.5 points, 1 point."""
+    unit = UNITS[kind]
+    return f"{significant(setting, 6)}{unit.removesuffix('s') if setting == 1 else unit}"
 
 
 def changed(outcome: TestedHypothesis) -> str:
@@ -242,6 +255,7 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
         "task": h.task,
         "metric": h.metric,
         "kind": h.kind,
+        "compared_with": "baseline" if h.limit is None else "unquantized",
         "verdict": outcome.verdict,
         "found_by": "scores" if outcome.verdict in ("worse", "not_excluded") else None,
         "before": h.before,
@@ -298,7 +312,7 @@ def to_junit(report: GateReport) -> str:
 
 def _add_score(suite: ElementTree.Element, outcome: TestedHypothesis, report: GateReport) -> None:
     hypothesis = outcome.hypothesis
-    case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.metric}")
+    case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.what}")
     if outcome.verdict in ("worse", "not_excluded"):
         failure = ElementTree.SubElement(case, "failure", {"type": "scores", "message": _printable(sentence(outcome))})
         title = LOST_TOGETHER if hypothesis.parts else LOST_MOST

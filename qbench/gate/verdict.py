@@ -1,6 +1,6 @@
 """The gate: a run compared with its baseline, hypothesis by hypothesis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -413,7 +413,20 @@ def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, 
 
 def _other_settings_of_the_gate(baseline: Results, settings: GateSettings) -> list[str]:
     """A sentence if the gate's settings differ from the baseline's: they may be looser."""
-    then, now = settings_of(baseline).model_dump(), settings.model_dump()
-    moved = [f"{name} {then[name]} → {now[name]}" for name in then if then[name] != now[name]]
-    moved = [text for text in moved if not text.startswith("baseline_may_hold_more")]
+    then, now = (dict(_flat(own.model_dump())) for own in (settings_of(baseline), settings))
+    names = [name for name in dict.fromkeys([*then, *now]) if name != "baseline_may_hold_more"]
+    moved = [
+        f"{name} {then.get(name, 'not set')} → {now.get(name, 'not set')}"
+        for name in names
+        if then.get(name) != now.get(name)
+    ]
     return [f"The gate's settings differ from the baseline's: {', '.join(moved)}."] if moved else []
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted names, such as tolerances.accuracy; without those that are None."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", value

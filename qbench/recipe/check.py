@@ -152,11 +152,18 @@ def did_you_mean_folder(text: str, recipe: Recipe) -> str:
 
 
 def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
-    _check_entries(("quantizations",), recipe.quantizations, file)
+    labels = _check_entries(("quantizations",), recipe.quantizations, file)
+    for label in recipe.gate.max_damage:
+        if label not in labels:
+            hint = did_you_mean(label, labels)
+            raise file.error(
+                ("gate", "max_damage", label), f"no such quantization; the recipe has {', '.join(labels)}.{hint}"
+            )
 
 
-def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: RecipeFile) -> None:
-    labels: set[str] = set()
+def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: RecipeFile) -> list[str]:
+    """Raise an error if a quantization is not possible or listed twice; gives their labels."""
+    labels: list[str] = []
     for index, shared in enumerate(entries):
         where: Where = (*field, index)
         for entry in shared.by_method:
@@ -165,7 +172,8 @@ def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: Rec
                 found = _check_options(where, entry, bits, file)
                 if found.label in labels:
                     raise file.error(where, f"{found.label} is listed twice; list each once.")
-                labels.add(found.label)
+                labels.append(found.label)
+    return labels
 
 
 def _check_widths(where: Where, entry: QuantizationEntry, file: RecipeFile, may_lack_some: bool) -> None:

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from qbench.evaluate.facts import is_task_path
 from qbench.evaluate.passkey import PasskeySettings
-from qbench.gate.settings import GateSettings, Margins, Override, Tolerances
+from qbench.gate.settings import PARTS as GATE_PARTS
+from qbench.gate.settings import GateSettings
 from qbench.gpus import has_cuda
 from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
@@ -346,9 +347,7 @@ def fields_at(field: Where) -> list[str]:
     items: dict[Where, type[BaseModel]] = {
         ("analysis", "maps"): HeadPlace,
         ("analysis", "sensitivity"): QuantizationEntry,
-        ("gate", "tolerances"): Tolerances,
-        ("gate", "noninferiority"): Margins,
-        ("gate", "overrides"): Override,
+        **{("gate", name): part for name, part in GATE_PARTS.items()},
     }
     if field[:2] in items:
         return list(items[field[:2]].model_fields)

@@ -205,7 +205,8 @@ def outcome(record: Record) -> str:
         first = record.failure.reason.splitlines()[0]
         where = f" in {record.failure.phase}" if record.failure.phase else ""
         return f"FAILED{where} ({record.failure.kind}): {first}"
-    kl = f", KL {record.audit.kl:.3g}" if record.audit and record.audit.layers and record.audit.kl is not None else ""
+    audit = record.audit  # its KL is on random tokens, unlike that of the tables
+    kl = f", probe KL {audit.kl:.3g}" if audit and audit.layers and audit.kl is not None else ""
     return f"done in {duration(own_seconds(record))}{kl}"
 
 

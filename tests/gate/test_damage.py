@@ -2,11 +2,13 @@
 
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from qbench.gate.pairing import CheckError
+from qbench.gate.render import score, sentence, to_junit, to_text
 from qbench.gate.settings import GateSettings
 from qbench.gate.verdict import TestedHypothesis, check
 from qbench.records.store import read_results
@@ -69,6 +71,24 @@ def test_damage_that_is_above_its_limit_by_chance_passes(run: Path) -> None:
     assert within.hypothesis.interval == pytest.approx((low, high), rel=1e-6)
     beyond = damages(run, hqq_2_g64={"perplexity": low / 2})[first.hypothesis.name]
     assert beyond.verdict == "worse"
+
+
+def test_reports_tell_damage_from_losses(run: Path) -> None:
+    report = check(run, MINI, settings_of({"hqq-2-g64": {"accuracy": "1 point"}}))
+    cell = "mini-softmax-hqq-2-g64"
+    (outcome,) = (o for o in report.worse if o.hypothesis.name == f"{cell} mini_sciq acc (damage)")
+    assert all(part in sentence(outcome) for part in ("unquantized", "limit 1)"))
+    text = to_text(report)
+    assert f"the damage to {len(report.worse)} scores is above its limit" in text.splitlines()[0]
+    assert all(
+        part in text for part in ("(gate.max_damage", " 1 point ", "max_damage.hqq-2-g64.accuracy not set → 1.0")
+    )
+    assert not any(part in text for part in ("Failures in the scores", " 1 points"))
+    names = [(case.get("classname"), case.get("name")) for case in ElementTree.fromstring(to_junit(report))[0]]
+    assert len(names) == len(set(names))
+    assert (cell, "mini_sciq acc (damage)") in names
+    rows = [row for row in map(score, report.tested) if (row["cell"], row["task"]) == (cell, "mini_sciq")]
+    assert {row["compared_with"] for row in rows if row["metric"] == "acc"} == {"baseline", "unquantized"}
 
 
 def test_draws_of_calibration_are_one_hypothesis(run: Path) -> None:
