@@ -75,6 +75,7 @@ class QuantizedActivations:
                     f"activations: {options.format} has blocks of {block} values, which must divide {name}'s "
                     f"in_features, {width}; choose another format."
                 )
+        self.earlier: dict[str, list[int]] = {}  # hooks of other axes, by linear layer: what they do is not rounding
         self.ranges: Mapping[str, float] = {}
         self.tokens = 0
         if options.calibrated:
@@ -87,7 +88,9 @@ class QuantizedActivations:
         last = _Last()
         for name in self.linears:
             amax = self.ranges.get(name, float("nan")) if self.options.calibrated else None
-            model.get_submodule(name).register_forward_pre_hook(InputQuantizer(self.options, amax, last))
+            linear = model.get_submodule(name)
+            self.earlier[name] = list(linear._forward_pre_hooks)
+            linear.register_forward_pre_hook(InputQuantizer(self.options, amax, last))
 
     def audit(self, model: LlamaForCausalLM, probe: Tensor) -> PartAudit:
         """What the linear layers compute with on the probe, compared with what was computed before them."""
@@ -196,7 +199,7 @@ class _InputFigures(NamedTuple):
 def _on_probe(
     model: LlamaForCausalLM, probe: Tensor, modules: Mapping[str, nn.Module], axis: QuantizedActivations
 ) -> dict[str, _InputFigures]:
-    """What each linear layer was called with on the probe, before and after all hooks."""
+    """What each linear layer was called with on the probe, before and after the rounding."""
     before: dict[str, Tensor] = {}
     found: dict[str, _InputFigures] = {}
     own, whole, block = axis.options, axis.options.per_tensor, FORMATS[axis.options.format].block
@@ -217,7 +220,7 @@ def _on_probe(
             misrounded=(off / error) ** 0.5 if error else 0.0,
         )
 
-    first = watched_inputs(modules, lambda name, x: before.update({name: x}), first=True)
+    first = watched_inputs(modules, lambda name, x: before.update({name: x}), first=True, after=axis.earlier)
     with first, watched_inputs(modules, compare):
         _forward(model, probe, list(modules))
     return found

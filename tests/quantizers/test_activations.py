@@ -247,6 +247,26 @@ def test_one_layer_with_fewer_bits_or_the_range_of_another_fails_the_audit(
             quantize(untrained, "none", 16, calibration=texts, activations=settings, copy=True)
 
 
+def test_a_masked_input_that_was_not_quantized_fails_the_audit(
+    untrained: LlamaForCausalLM, texts: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask changes it, but does not round it."""
+
+    def only_masked(self: QuantizedActivations, model: LlamaForCausalLM) -> None:
+        _APPLY(self, model)
+        hooks = model.model.layers[1].self_attn.o_proj._forward_pre_hooks
+        _, rounding = hooks
+        del hooks[rounding]
+
+    untrained.model.layers[1].self_attn.v_proj.weight[:32] *= 1e-3  # two of four heads
+    axes = {"mask_heads": {"epsilon": 3e-3}, "activations": {"bits": 8}}
+    _, audit = quantize(untrained, "none", 16, calibration=texts, copy=True, **axes)
+    assert "2 of 8 heads" in audit.parts[0].details[0]
+    monkeypatch.setattr(QuantizedActivations, "apply", only_masked)
+    with pytest.raises(AuditError, match="not quantized is 1"):
+        quantize(untrained, "none", 16, calibration=texts, **axes)
+
+
 def test_inference_mode_gives_the_same(untrained: LlamaForCausalLM, probe: Tensor) -> None:
     model, _ = quantize(untrained, "none", 16, activations={"bits": 8})
     with torch.inference_mode():

@@ -325,7 +325,9 @@ def of_the_last_group(bits: int, x: Tensor, dim: int, exact: Tensor | None = Non
 
 
 @pytest.mark.parametrize("sabotage", [wider, of_the_last_group])
-@pytest.mark.parametrize("settings", [{"bits": b, **how} for b in (8, 4, 2) for how in ({"group_size": 8}, {"keys": "token"})])
+@pytest.mark.parametrize(
+    "settings", [{"bits": b, **how} for b in (8, 4, 2) for how in ({"group_size": 8}, {"keys": "token"})]
+)
 def test_a_wrong_scale_fails_the_audit(
     untrained: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], sabotage: Any
 ) -> None:
