@@ -16,7 +16,7 @@ from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_result
 # By field of ImportedTask: what differs, in words.
 ASKED = {
     "num_fewshot": "few-shot examples",
-    "version": "task version",
+    "version": "task versions",
     "documents": "documents",
     "prompts": "prompts (few-shot examples, chat template or task file)",
     "targets": "targets",

@@ -114,6 +114,8 @@ def _document(sample: Mapping[str, Any], task: LmEvalTask, where: str) -> Sample
     requests, responses = _requests(required(sample, "arguments", (dict, list), where)), sample.get("resps")
     if not isinstance(responses, list) or len(responses) != len(requests) or not responses:
         raise LmEvalError(f"{where}: resps must be a list with one entry per request ({len(requests)} in arguments).")
+    if not all(requests):
+        raise LmEvalError(f"{where}: arguments has a request without a text.")
     first = [own[0] if isinstance(own, list) and own else own for own in responses]  # of the repeats
     row: dict[str, Any] = {"task": task.name, "doc_id": sample["doc_id"]}
     row["doc_hash"] = _hash("\n".join([*hashes, task.version]))
@@ -151,7 +153,7 @@ def _loglikelihood(value: Any, where: str) -> float:
     """lm-eval writes it as text."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number) or number == math.inf:
         raise LmEvalError(f"{where}: resps has {shown(value)} as a log-likelihood; it must be a number.")
