@@ -16,7 +16,7 @@ from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_result
 # By field of ImportedTask: what differs, in words.
 ASKED = {
     "num_fewshot": "few-shot examples",
-    "version": "task version",
+    "version": "task versions",
     "documents": "documents",
     "prompts": "prompts (few-shot examples, chat template or task file)",
     "targets": "targets",
@@ -93,7 +93,8 @@ def _check_task(task: str, before: tuple[StoredRecord, ImportedTask], after: tup
     if other is None:
         return
     if other in ("num_fewshot", "version"):
-        values = f"{getattr(now, other)} in the run and {getattr(then, other)} in the baseline"
+        here, there = (str(getattr(own, other)) or "missing" for own in (now, then))
+        values = f"{here} in the run and {there} in the baseline"
         raise CheckError(
             f"{task}: the {ASKED[other]} differ ({values}): {now.file} and {then.file} cannot be compared."
         )

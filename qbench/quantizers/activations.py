@@ -15,6 +15,7 @@ from qbench.quantizers.axes import Part
 from qbench.quantizers.axis_options import ActivationsOptions
 from qbench.quantizers.calibration import token_ids
 from qbench.quantizers.declaration import QuantizeError
+from qbench.quantizers.definitions import MAX_MISROUNDED, defined, misrounded
 from qbench.quantizers.hooks import watched_inputs
 from qbench.quantizers.number_formats import E2M1_LARGEST, FORMATS
 from qbench.quantizers.rounding import levels_in_groups, number_count, quantized, scales
@@ -46,6 +47,8 @@ class InputQuantizer:
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments with a rounded input."""
         x, *rest = arguments
+        if x.is_inference():  # nothing tells whether it was changed in place
+            return self._rounded(x), *rest
         last, given = self.last, (x, x._version, self.amax)
         if last.given is None or last.given[0] is not x or last.given[1:] != given[1:]:
             last.given, last.result = given, self._rounded(x)
@@ -72,6 +75,7 @@ class QuantizedActivations:
                     f"activations: {options.format} has blocks of {block} values, which must divide {name}'s "
                     f"in_features, {width}; choose another format."
                 )
+        self.earlier: dict[str, list[int]] = {}  # hooks of other axes, by linear layer: what they do is not rounding
         self.ranges: Mapping[str, float] = {}
         self.tokens = 0
         if options.calibrated:
@@ -84,14 +88,16 @@ class QuantizedActivations:
         last = _Last()
         for name in self.linears:
             amax = self.ranges.get(name, float("nan")) if self.options.calibrated else None
-            model.get_submodule(name).register_forward_pre_hook(InputQuantizer(self.options, amax, last))
+            linear = model.get_submodule(name)
+            self.earlier[name] = list(linear._forward_pre_hooks)
+            linear.register_forward_pre_hook(InputQuantizer(self.options, amax, last))
 
     def audit(self, model: LlamaForCausalLM, probe: Tensor) -> PartAudit:
         """What the linear layers compute with on the probe, compared with what was computed before them."""
         seen = _on_probe(model, probe, {name: model.get_submodule(name) for name in self.linears}, self)
         spared = [n for n in self.linears if n not in seen or not seen[n].difference >= MIN_DIFFERENCE]  # NaN is not
         uncalibrated = [n for n in self.linears if self.options.calibrated and not self.ranges.get(n, 0) > 0]
-        figures = list(seen.values()) or [_InputFigures(0, 0, 0.0, 0.0)]
+        figures = list(seen.values()) or [_InputFigures(0, 0, 0.0, 0.0, 0.0)]
         levels, size = max(own.levels for own in figures), max(own.size for own in figures)
         allowed, clipped = number_count(self.options.format, self.options.bits), max(own.clipped for own in figures)
         return PartAudit(
@@ -115,6 +121,11 @@ class QuantizedActivations:
                     what="the smallest relative difference that it made to an input",
                     value=min(own.difference for own in figures),
                     at_least=MIN_DIFFERENCE,
+                ),
+                Measured(
+                    what="the largest share of an input's error that its format does not explain",
+                    value=max(own.misrounded for own in figures),
+                    at_most=MAX_MISROUNDED,
                 ),
                 Measured(what="the largest |x| that was clipped", value=clipped),
             ),
@@ -181,19 +192,23 @@ class _InputFigures(NamedTuple):
     size: int  # of a group
     difference: float  # ‖x̂ - x‖ / ‖x‖
     clipped: float  # the largest |x| that was clipped, or 0
+    misrounded: float  # ‖what the definition does not explain‖ / ‖the defined error‖
 
 
 @torch.no_grad()
 def _on_probe(
     model: LlamaForCausalLM, probe: Tensor, modules: Mapping[str, nn.Module], axis: QuantizedActivations
 ) -> dict[str, _InputFigures]:
-    """What each linear layer was called with on the probe, before and after all hooks."""
+    """What each linear layer was called with on the probe, before and after the rounding."""
     before: dict[str, Tensor] = {}
     found: dict[str, _InputFigures] = {}
-    whole, block = axis.options.per_tensor, FORMATS[axis.options.format].block
+    own, whole, block = axis.options, axis.options.per_tensor, FORMATS[axis.options.format].block
 
     def compare(name: str, x: Tensor) -> None:
-        then, now = (t.double().cpu() for t in (before.pop(name), x))
+        given = before.pop(name)
+        expected = defined(own.format, own.bits, given, axis.ranges.get(name, torch.nan) if own.calibrated else None)
+        off, error = misrounded(given, x, expected)
+        then, now = (t.double().cpu() for t in (given, x))
         groups = now.reshape(1, -1) if whole else now.reshape(-1, block or now.shape[-1])
         size = then.abs()
         clipped = size[size > axis.limits(name, then) * (1 + 1e-6)]
@@ -202,9 +217,10 @@ def _on_probe(
             size=groups.shape[1],
             difference=float((now - then).norm() / then.norm()) if then.any() else torch.inf,
             clipped=float(clipped.max()) if len(clipped) else 0.0,
+            misrounded=(off / error) ** 0.5 if error else 0.0,
         )
 
-    first = watched_inputs(modules, lambda name, x: before.update({name: x}), first=True)
+    first = watched_inputs(modules, lambda name, x: before.update({name: x}), first=True, after=axis.earlier)
     with first, watched_inputs(modules, compare):
         _forward(model, probe, list(modules))
     return found

@@ -27,6 +27,11 @@ class AxisOptions(Options):
         """How many tokens at the start of a text it leaves as they are."""
         return 0
 
+    @property
+    def why_exact(self) -> str:
+        """The options that leave them, with their values."""
+        return ""
+
     def quantized_pairs(self, read: Spans) -> float | None:
         """The share of pairs of a query and a key whose key was quantized; None if the axis quantizes no keys."""
         return None
@@ -124,8 +129,15 @@ class KvCacheOptions(AxisOptions):
 
     @property
     def window(self) -> int:
-        """The first group of tokens: only later queries see it quantized."""
-        return self.group_size if self.keys == "channel" else 0
+        """Only queries after a group of tokens see it quantized, and the first tokens may be exact for all."""
+        return self.keep_first if self.keys == "token" else (self.keep_first // self.group_size + 1) * self.group_size
+
+    @property
+    def why_exact(self) -> str:
+        """The options that leave the window exact."""
+        names = ["group_size"] if self.keys == "channel" else []
+        names += ["keep_first"] if self.keep_first else []
+        return ", ".join(f"{name} {getattr(self, name)}" for name in names)
 
     def without_the_first_group(self) -> "KvCacheOptions":
         """The same with exact tokens up to the end of a group: what is left of that group may be too few to round."""

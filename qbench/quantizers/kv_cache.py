@@ -154,8 +154,8 @@ class QuantizedCache:
             )
         if options.window >= longest:
             raise QuantizeError(
-                f"kv_cache: group_size is {options.window} tokens, and the model takes {longest}: no key would "
-                "ever be quantized; it must be less."
+                f"kv_cache: {options.why_exact} leaves the first {options.window} tokens of a text exact, and the "
+                f"model takes {longest}: no key would ever be quantized; it must be less."
             )
         self.longest = longest
 
@@ -166,7 +166,7 @@ class QuantizedCache:
 
     def audit(self, model: LlamaForCausalLM, probe: Tensor) -> PartAudit:
         """What the attention functions are called with on the probe, compared with the exact keys and values."""
-        wanted = min(2 * self.options.window + self.options.keep_first, self.longest)
+        wanted = min(2 * self.options.group_size + self.options.keep_first, self.longest)
         if probe.shape[1] < wanted:
             probe = probe.repeat(1, -(-wanted // probe.shape[1]))[:, :wanted]
         return audit_cache(model, probe, self.label, self.options, self.caches)

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from qbench.quantizers.axis_options import KvCacheOptions
+from qbench.quantizers.definitions import MAX_MISROUNDED, defined_min_max, misrounded
 from qbench.quantizers.rounding import levels_in_groups
 from qbench.records.audit import Measured, PartAudit
 
@@ -32,6 +33,7 @@ class CacheWatch:
         self.rounded = [0, 0]  # pairs, by keys and values
         self.energy, self.error = [0.0, 0.0], [0.0, 0.0]
         self.levels = [0, 0]  # the most in a group
+        self.off, self.defined_error = [0.0, 0.0], [0.0, 0.0]  # as from `misrounded`
 
     def __call__(self, exact: Pair, seen: Pair, begin: int) -> None:
         """exact: what the cache holds; seen: what queries from the column `begin` on see. Nothing is padded."""
@@ -42,6 +44,9 @@ class CacheWatch:
             self.rounded[i] += int(changed.cumsum(1)[:, begin:].sum())
             self.energy[i] += float(old.double().square().sum())
             self.error[i] += float((new - old).double().square().sum())
+            off, error = misrounded(old, new, self._expected(old, i, begin))
+            self.off[i] += off
+            self.defined_error[i] += error
             groups = self._groups(new, i, begin)
             if groups.numel():
                 self.levels[i] = max(self.levels[i], int(levels_in_groups(groups).max()))
@@ -58,6 +63,24 @@ class CacheWatch:
         groups = seen[:, :, start:until].clone()
         groups[:, :, : kept - start] = groups[:, :, kept - start, None]  # exact tokens add no levels
         return groups.unflatten(2, (-1, size)).transpose(3, 4)
+
+    def _expected(self, exact: Tensor, which: int, begin: int) -> Tensor:
+        """What queries from the column `begin` to the end of its group should see."""
+        own, expected = self.options, exact.to(torch.float64, copy=True)
+        until = exact.shape[2] if own.keys == "token" else begin // own.group_size * own.group_size
+        if own.keys == "token" or which == 1:
+            rounded = expected[:, :, own.keep_first : until]
+            rounded.copy_(defined_min_max(own.bits, rounded.unflatten(-1, (-1, own.channels))).flatten(-2))
+            return expected
+        for start in range(0, until, own.group_size):
+            group = expected[:, :, max(start, own.keep_first) : start + own.group_size].transpose(2, 3)
+            if group.numel():
+                group.copy_(defined_min_max(own.bits, group))
+        return expected
+
+    def misrounded(self, which: int) -> float:
+        """‖what the definition does not explain‖ / ‖the defined error‖."""
+        return (self.off[which] / self.defined_error[which]) ** 0.5 if self.defined_error[which] else 0.0
 
     def share(self, which: int) -> float:
         """The share of pairs whose key, or value, was quantized."""
@@ -118,6 +141,11 @@ def _figures(
             what=f"the smallest relative difference that it made to the {name} of a layer",
             value=min(layer.difference(which) for layer in layers),
             at_least=MIN_DIFFERENCE,
+        ),
+        Measured(
+            what=f"the largest share of the error of a layer's {name} that {options.bits} bits do not explain",
+            value=max(layer.misrounded(which) for layer in layers),
+            at_most=MAX_MISROUNDED,
         ),
         *(
             Measured(

@@ -41,7 +41,8 @@ def scales(name: str, bits: int, amax: Tensor, tensor_amax: Tensor | None = None
     if name == "nvfp4":
         assert tensor_amax is not None
         whole = _not_zero(tensor_amax.to(amax.dtype) / (E4M3_LARGEST * E2M1_LARGEST))
-        return _not_zero(nearest("fp8", 8, amax / E2M1_LARGEST / whole) * whole)
+        # A block so small that its scale is 0 becomes zeros, as it does with a scale of 1 times the tensor's.
+        return _not_zero(nearest("fp8", 8, amax / E2M1_LARGEST / whole)) * whole
     return _not_zero(amax / largest_number(name, bits))
 
 

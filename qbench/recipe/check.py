@@ -223,8 +223,8 @@ def _check_windows(recipe: Recipe, file: RecipeFile) -> None:
             if window and recipe.max_length and window >= recipe.max_length:
                 raise file.error(
                     ("quantizations", index, part.axis),
-                    f"group_size is {window} tokens, but texts are cut to {recipe.max_length:,} tokens (max_length): "
-                    "no key would be quantized; it must be less.",
+                    f"{part.options.why_exact} leaves the first {window} tokens of a text exact, but texts are cut to "
+                    f"{recipe.max_length:,} tokens (max_length): no key would be quantized; it must be less.",
                 )
 
 

@@ -1,5 +1,6 @@
 """Known metrics and tasks by lm-eval's names: one entry per metric, and one per task."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,7 @@ METRICS = {
     "bits_per_byte": MetricFacts("lower", "bits_per_byte", "bits"),
     KL: MetricFacts("lower", "weighted_mean", "nats"),
 }
+PASS_AT_K = MetricFacts("higher", "mean", "share")  # of generated code: pass@1, pass@10; lm-eval does not list them
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def base_name(metric: str) -> str:
 
 def facts_of(metric: str) -> MetricFacts | None:
     """What is known about a metric, with or without a filter; None if nothing."""
-    return METRICS.get(base_name(metric))
+    name = base_name(metric)
+    return PASS_AT_K if re.fullmatch(r"pass@\d+", name) else METRICS.get(name)
 
 
 def is_share(metric: str) -> bool:

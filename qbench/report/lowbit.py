@@ -24,6 +24,7 @@ from qbench.report.tables import Column, Field, Table, difference_field, number_
 from qbench.report.tidy import DataRow
 
 LOW_BIT = re.compile(r"-(a|kv)\d+(-|$)")  # in labels: activations, KV cache
+OTHER_AXIS = re.compile(r"-(mask|a\d|kv\d)")  # before the end of a label: more is quantized than a column says
 READ_LOW_BIT = (
     "Activations and KV cache are simulated: rounded to few bits and back inside the model. W8A8: weights and inputs "
     "of linear layers as 8-bit integers, with a static scale per tensor or a scale per token. KV4: keys and values in "
@@ -50,7 +51,8 @@ class LowBitColumn:
     def fits(self, about: FamilyQuantization) -> bool:
         """Whether it is this quantization."""
         bits = None if about.method == UNQUANTIZED_METHOD else about.bits
-        return bits == self.weight_bits and re.search(f"[0-9a-z]-{self.ending}$", about.label) is not None
+        found = re.search(f"-{self.ending}$", about.label)
+        return bits == self.weight_bits and found is not None and not OTHER_AXIS.search(about.label[: found.start()])
 
 
 COLUMNS = (

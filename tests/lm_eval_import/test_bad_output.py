@@ -95,6 +95,18 @@ LINES: dict[str, tuple[str, Callable[[Lines], Any], str, list[str]]] = {
     "no doc_id": ("mini_sciq", lambda lines: lines[3].pop("doc_id"), "line 4", ["'doc_id'"]),
     "no arguments": ("mini_sciq", lambda lines: lines[3].pop("arguments"), "line 4", ["'arguments'"]),
     "no resps": ("mini_sciq", lambda lines: lines[3].pop("resps"), "line 4", ["resps"]),
+    "a request is empty": (
+        "mini_sciq",
+        lambda lines: lines[0]["arguments"].update(gen_args_1={}),
+        "line 1",
+        ["arguments"],
+    ),
+    "a log-likelihood is huge": (
+        "mini_wikitext",
+        lambda lines: lines[0].update(resps=[[10**400]]),
+        "line 1",
+        ["resps"],
+    ),
     "doc_id is text": ("mini_sciq", lambda lines: lines[0].update(doc_id="a"), "line 1", ["doc_id", "'a'"]),
     "doc_id is too large": ("mini_sciq", lambda lines: lines[0].update(doc_id=2**40), "line 1", ["doc_id"]),
     "a divisor is 0": (

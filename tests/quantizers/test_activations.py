@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from qbench import quantize, save_quantized
+from qbench.quantizers import rounding
 from qbench.quantizers.activations import InputQuantizer, QuantizedActivations, input_ranges
 from qbench.quantizers.axis_options import ActivationsOptions
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import quantization
-from qbench.quantizers.rounding import quantized
+from qbench.quantizers.rounding import quantized, scales
 from qbench.records.audit import AuditError
 
 from . import tiny
@@ -217,6 +218,60 @@ def test_a_static_scale_that_was_never_calibrated_fails_the_audit(
     monkeypatch.setattr("qbench.quantizers.activations.input_ranges", forgetful)
     with pytest.raises(AuditError, match="never calibrated"):
         quantize(untrained, "none", 16, calibration=texts, activations={"per_tensor": True})
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda own: ActivationsOptions(**own).label_parts()[-1])
+def test_a_wrong_scale_fails_the_audit(
+    untrained: LlamaForCausalLM, texts: list[Tensor], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    factor = 2 if settings.get("format") == "mxfp4" else 1.03
+    monkeypatch.setattr(rounding, "scales", lambda *given: factor * scales(*given))
+    with pytest.raises(AuditError, match="does not explain"):
+        quantize(untrained, "none", 16, calibration=texts, activations=settings)
+
+
+def test_one_layer_with_fewer_bits_or_the_range_of_another_fails_the_audit(
+    untrained: LlamaForCausalLM, texts: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_off(self: QuantizedActivations, model: LlamaForCausalLM) -> None:
+        _APPLY(self, model)
+        (hook,) = model.model.layers[1].mlp.down_proj._forward_pre_hooks.values()
+        if self.options.per_tensor:
+            hook.amax = self.ranges["model.layers.0.mlp.up_proj"]
+        else:
+            hook.options = ActivationsOptions(bits=4)
+
+    monkeypatch.setattr(QuantizedActivations, "apply", one_off)
+    for settings in ({"bits": 8}, {"bits": 8, "per_tensor": True}):
+        with pytest.raises(AuditError, match="does not explain"):
+            quantize(untrained, "none", 16, calibration=texts, activations=settings, copy=True)
+
+
+def test_a_masked_input_that_was_not_quantized_fails_the_audit(
+    untrained: LlamaForCausalLM, texts: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask changes it, but does not round it."""
+
+    def only_masked(self: QuantizedActivations, model: LlamaForCausalLM) -> None:
+        _APPLY(self, model)
+        hooks = model.model.layers[1].self_attn.o_proj._forward_pre_hooks
+        _, rounding = hooks
+        del hooks[rounding]
+
+    untrained.model.layers[1].self_attn.v_proj.weight[:32] *= 1e-3  # two of four heads
+    axes = {"mask_heads": {"epsilon": 3e-3}, "activations": {"bits": 8}}
+    _, audit = quantize(untrained, "none", 16, calibration=texts, copy=True, **axes)
+    assert "2 of 8 heads" in audit.parts[0].details[0]
+    monkeypatch.setattr(QuantizedActivations, "apply", only_masked)
+    with pytest.raises(AuditError, match="not quantized is 1"):
+        quantize(untrained, "none", 16, calibration=texts, **axes)
+
+
+def test_inference_mode_gives_the_same(untrained: LlamaForCausalLM, probe: Tensor) -> None:
+    model, _ = quantize(untrained, "none", 16, activations={"bits": 8})
+    with torch.inference_mode():
+        found = model(input_ids=probe).logits
+    assert torch.equal(found, model(input_ids=probe).logits)
 
 
 # Bad input ---------------------------------------------------------------------------------------

@@ -310,6 +310,38 @@ def test_rounding_that_does_nothing_fails_the_audit(
         quantize(untrained, "none", 16, kv_cache={"keys": "token"})
 
 
+def wider(bits: int, x: Tensor, dim: int, exact: Tensor | None = None) -> Tensor:
+    """A step that is 3% too large."""
+    low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
+    step = 1.03 * (high - low) / (2**bits - 1)
+    return ((x - low) / step).round() * step + low
+
+
+def of_the_last_group(bits: int, x: Tensor, dim: int, exact: Tensor | None = None) -> Tensor:
+    """Scales that a later token helped to set."""
+    low, high = x[:, :, -1:].amin(dim, keepdim=True), x[:, :, -1:].amax(dim, keepdim=True)
+    step = (high - low) / (2**bits - 1)
+    return ((x.clamp(low, high) - low) / step).round() * step + low
+
+
+@pytest.mark.parametrize("sabotage", [wider, of_the_last_group])
+@pytest.mark.parametrize(
+    "settings", [{"bits": b, **how} for b in (8, 4, 2) for how in ({"group_size": 8}, {"keys": "token"})]
+)
+def test_a_wrong_scale_fails_the_audit(
+    untrained: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], sabotage: Any
+) -> None:
+    monkeypatch.setattr(kv_cache, "min_max", sabotage)
+    with pytest.raises(AuditError, match="do not explain"):
+        quantize(untrained, "none", 16, kv_cache=settings)
+
+
+@pytest.mark.parametrize("kept", [64, 100, 127])
+def test_tokens_after_many_exact_ones_are_audited(untrained: LlamaForCausalLM, kept: int) -> None:
+    _, audit = quantize(untrained, "none", 16, kv_cache={"keys": "token", "keep_first": kept})
+    assert f"first {kept} tokens" in " ".join(audit.parts[0].details)
+
+
 # Bad input ---------------------------------------------------------------------------------------
 
 
@@ -322,6 +354,8 @@ def test_rounding_that_does_nothing_fails_the_audit(
         ({"group_size": 8, "keys": "token"}, ["group_size", "8", "token"]),
         ({"group_size": 128}, ["group_size", "128", "ever"]),
         ({"channels": 24}, ["channels", "24", "divide", "32"]),
+        ({"keep_first": 96}, ["keep_first 96", "group_size 32", "128", "ever"]),
+        ({"keep_first": 128, "keys": "token"}, ["keep_first 128", "ever"]),
         ({"keep_first": -1}, ["keep_first", "-1", "0 or more"]),
         ({"group": 8}, ["group", "group_size"]),
     ],

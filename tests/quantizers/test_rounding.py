@@ -98,6 +98,14 @@ def test_zeros_stay_zeros_and_rows_do_not_depend_on_each_other(name: str, bits: 
     assert int(levels_in_groups(together.reshape(-1, FORMATS[name].block or 64)).max()) <= number_count(name, bits)
 
 
+def test_an_nvfp4_block_whose_scale_is_zero_becomes_zeros() -> None:
+    x = torch.cat([torch.linspace(0.5, 2, 16), torch.full((16,), 3e6)])[None]
+    expected = defined("nvfp4", 4, x.double().view(2, 16), 3e6)  # 0 · x / 0
+    found = quantized("nvfp4", 4, x, tensor_amax=x.max())
+    assert torch.equal(found[0, :16], torch.zeros(16))
+    assert found[0, 16:].double() == pytest.approx(expected[1])
+
+
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_min_max_is_the_definition_and_exact_values_have_no_part_in_it(bits: int) -> None:
     x = values().double()

@@ -104,9 +104,9 @@ def test_a_new_environment_outside_the_clone(wheel: Path, tmp_path: Path) -> Non
     assert "PASS" in shell("qbench check results/runs/mine --baseline results/base").upper()
     # The section of the docs for another repository: the baseline, then what the job does.
     section = (ROOT / "docs/gate.md").read_text(encoding="utf-8").partition("## In your own repository")[2]
-    (baseline,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[:1]
+    (baseline,) = re.findall(r"```\n(.*?)```", section, re.DOTALL)[:1]
     shell(baseline)
-    run, check = re.findall(r"- run: (cd quant .*)", section)
+    run, check = re.findall(r"- run: (qbench .* quant/.*)", section)
     shell(run)
     assert "PASS" in shell(check)
     print(

@@ -112,10 +112,5 @@ def _stored_scales(name: str, scale: Tensor, weight: Tensor) -> dict[str, Tensor
     if name == "nvfp4":
         whole = weight.abs().amax() / (E4M3_LARGEST * E2M1_LARGEST)
         whole = whole.masked_fill(whole == 0, 1.0).view(1)
-        return {"scale": _e4m3(scale / whole).view(torch.uint8), "whole_scale": whole}
+        return {"scale": (scale / whole).to(torch.float8_e4m3fn).view(torch.uint8), "whole_scale": whole}
     return {"scale": scale}
-
-
-def _e4m3(x: Tensor) -> Tensor:
-    """Scales of blocks of zeros can be beyond its range, where torch's conversion would give NaN."""
-    return x.clamp(max=E4M3_LARGEST).to(torch.float8_e4m3fn)

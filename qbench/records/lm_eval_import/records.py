@@ -19,6 +19,7 @@ from qbench.records.store import StoredRecord
 
 # Of an identity: what lm-eval does not write, or what its users may change between two models that they compare.
 AS_EVALUATED = "as lm-eval ran it"
+NANMEAN = "nanmean"  # the mean of the documents that have a value; tested if all have one
 # Of its config, for provenance.
 SETTINGS = ("model", "model_args", "model_dtype", "batch_size", "device", "limit", "gen_kwargs", "fewshot_seed")
 
@@ -65,7 +66,8 @@ def to_record(output: ModelOutput, cell: CellRef) -> StoredRecord:
 
 def _check_count(samples: SamplesFile, task: LmEvalTask, file: ResultsFile) -> None:
     found = len(samples.documents)
-    if task.documents is not None and found != task.documents:
+    chosen = not task.counted and found <= max(document.row["doc_id"] for document in samples.documents)
+    if task.documents is not None and found != task.documents and not chosen:
         raise LmEvalError(
             f"{samples.path} has {found} documents, but {file.path} counts {task.documents} of {task.name}; the file "
             "is cut off, or of another evaluation."
@@ -93,20 +95,25 @@ def _metric(task: LmEvalTask, score: LmEvalScore, samples: SamplesFile, file: Re
         value=score.value,
         stderr=score.stderr,
         better=score.better,
-        aggregation=_aggregation(task, score, values, weights, f"{samples.path} and {file.path}"),
+        aggregation=_aggregation(task, score, values, weights, len(there), f"{samples.path} and {file.path}"),
         documents=int(there.sum()) or len(samples.documents),
     )
 
 
-def _aggregation(task: LmEvalTask, score: LmEvalScore, values: np.ndarray, weights: np.ndarray, where: str) -> str:
+def _aggregation(
+    task: LmEvalTask, score: LmEvalScore, values: np.ndarray, weights: np.ndarray, count: int, where: str
+) -> str:
     """How documents' values become the score: as the task's file or the metric says, or the mean if that is it.
 
     An error if the documents do not give lm-eval's score. Other ways (F1, BLEU, a function) only lm-eval can compute.
+    count: of all documents, also of those without a value.
     """
     named = score.named_aggregation
     if named is None or named not in AGGREGATIONS:
         is_mean = len(values) and _close(AGGREGATIONS["mean"].value(values, np.ones(len(values))), score.value)
-        return "mean" if is_mean and named is None else named or "unknown"
+        if is_mean and (named is None or (named == NANMEAN and len(values) == count)):
+            return "mean"
+        return named if named and named.isidentifier() else "unknown"  # lm-eval writes the code of a function
     if not len(values):
         raise LmEvalError(
             f"{where}: {task.name} has {score.name}, but no line has a number in the field {score.metric!r}."

@@ -13,10 +13,10 @@ from qbench.records.lm_eval_import.fields import LmEvalError, finite, is_number,
 from qbench.records.metrics import facts_of
 from qbench.records.samples import AGGREGATIONS, FIELDS, WEIGHT
 
-# The end of the names of all files that one evaluation writes: 2026-11-18T10-50-44.074984
-DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)$")
+# The end of the names of all files that one evaluation writes: 2026-11-18T10-50-44.074984, or with colons.
+DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d[-:]\d\d[-:]\d\d(?:\.\d+)?)$")
 STDERR = "_stderr"
-BYPASS = "bypass"  # what --predict_only has instead of metrics
+NO_SCORES = {"bypass", "sample_len", "samples"}  # what --predict_only has instead of metrics, and counts of documents
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class LmEvalScore:
         return self.named_aggregation in AGGREGATIONS and AGGREGATIONS[self.named_aggregation].weighted
 
     @property
+    def may_lack_values(self) -> bool:
+        """Whether documents may have NaN: nanmean and functions of a task's own leave them out."""
+        return self.named_aggregation is not None and self.named_aggregation not in AGGREGATIONS
+
+    @property
     def name(self) -> str:
         """The metric as records name it: exact_match,strict-match, or acc without a filter."""
         return self.metric if self.filter == "none" else f"{self.metric},{self.filter}"
@@ -58,6 +63,7 @@ class LmEvalTask:
     output_type: str  # empty if the file does not say
     target_delimiter: str
     documents: int | None  # how many were evaluated; None if the file does not say
+    counted: bool  # whether that is a count; older releases compute it from --limit, whatever --samples chose
     is_group: bool
 
 
@@ -120,10 +126,11 @@ def _task(content: Mapping[str, Any], name: str, results: Mapping[str, Any], is_
     better = mapping(mapping(content, "higher_is_better", where), name, f"{where}: higher_is_better")
     listed = config["metric_list"] if isinstance(config.get("metric_list"), list) else []
     named = {m["metric"]: m for m in listed if isinstance(m, dict) and isinstance(m.get("metric"), str)}
+    with_filters = any("," in key for key in own)  # then all other numbers are counts, such as sample_len
     scores = []
     for key, value in own.items():
-        metric, _, filter_name = key.partition(",")
-        if metric.endswith(STDERR) or metric == BYPASS or not is_number(value) or key == "sample_len":
+        metric, comma, filter_name = key.partition(",")
+        if metric.endswith(STDERR) or metric in NO_SCORES or not is_number(value) or (with_filters and not comma):
             continue
         if metric in FIELDS.names or metric.endswith(WEIGHT):
             raise LmEvalError(f"{where}: results.{name} has a metric called {metric}, which is the name of a field.")
@@ -149,6 +156,7 @@ def _task(content: Mapping[str, Any], name: str, results: Mapping[str, Any], is_
         output_type=text_of(config, "output_type"),
         target_delimiter=config["target_delimiter"] if isinstance(config.get("target_delimiter"), str) else " ",
         documents=_documents(content, name, own, where),
+        counted="sample_len" in own,
         is_group=is_group,
     )
 

@@ -95,9 +95,9 @@ def _filter(sample: Mapping[str, Any], filters: Sequence[str], seen: Mapping[str
 
 
 def _values(score: LmEvalScore, value: Any, where: str) -> dict[str, float]:
-    """A document's value of a metric, and its weight if it has one; nothing if it is not a number (a pair of texts)."""
+    """A document's value of a metric, and its weight if it has one; nothing if it has none (a pair of texts)."""
     parts = value if score.is_weighted and isinstance(value, list) and len(value) == 2 else [value]
-    if not all(map(is_number, parts)):
+    if not all(map(is_number, parts)) or (score.may_lack_values and value != value):
         return {}
     if not all(abs(part) <= MAX_LOGLIKELIHOOD for part in parts):
         raise LmEvalError(f"{where}: {score.metric} is {shown(value)}; it must be a finite number below a trillion.")
@@ -114,6 +114,8 @@ def _document(sample: Mapping[str, Any], task: LmEvalTask, where: str) -> Sample
     requests, responses = _requests(required(sample, "arguments", (dict, list), where)), sample.get("resps")
     if not isinstance(responses, list) or len(responses) != len(requests) or not responses:
         raise LmEvalError(f"{where}: resps must be a list with one entry per request ({len(requests)} in arguments).")
+    if not all(requests):
+        raise LmEvalError(f"{where}: arguments has a request without a text.")
     first = [own[0] if isinstance(own, list) and own else own for own in responses]  # of the repeats
     row: dict[str, Any] = {"task": task.name, "doc_id": sample["doc_id"]}
     row["doc_hash"] = _hash("\n".join([*hashes, task.version]))
@@ -141,7 +143,7 @@ def _document(sample: Mapping[str, Any], task: LmEvalTask, where: str) -> Sample
 def _scored(response: Any, is_page: bool, where: str) -> tuple[Any, Any]:
     """The log-likelihood, and whether it is the likeliest text; of a page only the first is known."""
     if is_page:
-        return response, None
+        return response[0] if isinstance(response, list) and response else response, None
     if isinstance(response, list) and len(response) == 2:
         return response[0], response[1]
     raise LmEvalError(f"{where}: resps has {shown(response)}; it must be a log-likelihood and True or False.")
@@ -151,7 +153,7 @@ def _loglikelihood(value: Any, where: str) -> float:
     """lm-eval writes it as text."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number) or number == math.inf:
         raise LmEvalError(f"{where}: resps has {shown(value)} as a log-likelihood; it must be a number.")
@@ -165,8 +167,8 @@ def _requests(arguments: Any) -> list[list[Any]]:
 
 
 def _generation(sample: Mapping[str, Any]) -> str:
-    """A hash of the settings for generated text; empty for tasks that score."""
-    settings = [own for request in _requests(sample["arguments"]) for own in request if isinstance(own, dict)]
+    """A hash of the settings for generated text, which follow the prompt; empty for tasks that score."""
+    settings = [own for request in _requests(sample["arguments"]) for own in request[1:2] if isinstance(own, dict)]
     return _hash(json.dumps(settings, sort_keys=True)) if settings else ""
 
 
