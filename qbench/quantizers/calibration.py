@@ -151,7 +151,9 @@ def token_ids(calibration: Any, model: "PreTrainedModel") -> "Sequence[Tensor]":
         calibration = calibration_batches(calibration, _tokenizer(model), model.config.max_position_embeddings)
     wanted = "Calibration is needed: a list of token-id tensors [1, length], or a calibration source"
     if isinstance(calibration, torch.Tensor):
-        raise QuantizeError(f"{wanted}; it is one tensor {list(calibration.shape)}, so split it: ids.split(1).")
+        rows = calibration.ndim == 2 and len(calibration) > 1
+        split = "ids.split(1)" if rows else "ids.reshape(1, -1).split(LENGTH, dim=1)"
+        raise QuantizeError(f"{wanted}; it is one tensor {list(calibration.shape)}, so split it: {split}.")
     if calibration is None:
         raise QuantizeError(f"{wanted}.")
     if not isinstance(calibration, Sequence):

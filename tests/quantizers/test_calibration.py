@@ -208,7 +208,8 @@ def test_a_source_is_named_as_the_recipe_names_it(
     [
         (None, r"token-id tensors \[1, length\], or a calibration source\.$"),
         ([], "alibration.*empty"),
-        (torch.ones(8, 48, dtype=torch.long), r"one tensor.*\[8, 48\].*split"),
+        (torch.ones(8, 48, dtype=torch.long), r"one tensor.*\[8, 48\].*split\(1\)"),
+        (torch.ones(1, 48, dtype=torch.long), r"one tensor.*\[1, 48\].*split\(LENGTH, dim=1\)"),
         (7, "alibration.* int"),
         ([[1, 2, 3]], r"sample 0.*list.*tensor \[1, length\]"),
         ([torch.ones(1, 8)], "sample 0.*torch.float32.*whole numbers"),
