@@ -7,6 +7,7 @@ from qbench.errors import some
 from qbench.numbers import counted
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
+from qbench.report.doubts import doubts
 
 
 def remarks(report: ReportData) -> list[str]:
@@ -16,6 +17,20 @@ def remarks(report: ReportData) -> list[str]:
     if older := report.results.of_other_versions():
         found.append(f"Some cells were measured with other code or packages than the latest one: {some(older)}.")
     return found
+
+
+def remarks_on_suspicious(report: ReportData) -> list[str]:
+    """Published cells that cannot be right; the page has a section on them.
+
+    Those of records fail their audit, and have no scores.
+    """
+    if report.results.records:
+        return []
+    names = dict.fromkeys(doubt.where for doubt in doubts(report))
+    if not names:
+        return []
+    why = f"`qbench audit {report.results.source}` says why. Everything here, claims too, takes them as published."
+    return [f"Suspicious: {some(list(names))}; {why}"]
 
 
 def remarks_on_delta(report: ReportData) -> list[str]:

@@ -11,7 +11,7 @@ from qbench.report.kinds import DEFAULT_KIND, KINDS, NoRows, table_kind
 from qbench.report.latex import DEFAULT_COLUMNS, latex
 from qbench.report.markdown import markdown
 from qbench.report.notebook import Tables
-from qbench.report.remarks import remarks
+from qbench.report.remarks import remarks, remarks_on_suspicious
 from qbench.report.results import ReportError
 from qbench.report.terminal import draws_tables, terminal
 from qbench.report.tidy import to_csv, to_json
@@ -82,7 +82,8 @@ def render(
         instead = f"; it has {others}." if others else "."
         why = f"{report.results.source} has no data for --kind {chosen.name}{instead} {chosen.why_none(report)}"
         raise ReportError(why.rstrip())
-    notes, lead = [*remarks(report), *chosen.remarks(report)], chosen.lead(report)
+    notes = [*remarks_on_suspicious(report), *remarks(report), *chosen.remarks(report)]
+    lead = chosen.lead(report)
     if format == "latex":
         return latex(tables, notes, lead, standalone=standalone, columns=columns or DEFAULT_COLUMNS)
     return FOR_PEOPLE[format](tables, notes, lead)

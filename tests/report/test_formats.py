@@ -139,6 +139,13 @@ def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: ReportDat
     check("lone-summary.md", markdown([table]))
 
 
+@pytest.mark.parametrize("kind", ["summary", "headline", "damage"])
+def test_tables_of_published_numbers_name_what_is_suspicious(kind: str, paper: ReportData, small: ReportData) -> None:
+    (line,) = [line for line in render(paper, "md", kind).splitlines() if line.startswith("Suspicious: ")]
+    assert all(fact in line for fact in ("1.8B-softmax-hqq-2", "qbench audit", "claims"))
+    assert "Suspicious: " not in render(small, "md", kind)
+
+
 @pytest.mark.parametrize("kind", ["delta", "baseline"])
 def test_scores_of_a_model_without_a_twin_have_one_column(kind: str, lone: ReportData) -> None:
     text = markdown(tables(lone, kind))
