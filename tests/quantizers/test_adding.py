@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RECIPE = f"""
 checkpoints: {{mini: {{softmax: {ROOT}/recipes/mini/softmax}}}}
-quantizations: [{{method: none}}, {{method: minmax, bits: [3, 4], options: {{group_size: 32}}}}]
+quantizations: [{{method: none}}, {{methods: [minmax], bits: [3, 4], options: {{group_size: 32}}}}]
 tasks: {{mini_piqa: {{data: {ROOT}/recipes/mini/tasks/mini_piqa.jsonl}}}}
 task_folders: [{ROOT}/recipes/mini/tasks]
 limit: 4
@@ -118,7 +118,7 @@ def test_one_place_is_enough_to_plan_run_tabulate_save_and_load(
 ) -> None:
     here = Here(tmp_path / "work", add(tmp_path / "added"))
     (here.folder / "recipe.yaml").write_text(RECIPE)
-    assert here.python("-c", IMPORTS_NO_TORCH).split() == ["none", "bnb", "gptq", "hqq", "rtn", "minmax"]
+    assert sorted(here.python("-c", IMPORTS_NO_TORCH).split()) == ["bnb", "gptq", "hqq", "minmax", "none", "rtn"]
     planned, _, again, table = here.python("-c", COMMANDS).split("next command\n")
     assert re.search("mini-softmax-minmax-4-g32 +to do", planned)
     assert re.search("mini-softmax-minmax-3 +not offered", planned)
