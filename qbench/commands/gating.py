@@ -11,11 +11,12 @@ from qbench.commands.common import DONE, FAILED, RECORDS, Commands, add
 from qbench.errors import InputError
 from qbench.files import write_atomically
 from qbench.numbers import byte_size, counted
-from qbench.output import runner_command
+from qbench.output import print_styled, runner_command
 
 if TYPE_CHECKING:
     from qbench.gate.verdict import GateReport
 
+ON_SCREEN = "default: a table for the screen on a terminal, text if piped"
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
 
 
@@ -82,7 +83,7 @@ def add_power(commands: Commands) -> None:
     parser.add_argument("--against", type=Path, metavar="RUN", help=against)
     cells = "how many of these cells change: those that do not cannot fail, and do not count; default: all"
     parser.add_argument("--cells", type=int, metavar="N", help=cells)
-    parser.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
+    parser.add_argument("--format", choices=("text", "markdown"), help=ON_SCREEN)
 
 
 def _add_folders(
@@ -93,7 +94,7 @@ def _add_folders(
 
 
 def _check(options: argparse.Namespace) -> int:
-    from qbench.gate.render import annotations, error_annotation, to_text
+    from qbench.gate.render import annotations, error_annotation
     from qbench.gate.verdict import check
 
     try:
@@ -103,7 +104,7 @@ def _check(options: argparse.Namespace) -> int:
         _annotate([error_annotation(str(error))])
         _write_summary(f"### qbench check: not compared\n\n{error}\n")
         raise
-    sys.stdout.write(to_text(report))
+    _show(report)
     _write_reports(options, report)
     _annotate(annotations(report))
     return DONE if report.passed else FAILED
@@ -155,14 +156,14 @@ def _import(options: argparse.Namespace) -> int:
 def _accept(options: argparse.Namespace) -> int:
     from qbench.gate.accept import accept, check_reason, is_new
     from qbench.gate.pairing import NoBaselineError
-    from qbench.gate.render import to_text
     from qbench.gate.verdict import check
 
     check_reason(options.reason)
     report, not_compared, new = None, "", is_new(options.baseline)
     try:
         report = check(options.folder, options.baseline)
-        print(to_text(report))
+        _show(report)
+        print()
     except NoBaselineError:
         not_compared = f"{options.baseline} is new."
     except InputError as error:  # for instance different documents: accept is there to replace it
@@ -176,10 +177,23 @@ def _accept(options: argparse.Namespace) -> int:
 
 
 def _power(options: argparse.Namespace) -> int:
+    from qbench.commands.gate_screen import draws_tables, powers_on_screen
     from qbench.gate.power import power, to_text
 
-    print(to_text(power(options.folder, options.against, options.cells), options.format))
+    found = power(options.folder, options.against, options.cells)
+    if options.format is None and draws_tables():
+        print_styled(powers_on_screen(found))
+    else:
+        print(to_text(found, options.format or "text"))
     return DONE
+
+
+def _show(report: "GateReport") -> None:
+    """Print a report: tables for the screen on a terminal, plain text elsewhere."""
+    from qbench.commands.gate_screen import draws_tables, report_on_screen
+    from qbench.gate.render import to_text
+
+    print_styled(report_on_screen(report)) if draws_tables() else sys.stdout.write(to_text(report))
 
 
 def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:

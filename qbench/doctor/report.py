@@ -22,10 +22,12 @@ from qbench.gpus import gpus, has_cuda, why_not_cuda
 from qbench.identity import PACKAGES
 from qbench.machine import machine
 from qbench.numbers import counted
+from qbench.output import print_styled
 from qbench.quantizers.options import quantizers
 from qbench.recipe.cells import cells
 from qbench.recipe.schema import Recipe
 
+WRAPPED = ("attention", "packages")  # long lists, also in logs
 CHECK_TIMEOUT = 600  # seconds for a group: the first Triton compilation takes a minute
 
 
@@ -117,7 +119,7 @@ def doctor(
     """
     report = examine(recipe)
     if not as_json:
-        print(render_report(report, all_packages=all_packages), flush=True)
+        _print_report(report, all_packages)
     wanted = report_wanted or (report.device == "cuda" if checks_wanted is None else checks_wanted)
     if wanted and not report.unusable:
         groups = groups_of(recipe) if recipe else None
@@ -131,6 +133,16 @@ def doctor(
         write_report(report, [_shown(check, as_json) for check in timings])
         print(f"report: {FILE}", file=sys.stderr)
     return not (report.unusable or report.missing or report.failed)
+
+
+def _print_report(report: DoctorReport, all_packages: bool) -> None:
+    from qbench.report.terminal import draws_tables
+
+    if draws_tables():
+        print_styled(report_on_screen(report, all_packages=all_packages))
+        sys.stdout.flush()
+    else:
+        print(render_report(report, all_packages=all_packages), flush=True)
 
 
 def _shown(check: CheckResult, as_json: bool) -> CheckResult:
@@ -264,32 +276,62 @@ def _how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def render_report(report: DoctorReport, *, all_packages: bool = False) -> str:
-    """The report without the checks as text; its table has all packages, or just mismatched ones."""
+    """The report without the checks as text for logs; its table has all packages, or just mismatched ones."""
     from tabulate import tabulate
 
+    lines = [_wrapped(f"{name:<10}", text) if name in WRAPPED else f"{name:<10}{text}" for name, text in facts(report)]
+    for header, rows in report_tables(report, all_packages=all_packages):
+        lines += ["", tabulate(rows, headers=header, disable_numparse=True)]
+    return "\n".join([*lines, ""])
+
+
+def report_on_screen(report: DoctorReport, *, all_packages: bool = False) -> str:
+    """The same for a terminal, at its width."""
+    from qbench.report.tables import Column, Field, Table
+    from qbench.report.terminal import Screen
+
+    screen = Screen()
+    for name, text in facts(report):
+        screen.paragraph(text, first=f"{name:<10}")
+    for header, rows in report_tables(report, all_packages=all_packages):
+        screen.blank()
+        fields = [[Field(text) for text in row] for row in rows]
+        screen.grid(Table("doctor", "", "", [], [Column(title, "l") for title in header], heads=0, rows=fields))
+    return screen.text() + "\n"
+
+
+def facts(report: DoctorReport) -> list[tuple[str, str]]:
+    """What the machine has, one name and text per line."""
     here = report.machine
     gpus_found = [
         f"{gpu['name']}, {gpu['memory_gib']} GiB, driver {gpu['driver']}, compute capability {gpu['capability']}"
         for gpu in here["gpus"]
     ] or ["none"]
-    lines = [
-        f"machine   {here['cpu']}, {counted(here['cores'], 'core')}, {here['memory_gib']} GiB",
-        *(f"GPU       {gpu}" for gpu in gpus_found),
-        f"software  Python {here['python']}, {here['platform']}",
-        *(f"note      {note}" for note in report.notes),
-        _wrapped("attention ", ", ".join(kind.title for kind in attentions().values())),
-        packages_in_short(report.packages),
-        "",
+    return [
+        ("machine", f"{here['cpu']}, {counted(here['cores'], 'core')}, {here['memory_gib']} GiB"),
+        *(("GPU", gpu) for gpu in gpus_found),
+        ("software", f"Python {here['python']}, {here['platform']}"),
+        *(("note", note) for note in report.notes),
+        ("attention", ", ".join(kind.title for kind in attentions().values())),
+        ("packages", packages_in_short(report.packages)),
     ]
+
+
+def report_tables(report: DoctorReport, *, all_packages: bool) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """The headers and rows of the tables: packages, if any is to be listed, and what runs."""
     listed = [package for package in report.packages if all_packages or package.state]
-    if rows := [[p.name, p.wanted, p.installed or "-", p.extra, p.state] for p in listed]:
-        lines += [tabulate(rows, headers=["package", "wanted", "installed", "extra", ""], disable_numparse=True), ""]
-    found = [
-        *([o.name, ", ".join(map(str, o.widths)), _yes(o.runs), o.note] for o in report.methods),
-        *([f"attention on {o.name}", "", _yes(o.runs), o.note] for o in report.attention),
-    ]
-    lines += [tabulate(found, headers=["method or kernel", "bits", "runs here", ""], disable_numparse=True), ""]
-    return "\n".join(lines)
+    if listed:
+        yield (
+            ["package", "wanted", "installed", "extra", ""],
+            [[p.name, p.wanted, p.installed or "-", p.extra, p.state] for p in listed],
+        )
+    yield (
+        ["method or kernel", "bits", "runs here", ""],
+        [
+            *([o.name, ", ".join(map(str, o.widths)), _yes(o.runs), o.note] for o in report.methods),
+            *([f"attention on {o.name}", "", _yes(o.runs), o.note] for o in report.attention),
+        ],
+    )
 
 
 def packages_in_short(found: list[Package]) -> str:
@@ -298,8 +340,7 @@ def packages_in_short(found: list[Package]) -> str:
     versions = [f"{p.name}=={p.installed}" for p in found if p.name in computing and p.installed]
     fine = sum(not package.state for package in found)
     count = f"{fine} of {len(found)}" if fine < len(found) else f"all {fine}"
-    text = ", ".join([*versions, f"{count} packages match their pins (--packages lists all)"])
-    return _wrapped("packages  ", text)
+    return ", ".join([*versions, f"{count} packages match their pins (--packages lists all)"])
 
 
 def _wrapped(head: str, text: str) -> str:

@@ -164,20 +164,31 @@ def binomial_tail(successes: Floats, trials: Floats | int, chance: float) -> Flo
 def to_text(rows: Sequence[Power], style: str = "text") -> str:
     """The powers as a table for people, and how to read it."""
     markdown = style == "markdown"
-    header = ["task", "metric", "documents", *(f"detects\n({percent(power, 0)})" for power in POWERS)]
-    header += [f"documents for\n{times}× tolerance ({percent(POWERS[0], 0)})" for times in MULTIPLES]
-    shown = []
-    for row in rows:
-        losses = [_in_words(row.found[power], row.kind) for power in POWERS]
-        counts = [f"{_documents(n)} for {_in_words(loss, row.kind)}" for loss, n in row.needed.items()]
-        shown.append([row.task, row.metric, count(row.documents), *losses, *counts])
+    header = [f"{group}\n{title}" if group else title for group, title in header_of_powers()]
     if markdown:  # its cells have one line
         header = [name.replace("\n", " ") for name in header]
-    table = tabulate(shown, header, tablefmt="github" if markdown else "simple", disable_numparse=True)
-    return f"{table}\n\n{_reading(rows)}"
+    style = "github" if markdown else "simple"
+    table = tabulate([row_of(own) for own in rows], header, tablefmt=style, disable_numparse=True)
+    return f"{table}\n\n{reading(rows)}"
 
 
-def _reading(rows: Sequence[Power]) -> str:
+def header_of_powers() -> list[tuple[str, str]]:
+    """The columns of the table: what several of them are about, and their titles."""
+    return [
+        *(("", title) for title in ("task", "metric", "documents")),
+        *(("detects", f"({percent(power, 0)})") for power in POWERS),
+        *(("documents for", f"{times}× tolerance ({percent(POWERS[0], 0)})") for times in MULTIPLES),
+    ]
+
+
+def row_of(own: Power) -> list[str]:
+    """The power of one metric as people read it."""
+    losses = [_in_words(own.found[power], own.kind) for power in POWERS]
+    counts = [f"{_documents(n)} for {_in_words(loss, own.kind)}" for loss, n in own.needed.items()]
+    return [own.task, own.metric, count(own.documents), *losses, *counts]
+
+
+def reading(rows: Sequence[Power]) -> str:
     """How to read the first row that finds anything."""
     row = next((row for row in rows if all(map(math.isfinite, row.found.values()))), None)
     if row is None:

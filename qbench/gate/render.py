@@ -28,8 +28,13 @@ class ReportSection:
     """A part of a report for people: a title, then a table or lines."""
 
     title: str
-    rows: tuple[tuple[str, ...], ...] = ()  # under HEADER
+    outcomes: tuple[TestedHypothesis, ...] = ()
     lines: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table, under HEADER."""
+        return [row(outcome) for outcome in self.outcomes]
 
 
 def headline(report: GateReport) -> str:
@@ -103,22 +108,22 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
         for title, damage in (("Failures in the scores", False), (DAMAGED, True)):
             own = [outcome for outcome in report.worse if (outcome.hypothesis.limit is not None) == damage]
             if own:
-                yield ReportSection(title, rows=tuple(map(row, own)))
+                yield ReportSection(title, outcomes=tuple(own))
         for title, pooled in ((LOST_MOST, False), (LOST_TOGETHER, True)):
             own = [outcome for outcome in report.worse if bool(outcome.hypothesis.parts) == pooled]
             if lines := tuple(f"{outcome.hypothesis.name}: {changed(outcome)}" for outcome in own):
                 yield ReportSection(title, lines=lines)
     if report.not_excluded:
         title = "Failures: losses above the required margin (gate.noninferiority) that cannot be excluded at 95%"
-        yield ReportSection(title, rows=tuple(map(row, report.not_excluded)))
+        yield ReportSection(title, outcomes=report.not_excluded)
     for cells, differing in _by_differences(report):
         yield ReportSection(f"What else differs from the baseline in {cells}", lines=differing)
     if report.better:
-        yield ReportSection("Improvements beyond the tolerance", rows=tuple(map(row, report.better)))
+        yield ReportSection("Improvements beyond the tolerance", outcomes=report.better)
     if report.unclear:
         shown = sorted(report.unclear, key=lambda outcome: outcome.p)[:MAX_UNCLEAR]
         title = f"Losses above the tolerance that may be chance ({len(shown)} of {len(report.unclear)})"
-        yield ReportSection(title, rows=tuple(map(row, shown)))
+        yield ReportSection(title, outcomes=tuple(shown))
     if report.warnings:
         yield ReportSection("Warnings", lines=tuple(f"{f.cell.name}: {f.message}" for f in report.warnings))
     if report.notes:
@@ -197,7 +202,7 @@ def _by_differences(report: GateReport) -> Iterator[tuple[str, tuple[str, ...]]]
 
 
 def to_text(report: GateReport) -> str:
-    """The report for a terminal."""
+    """The report as plain text, for logs."""
     parts = [headline(report), *filter(None, (statement(report), explanation(report)))]
     for section in sections(report):
         parts += ["", section.title]
