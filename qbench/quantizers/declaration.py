@@ -28,6 +28,11 @@ class QuantizeError(InputError):
     """A wrong call: a method, bits, option, model or calibration that does not work."""
 
 
+def must_define(owner: type, method: str) -> NotImplementedError:
+    """The error of a method that the author of a quantizer must define."""
+    return NotImplementedError(f'{owner.__name__} must define {method}(); see "Adding one" in docs/quantizers.md.')
+
+
 class Options(BaseModel):
     """Options of a method; the defaults here are the only ones."""
 
@@ -95,7 +100,7 @@ class Quantizer:
 
     def layer_class(self, bits: int) -> "type[PackedLinear]":
         """The class of its layers. Import it inside, so a plan does not wait for torch."""
-        raise NotImplementedError(f"{self.name} has no layers.")
+        raise must_define(type(self), "layer_class")
 
     def quantize_linears(
         self,

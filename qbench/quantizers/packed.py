@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qbench.attention.register import show
 from qbench.progress import Bar
-from qbench.quantizers.declaration import LinearOptions, QuantizeError
+from qbench.quantizers.declaration import LinearOptions, QuantizeError, must_define
 from qbench.quantizers.options import Quantization
 
 _ATTRIBUTE = "qbench_packed_form"
@@ -46,11 +46,11 @@ class PackedLinear(nn.Module):
 
     def codes(self) -> Tensor:
         """The integer codes, [out_features, in_features], each in 0 .. 2**bits - 1."""
-        raise NotImplementedError
+        raise must_define(type(self), "codes")
 
     def dequantize(self) -> Tensor:
         """The weight that the codes represent, [out_features, in_features], in the compute dtype."""
-        raise NotImplementedError
+        raise must_define(type(self), "dequantize")
 
     def dequantize_float32(self) -> Tensor:
         """The same before rounding to the compute dtype, for the audit to count steps of the grid.
@@ -62,7 +62,7 @@ class PackedLinear(nn.Module):
     @classmethod
     def from_linear(cls, linear: nn.Linear, bits: int, options: Any) -> Self:
         """Quantize one linear layer on its device."""
-        raise NotImplementedError
+        raise must_define(cls, "from_linear")
 
     @classmethod
     def from_tensors(
