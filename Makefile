@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One thread per test process and one process per core is the fastest on small machines, and the most repeatable.
 WORKERS ?= auto
+# The tests of one file in one process: what they share is set up once, and gptqmodel is imported by few.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=10
 # What `make bench` runs, and where its records go.
 RECIPE ?= recipes/$(if $(shell $(PYTHON) scripts/install.py --gpus 2>/dev/null),paper-340m,mini).yaml
 RUN := results/runs/$(basename $(notdir $(RECIPE)))
@@ -40,11 +42,11 @@ check: setup ## the gate: run recipes/ci.yaml and compare it with the committed 
 	@$(SHOW); show run recipes/ci.yaml || [ $$? -eq 1 ]
 	$(BIN)/qbench check results/runs/ci --baseline results/mini --junit results/runs/ci/gate.xml --json results/runs/ci/gate.json
 
-test: setup lint ## lint, then all tests except the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --durations=10
+test: setup ## all tests except the slow ones
+	$(PYTEST)
 
-test-all: setup lint ## lint, then all tests, including the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --durations=10 -m ''
+test-all: setup lint ## ruff and mypy, then all tests, including the slow ones
+	$(PYTEST) -m ''
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

@@ -3,7 +3,9 @@
     python benchmarks/margins.py
 
 One row per law of losses and number of documents. "Student's t" is the plain one-sided interval, "the gate's" has one
-more document that lost as much as any changed (for answers, a whole one) and the correction for skewness.
+more document that lost as much as any changed (for answers, a whole one), the correction for skewness and, except for
+answers, the degrees of freedom of the documents that changed. If none changed, the gate says only that, which is not
+counted: "no statement" says how often.
 """
 
 import argparse
@@ -43,6 +45,10 @@ LAWS: dict[str, tuple[Law, float]] = {
     "lognormal gains": (lambda random, shape: -random.lognormal(size=shape), -math.exp(0.5)),
     "5% of documents changed": (few(0.05), 0.05),
     "1% of documents changed": (few(0.01), 0.01),
+    "2% changed, lognormal": (
+        lambda random, shape: (random.uniform(size=shape) < 0.02) * random.lognormal(size=shape),
+        0.02 * math.exp(0.5),
+    ),
     "answers: 2% lost": (answers(0.02, 0), 0.02),
     "answers: 0.75% lost": (answers(0.0075, 0), 0.0075),
     "answers: 2% lost, 2% won": (answers(0.02, 0.02), 0.0),
@@ -60,22 +66,23 @@ def main() -> None:
     for name, (law, mean) in LAWS.items():
         for documents in options.documents:
             losses = law(np.random.default_rng(0), (options.tables, documents))
-            rows.append(
-                [name, documents, *(f"{share:.1%}" for share in held(losses, mean, name.startswith("answers")))]
-            )
-    print(
-        tabulate(rows, ["losses", "documents", "Student's t", "the gate's"], tablefmt="github", disable_numparse=True)
-    )
+            shares = held(losses, mean, name.startswith("answers"))
+            rows.append([name, documents, *(f"{share:.1%}" for share in shares)])
+    header = ["losses", "documents", "Student's t", "the gate's", "no statement"]
+    print(tabulate(rows, header, tablefmt="github", disable_numparse=True))
 
 
-def held(tables: Floats, mean: float, whole: bool) -> tuple[float, float]:
-    """How often each upper end is not below the mean; whole: answers, which are lost as a whole."""
+def held(tables: Floats, mean: float, whole: bool) -> tuple[float, float, float]:
+    """How often each upper end is not below the mean, and how often the gate has none; whole: answers.
+
+    The second share is of all tables: those without a statement hold.
+    """
     ones = np.ones(tables.shape[1])
     estimates = (Estimate(float(own.mean()), (of_draws(own.tolist()),)) for own in tables)
     plain = np.mean([found.value + found.half_width(0.90) >= mean - 1e-12 for found in estimates])
-    largest = (1.0 if whole else float(np.abs(own).max()) for own in tables)
-    gates = np.mean([upper_end(own, ones, most) >= mean - 1e-12 for own, most in zip(tables, largest, strict=True)])
-    return float(plain), float(gates)
+    silent = np.zeros(len(tables), dtype=bool) if whole else ~tables.any(axis=1)
+    gates = [upper_end(own, ones, 1.0 if whole else None) >= mean - 1e-12 for own in tables]
+    return float(plain), float(np.mean(gates | silent)), float(np.mean(silent))
 
 
 if __name__ == "__main__":

@@ -75,10 +75,22 @@ class Hypothesis:
     @cached_property
     def upper(self) -> float:
         """The loss is not above this at 95%: the upper end of the one-sided interval, of this hypothesis alone."""
-        largest = max(float(np.abs(self.losses).max(initial=0.0)), self.lost_answers)
-        if self.kind == "accuracy":  # an answer is lost as a whole
-            largest = max(largest, float(self.weights.mean()))
-        return self._in_unit(upper_end(self.losses, self.weights, largest, self.calibration))
+        return self._in_unit(upper_end(self.losses, self.weights, self._largest, self.calibration))
+
+    @property
+    def _largest(self) -> float | None:
+        """The most that a document can lose: a whole answer; None if there is no such limit."""
+        return float(self.weights.mean()) if self.kind == "accuracy" else self.lost_answers or None
+
+    @property
+    def changed(self) -> int:
+        """How many documents changed."""
+        return int(np.count_nonzero(self.losses))
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the documents show how large a loss may be: not if none changed, and one may lose any amount."""
+        return math.isfinite(self.upper) and (self.changed > 0 or self._largest is not None)
 
     @property
     def upper_in_tolerances(self) -> float:

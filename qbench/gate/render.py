@@ -84,6 +84,8 @@ def statement(report: GateReport) -> str:
     h = worst.hypothesis
     if not math.isfinite(h.upper):
         return f"How much worse the scores may be is unknown: {h.name} has {counted(len(h.losses), 'document')}."
+    if not h.is_bounded:
+        return f"At 95%, {h.name} is {not_worse(worst)}."
     times = significant(max(h.upper_in_tolerances, 0.0))
     return (
         f"At 95%, no score is worse by more than {times} times its tolerance: the least certain is {h.name}, "
@@ -94,6 +96,10 @@ def statement(report: GateReport) -> str:
 def not_worse(outcome: TestedHypothesis) -> str:
     """What the check shows about one score."""
     h = outcome.hypothesis
+    if not h.changed and not h.is_bounded:
+        n = len(h.losses)
+        share = 100 * (1 - 0.05 ** (1 / n))  # changed documents of which n show none with a probability of 5%
+        return f"unchanged in all {n:,} documents, so fewer than {significant(share)}% of new ones change"
     return f"not worse by more than {significant(max(h.upper, 0.0))}{UNITS[h.kind]}"
 
 
@@ -143,7 +149,7 @@ def row(outcome: TestedHypothesis) -> tuple[str, ...]:
         value(h.kind, h.after),
         f"{signed_significant(h.loss)}{unit}",
         f"{signed_significant(low)} to {signed_significant(high)}",
-        f"{signed_significant(h.upper)}{unit}",
+        f"{signed_significant(h.upper)}{unit}" if h.is_bounded else "unknown",
         amount(h.kind, h.tolerance),
         p_value(outcome.p),
         p_value(outcome.adjusted_p),
@@ -267,13 +273,14 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
         "after": h.after,
         "loss": h.loss,
         "interval": [edge if math.isfinite(edge) else None for edge in h.interval],
-        "not_worse_by_more_than": h.upper if math.isfinite(h.upper) else None,
+        "not_worse_by_more_than": h.upper if h.is_bounded else None,
         "tolerance": h.tolerance,
         "noninferiority": h.margin,
         "alpha": h.alpha,
         "p": outcome.p,
         "adjusted_p": outcome.adjusted_p,
         "documents": h.documents.count,
+        "changed_documents": h.changed if h.limit is None else None,
         "calibration_draws": h.draws,
     }
     if h.parts:
@@ -286,7 +293,7 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
 
 def _statement_fields(report: GateReport) -> dict[str, Any] | None:
     worst = report.least_sure
-    if worst is None or not math.isfinite(worst.hypothesis.upper):
+    if worst is None or not worst.hypothesis.is_bounded:
         return None
     h = worst.hypothesis
     return {"level": 0.95, "times_tolerance": h.upper_in_tolerances, "cell": h.cell.name} | {

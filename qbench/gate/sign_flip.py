@@ -234,26 +234,37 @@ def interval(losses: Floats, weights: Floats, other: ChanceSource | None = None)
     return center - reach, center + reach
 
 
-def upper_end(losses: Floats, weights: Floats, largest: float, other: ChanceSource | None = None) -> float:
+def upper_end(
+    losses: Floats, weights: Floats, largest: float | None = None, other: ChanceSource | None = None
+) -> float:
     """The ratio for new documents is at most this in 95% of cases.
 
     Student's t with one more document that lost `largest`: otherwise 400 unchanged answers would promise that no
     answer ever changes, and a few that changed would promise too much. A tail of large losses moves the end further
     (Johnson 1978, doi:10.1080/01621459.1978.10480051); one of gains is not used to move it back.
+
+    largest: the most that a document can lose. If this is unknown, it is taken from the document that changed most, and
+    the degrees of freedom are of the documents that make up the variance, instead of all: if three documents changed,
+    the spread of their losses is known from three (benchmarks/margins.py).
     """
     if len(losses) < 2:
         return math.inf
-    losses, weights = np.append(losses, largest), np.append(weights, weights.mean())
+    seen, changed = float(np.abs(losses).max()), int(np.count_nonzero(losses))
+    losses, weights = np.append(losses, max(seen, largest or 0.0)), np.append(weights, weights.mean())
     n, total, center = len(losses), float(weights.sum()), ratio(losses, weights)
     residuals = losses - center * weights
     scale = float(np.abs(residuals).max())
     if scale == 0:
         return center
-    residuals /= scale
-    squares, cubes = float(residuals @ residuals), float(residuals**2 @ residuals)
-    documents = ChanceSource(scale**2 * squares * n / (n - 1) / total**2, n - 1)
+    squares = (residuals / scale) ** 2
+    size, skew = float(squares.sum()), float(squares @ (residuals / scale))
+    freedom = n - 1.0
+    if largest is None:
+        # (Σr²)² / Σr⁴ is k if k documents have equal residuals and the others none. Rounded: quantiles are cached.
+        freedom = max(1.0, math.floor(min(size**2 / float(squares @ squares), changed)) - 1)
+    documents = ChanceSource(scale**2 * size * n / (n - 1) / total**2, freedom)
     reach = Estimate(center, (documents, other) if other else (documents,)).half_width(ONE_SIDED)
-    return center + reach + SKEWED * scale * max(cubes / squares, 0.0) / total
+    return center + reach + SKEWED * scale * max(skew / size, 0.0) / total
 
 
 def _p(seen: Sequence[Floats], tail_of: Callable[[Floats], float]) -> float:

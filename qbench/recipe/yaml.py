@@ -1,5 +1,6 @@
 """Recipes as files: YAML with the line of every field, and `extends`, which lets one recipe override another."""
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Hashable
@@ -157,6 +158,14 @@ def _read_one(file: Path) -> RecipeFile:
     return RecipeFile(file, content, lines)
 
 
+def _instead(missing: Path) -> str:
+    """Which recipe may be meant: one of a similar name in the same folder or in `recipes`; or how to make one."""
+    beside = [*missing.parent.glob("*.yaml"), *Path("recipes").glob("*.yaml")]
+    if near := difflib.get_close_matches(missing.stem, sorted({file.stem for file in beside}), n=1):
+        return f" Did you mean {next(file for file in beside if file.stem == near[0])}?"
+    return " `qbench init` writes a first recipe."
+
+
 def _parse(file: Path) -> tuple[yaml.Node | None, Any]:
     try:
         with file.open("rb") as stream:
@@ -166,6 +175,8 @@ def _parse(file: Path) -> tuple[yaml.Node | None, Any]:
             _check_names(own, file)
             _check_text(own, file)
         return node, loader.construct_document(node) if node else None
+    except FileNotFoundError:
+        raise RecipeError(f"The recipe {file} does not exist.{_instead(file)}") from None
     except OSError as error:
         raise RecipeError(f"{file}: the recipe cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:

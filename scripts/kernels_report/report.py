@@ -61,12 +61,13 @@ def jobs(
     dtypes: Sequence[str],
     normalizers: Sequence[str] = tuple(NORMALIZERS),
     key_mask: bool = False,
+    kernels: Sequence[str] = KERNELS,
 ) -> Iterator[CompileJob]:
     """Every shipped config."""
     for arch in archs:
         for head_dim in head_dims:
             for dtype in dtypes:
-                for kernel in KERNELS:
+                for kernel in kernels:
                     for tile in tiles(kernel, arch, head_dim, ELEMENT_SIZE[dtype]):
                         for normalizer in normalizers:
                             yield CompileJob(kernel, arch, head_dim, dtype, tile, normalizer, key_mask)

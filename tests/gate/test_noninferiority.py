@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def held(draws: Floats, truth: float, largest: float | None = None) -> float:
     """How often the upper end is not below the truth; draws: [tables, documents]."""
     ones = np.ones(draws.shape[1])
-    ends = [upper_end(own, ones, float(np.abs(own).max()) if largest is None else largest) for own in draws]
+    ends = [upper_end(own, ones, largest) for own in draws]
     return float(np.mean(np.array(ends) >= truth))
 
 
@@ -60,6 +60,25 @@ def test_it_holds_in_95_of_100_tables(law, documents: int) -> None:
     assert held(law(np.random.default_rng(0), (1000, documents)), 0.0) >= 0.95 - SURE
 
 
+@pytest.mark.parametrize(("share", "documents"), [(0.05, 60), (0.01, 200), (0.01, 400)])
+def test_it_holds_though_few_documents_change(share: float, documents: int) -> None:
+    """The spread of their losses is known from a few. If none changed, there is no upper end, and no statement."""
+    draw = np.random.default_rng(3)
+    losses = (draw.uniform(size=(1000, documents)) < share) * draw.exponential(size=(1000, documents))
+    changed = losses.any(axis=1)
+    silent = 1 - changed.mean()
+    assert silent + held(losses[changed], share) * changed.mean() >= 0.95 - SURE
+    of_all = [upper_end(own, np.ones(documents), float(own.max())) for own in losses[changed]]  # degrees of freedom
+    assert silent + np.mean(np.array(of_all) >= share) * changed.mean() < 0.95 - SURE
+
+
+def test_one_document_that_changed_says_little_about_the_next() -> None:
+    one = np.zeros(400)
+    one[7] = 1.0
+    known, unknown = (upper_end(one, np.ones(400), largest) for largest in (1.0, None))
+    assert known < 0.02 < unknown
+
+
 @pytest.mark.parametrize(
     ("lost", "won"), [(0.0075, 0), (0.02, 0), (0.02, 0.02), (0.1, 0.08), (0.004, 0.001), (0.3, 0.02)]
 )
@@ -73,7 +92,7 @@ def test_it_holds_for_answers_though_few_change(lost: float, won: float) -> None
 def test_unchanged_answers_do_not_promise_that_none_will_change() -> None:
     """Of 400 answers that did not change, the rule of three says 0.75 points."""
     assert 0.0075 <= upper_end(np.zeros(400), np.ones(400), 1.0) <= 0.01
-    assert upper_end(np.zeros(400), np.ones(400), 0.0) == 0
+    assert upper_end(np.zeros(400), np.ones(400)) == 0
     assert upper_end(np.ones(1), np.ones(1), 1.0) == math.inf
 
 
@@ -82,7 +101,7 @@ def test_pages_of_different_lengths_are_bounded_per_word() -> None:
     for _ in range(600):
         words = draw.integers(20, 400, size=100).astype(float)
         losses = words * 0.01 + np.sqrt(words) * draw.normal(size=100)
-        good += upper_end(losses, words, float(np.abs(losses).max())) >= 0.01
+        good += upper_end(losses, words) >= 0.01
     assert 0.94 <= good / 600 <= 0.99
 
 
@@ -108,6 +127,21 @@ def test_a_pass_says_what_it_excludes(folders: tuple[Path, Path]) -> None:
     cases = list(ElementTree.fromstring(to_junit(report).encode()).iter("testcase"))
     assert len(cases) == len(report.tested)
     assert all("not worse by more than" in (case.findtext("system-out") or "") for case in cases)
+
+
+def test_unchanged_log_likelihoods_are_called_so_and_meet_any_margin(tmp_path: Path) -> None:
+    """That none of 50 pages changed says how many may change (5.8%), but not by how much."""
+    cells = {CELLS[0]: Population(50, ["wikitext"]).samples()}
+    one, two = (write_cells(tmp_path / name, cells) for name in ("b", "r"))
+    report = check(two, one, GateSettings(noninferiority=Margins(perplexity=1e-6)))
+    assert report.passed
+    for own in json.loads(to_json(report))["scores"]:
+        assert (own["changed_documents"], own["not_worse_by_more_than"]) == (0, None)
+    said = "unchanged in all 50 documents, so fewer than 5.82% of new ones change"
+    assert said in to_junit(report)
+    assert said in to_text(report).splitlines()[1]
+    assert "0 times its tolerance" not in to_text(report)
+    assert json.loads(to_json(report))["statement"] is None
 
 
 def test_a_required_margin_fails_if_it_cannot_be_excluded(folders: tuple[Path, Path]) -> None:

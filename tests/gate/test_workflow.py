@@ -12,7 +12,7 @@ def test_the_workflow_runs_targets_of_the_makefile() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/gate.yml").read_text())
     runs = [step["run"] for step in workflow["jobs"]["gate"]["steps"] if "run" in step]
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert runs == ["make test", "make check"]
+    assert runs == ["make lint", "make test", "make check"]
     assert {"test", "check"} <= set(targets)
 
 

@@ -90,7 +90,7 @@ def test_float64_on_cpu(normalizer, case, small_tiles):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("backend", "normalizer", "case"), with_cases(SHAPES[::4], 3), ids=str)
+@pytest.mark.parametrize(("backend", "normalizer", "case"), with_cases(SHAPES[::4], 6), ids=str)
 def test_half_precision(backend, normalizer, case, dtype, monkeypatch):
     interpreter.mend_bfloat16(monkeypatch)
     inputs = cases.make_inputs(case, dtype, device=DEVICES.get(backend, "cpu"))
@@ -98,7 +98,7 @@ def test_half_precision(backend, normalizer, case, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("name", cases.EXTREMES)
-@pytest.mark.parametrize(("backend", "normalizer", "case"), with_cases(cases.EXTREME_SHAPES, 3), ids=str)
+@pytest.mark.parametrize(("backend", "normalizer", "case"), with_cases(cases.EXTREME_SHAPES, 6), ids=str)
 def test_extreme_scores(backend, normalizer, name, case):
     for sinks in (None, 50.0, -50.0) if normalizer == "sink_softmax" else (None,):
         device = DEVICES.get(backend, "cpu")

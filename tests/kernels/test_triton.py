@@ -42,19 +42,28 @@ def in_turn(arguments, every):
     ]
 
 
-@pytest.mark.parametrize("case", in_turn([*SHAPES, *DECODING, *EMPTY], 2), ids=str)
+@pytest.mark.parametrize("case", in_turn([*SHAPES, *DECODING, *EMPTY], 3), ids=str)
 def test_float32_agrees_with_float64(case):
     check(make_inputs(case, device=DEVICE), "triton")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-@pytest.mark.parametrize("case", [*HALVES, *DECODING[:2], Case(1, 2, 2, 1, 1, 32), Case(1, 2, 2, 17, 17, 32)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "case"),
+    in_turn(
+        itertools.product(
+            [torch.float16, torch.bfloat16],
+            [*HALVES, *DECODING[:2], Case(1, 2, 2, 1, 1, 32), Case(1, 2, 2, 17, 17, 32)],
+        ),
+        2,
+    ),
+    ids=str,
+)
 def test_half_precision_agrees_with_float64(case, dtype, monkeypatch):
     interpreter.mend_bfloat16(monkeypatch)
     check(make_inputs(case, dtype, device=DEVICE), "triton")
 
 
-@pytest.mark.parametrize(("name", "case"), in_turn(itertools.product(EXTREMES, EXTREME_SHAPES), 2), ids=str)
+@pytest.mark.parametrize(("name", "case"), in_turn(itertools.product(EXTREMES, EXTREME_SHAPES), 3), ids=str)
 def test_extreme_scores_are_finite_and_right(name, case):
     check_extreme(name, case, torch.float32, "triton", device=DEVICE)
 

@@ -37,7 +37,9 @@ def few_documents(documents: list[str], monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(train, "CHECKPOINT_STEPS", 5)
 
 
-@pytest.mark.parametrize("kind", [*TWINS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SIBLINGS)])
+@pytest.mark.parametrize(
+    "kind", ["softpick", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("softmax", *SIBLINGS))]
+)
 def test_the_first_steps_again_have_the_losses_and_gradients_of_the_log(kind: str, documents: list[str]) -> None:
     training = Training(kind, documents, make_tokenizer(documents), Settings())
     count = 10 if kind in TWINS else 5

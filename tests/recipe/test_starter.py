@@ -44,6 +44,16 @@ def test_it_replaces_nothing(tmp_path: Path) -> None:
         write_starter(tmp_path / "file" / "recipes")
 
 
+def test_a_recipe_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"mini\.yaml does not exist.*`qbench init`"):
+        load_recipe(Path("mini.yaml"))
+    write_starter(Path("recipes"))
+    for wrong in ("mini.yaml", "recipes/mimi.yaml", "mini.yml"):
+        with pytest.raises(RecipeError, match=r"Did you mean recipes/mini\.yaml\?"):
+            load_recipe(Path(wrong))
+
+
 def examples() -> dict[str, str]:
     """By command, the examples in its help."""
     (commands,) = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]

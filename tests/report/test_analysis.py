@@ -191,6 +191,7 @@ def test_the_losses_are_those_of_the_headline(report: ReportData) -> None:
     assert line.value == pytest.approx(softmax - softpick, rel=1e-9)
 
 
+@pytest.mark.slow  # the files of other figures are in test_plots.py
 def test_every_picture_is_written_in_every_format(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert (

@@ -110,7 +110,7 @@ def test_another_reference_in_markdown(kind: str, turned: ReportData) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("kind", [*ALWAYS, None])
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ALWAYS), None])  # None: all
 def test_every_kind_and_format_of_three_kinds(kind: str | None, form: str, three: ReportData) -> None:
     if kind == "summary" and form in ("csv", "json"):
         return

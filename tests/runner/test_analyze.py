@@ -33,7 +33,6 @@ from .driver import Driver, finished, left_behind, run_here
 HQQ = {"method": "hqq", "bits": 3, "options": {"group_size": 32}}  # the rows of the small models have 96 weights
 SETTINGS = {"source": "texts.jsonl", "samples": 6, "length": 24, "lengths": [4, 8], "sensitivity": [HQQ]}
 MOMENTS = 6
-QUICK = (3,)
 
 
 def analyze_here(recipe: Path, out: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
@@ -148,9 +147,8 @@ def test_a_second_call_computes_nothing(analyzed_recipe: Path, analyzed: tuple[P
     assert finished(analyzed[0]) == before
 
 
-@pytest.mark.parametrize(
-    "moment", [pytest.param(i, marks=() if i in QUICK else pytest.mark.slow) for i in range(MOMENTS)]
-)
+@pytest.mark.slow  # the runner is that of scores, and test_kill.py kills it
+@pytest.mark.parametrize("moment", range(MOMENTS))
 def test_a_killed_analysis_continues_as_if_nothing_had_happened(
     moment: int, analyzed_recipe: Path, analyzed: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

@@ -76,7 +76,8 @@ def test_a_hub_that_answers_is_asked(tmp_path: Path, answering: str, monkeypatch
     assert OFFLINE not in os.environ
 
 
-@pytest.mark.parametrize("command", ["run", pytest.param("fetch", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/test_cli.py has `fetch` without network
+@pytest.mark.parametrize("command", ["run", "fetch"])
 def test_without_the_hub_a_command_says_what_is_missing_within_seconds(
     command: str, closed: str, tmp_path: Path
 ) -> None:

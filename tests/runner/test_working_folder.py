@@ -15,7 +15,7 @@ NAMES = ("softpick", "qbench", "torch", "hqq")  # softpick is also a checkpoint
 INIT = "raise ImportError('this is from the working folder')"
 
 
-@pytest.fixture(params=[pytest.param(False, marks=pytest.mark.slow), True], ids=["folders", "packages"])
+@pytest.fixture(params=[False, True], ids=["folders", "packages"])
 def folder(request: pytest.FixtureRequest, matrix: Path, tmp_path: Path) -> Path:
     """A folder with a small recipe, and with folders named like packages: empty, or with an __init__.py."""
     folder = shutil.copytree(matrix, tmp_path / "here")
@@ -30,6 +30,7 @@ def folder(request: pytest.FixtureRequest, matrix: Path, tmp_path: Path) -> Path
     return folder
 
 
+@pytest.mark.slow  # test_a_child_forgets_the_working_folder_of_its_driver is the quick one
 def test_a_run_does_not_import_from_the_working_folder(folder: Path) -> None:
     code, events, errors = run(Path("recipe.yaml"), Path("out"), "--preflight", "--only", "softpick", cwd=folder)
     assert [event["reason"] for event in events_of(events, "finished")] == [None, None], errors
