@@ -74,13 +74,14 @@ def latex(
     """
     if columns not in FLOATS:
         raise ReportError(f"columns is {columns}; a table spans 1 or 2 columns of a page.")
+    placement = "!htp" if standalone else "t"  # in a whole document, as many on a page as fit
     parts, labels = [], set[str]()
     for table in tables:
         cut = pieces(table, FLOATS[columns][1])
         for i, piece in enumerate(cut):
             suffix = f" (part {i + 1} of {len(cut)})" if len(cut) > 1 else ""
             label = _label(f"{table.name}-{i + 1}" if suffix else table.name, labels)
-            parts.append(_float(table, piece, suffix, label, FLOATS[columns][0]))
+            parts.append(_float(table, piece, suffix, label, FLOATS[columns][0], placement))
     notes = _notes(tables)
     parts += [f"% {on_one_line(remark)}\n" for remark in remarks]  # a line break would end the comment
     first = "".join(f"{_escape(sentence)}\n\n" for sentence in lead)
@@ -94,9 +95,9 @@ def _document(parts: Sequence[str], columns: int) -> str:
     packages = [f"\\usepackage{{{name}}}" for name in PACKAGES]
     option = "[twocolumn]" if columns == 1 else ""
     head = [f"\\documentclass{option}{{article}}", "\\usepackage[margin=2cm]{geometry}", "\\usepackage{times}"]
-    return "\n".join(
-        [*head, *packages, FITTING, "\\begin{document}", "", "\\clearpage\n".join(parts), "\\end{document}", ""]
-    )
+    waiting = f"\\extrafloats{{{len(parts)}}}"  # without text between them, most tables wait for the end
+    start = ["\\raggedbottom", "\\begin{document}", ""]
+    return "\n".join([*head, *packages, waiting, FITTING, *start, *parts, "\\end{document}", ""])
 
 
 def _notes(tables: Sequence[Table]) -> str:
@@ -105,9 +106,9 @@ def _notes(tables: Sequence[Table]) -> str:
     return f"\\paragraph{{How to read the tables.}} {_escape(' '.join(reading))}\n\n" if reading else ""
 
 
-def _float(table: Table, piece: Piece, suffix: str, label: str, environment: str) -> str:
+def _float(table: Table, piece: Piece, suffix: str, label: str, environment: str, placement: str) -> str:
     lines = [
-        f"\\begin{{{environment}}}[t]",
+        f"\\begin{{{environment}}}[{placement}]",
         "\\centering",
         f"\\setlength{{\\tabcolsep}}{{{COLUMN_GAP / 2:g}pt}}",
         f"\\caption{{{_escape(table.caption + suffix)}}}",
