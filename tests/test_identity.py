@@ -196,12 +196,12 @@ class TestCode:
         "name",
         [
             "kernels/softpick/cpu.py",
-            "kernels/softpick/triton_forward.py",
-            "qbench/attention/register.py",
-            "qbench/checkpoint/load.py",
+            pytest.param("kernels/softpick/triton_forward.py", marks=pytest.mark.slow),
+            pytest.param("qbench/attention/register.py", marks=pytest.mark.slow),
+            pytest.param("qbench/checkpoint/load.py", marks=pytest.mark.slow),
             "qbench/quantizers/hqq/layer.py",
-            "qbench/evaluate/scorer.py",
-            "qbench/runner/cell.py",
+            pytest.param("qbench/evaluate/scorer.py", marks=pytest.mark.slow),
+            pytest.param("qbench/runner/cell.py", marks=pytest.mark.slow),
         ],
     )
     def test_what_computes_changes_the_hash_and_a_comment_in_it_does_not(self, name: str, code: Path) -> None:

@@ -19,7 +19,10 @@ from .device import PretendedCuda
 TEXTS = [torch.randint(2048, (n,), generator=torch.Generator().manual_seed(n)) for n in (100, 40, 9, 9)]
 
 
-@pytest.mark.parametrize("kind", ["softmax", "gpt_oss_sink", "scaled_softpick", "gated"])
+@pytest.mark.parametrize(
+    "kind",
+    ["scaled_softpick", *(pytest.param(k, marks=pytest.mark.slow) for k in ("softmax", "gpt_oss_sink", "gated"))],
+)
 def test_results_equal_those_of_the_cpu(cuda: PretendedCuda, folders: Callable[[str, int], Path], kind: str) -> None:
     there, here = (load_checkpoint(folders(kind, 2), device=device, dtype=torch.float32) for device in ("cuda", "cpu"))
     found, wanted = (figures(analyze(model, TEXTS, batch_tokens=200)) for model in (there, here))

@@ -128,7 +128,12 @@ def test_every_width_passes_its_audit_and_shows_its_bits(quantized, method, bits
 
 @pytest.mark.parametrize(
     ("method", "bits", "options"),
-    [("gptq", b, {"act_order": a, "sym": s}) for b in (2, 3, 4) for a in (False, True) for s in (False, True)]
+    [
+        pytest.param("gptq", b, {"act_order": a, "sym": s}, marks=[] if b == 2 else pytest.mark.slow)
+        for b in (2, 3, 4)
+        for a in (False, True)
+        for s in (False, True)
+    ]
     + [("gptq", 2, {"group_size": -1}), ("hqq", 1, {"axis": 0}), ("bnb", 4, {"quant_type": "fp4"})],
 )
 def test_honest_layers_are_far_from_the_limits_of_the_audit(quantized, method, bits, options):
