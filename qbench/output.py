@@ -3,6 +3,7 @@ goes away stops the work."""
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
@@ -160,3 +161,22 @@ def _disarmed(found: re.Match[str]) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return f"\\x{ord(found[0]):02x}"
+
+
+@contextlib.contextmanager
+def quiet_import() -> Iterator[None]:
+    """Keep back what a package prints and logs while it is imported; if the import fails, it goes to stderr.
+
+    The root logger stays as it is: gptqmodel sets it to INFO, and then every library of the process speaks.
+    """
+    root, printed = logging.getLogger(), io.StringIO()
+    level, handlers = root.level, root.handlers[:]
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            yield
+    except BaseException:
+        sys.stderr.write(printed.getvalue())
+        raise
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers

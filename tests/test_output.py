@@ -1,6 +1,7 @@
 """What commands print is safe: names cannot act, readers may leave, disks may be full, terminals may be ASCII."""
 
 import io
+import logging
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qbench import cli
-from qbench.output import SafeOutput, encodable, printable, runner_command, safe_output
+from qbench.output import SafeOutput, encodable, printable, quiet_import, runner_command, safe_output
 
 ROOT = Path(__file__).parents[1]
 TABLE = [sys.executable, "-m", "qbench.cli", "table", "results/mini", "--kind", "summary"]
@@ -144,3 +145,23 @@ def test_head_does_not_stop_a_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
     assert len(list(tmp_path.glob("*/record.json"))) == 2
+
+
+def fail_to_import() -> None:
+    with quiet_import():
+        print("why it failed")
+        raise ImportError
+
+
+def test_what_an_import_prints_and_logs_is_kept_back(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.level, root.handlers[:]
+    with quiet_import():
+        print("a banner")
+        logging.basicConfig(level=logging.INFO, force=True)
+        logging.info("speaks")
+    assert (root.level, root.handlers[:]) == before
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(ImportError):
+        fail_to_import()
+    assert "why it failed" in capsys.readouterr().err

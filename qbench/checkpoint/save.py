@@ -35,8 +35,10 @@ def save_quantized(
 ) -> None:
     """Write the packed form of a quantized model, however it is executed; `load_checkpoint` reads it back.
 
+    A folder that holds an unquantized model is an error; a quantized model in it is replaced.
     transformers can read softmax models quantized by bnb, or by GPTQ if optimum is installed; it refuses all others.
     """
+    _check_nothing_is_lost(Path(folder))
     tensors, form = packed_tensors(model), packed_form(model)
     assert form is not None  # packed_tensors raises an error for that
     config = config_of(form.quantization, model.dtype)
@@ -73,6 +75,19 @@ def write_checkpoint(
     if quantization_config:
         config.quantization_config = quantization_config
     write_atomically(folder / CONFIG, config.to_json_string())
+
+
+def _check_nothing_is_lost(folder: Path) -> None:
+    """A quantized model must not replace the unquantized one, of which it may be the only copy."""
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError):  # without a config that can be read, there is no model
+        return
+    if "quantization_config" not in config:
+        raise CheckpointError(
+            f"{folder} holds an unquantized model, which the quantized one would replace; save to another folder, or "
+            "remove that model first."
+        )
 
 
 def _check_dense(model: LlamaForCausalLM) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -355,3 +356,32 @@ def test_a_lost_tensor_is_named(saved, tmp_path, lost):
     (tmp_path / "config.json").write_text((source / "config.json").read_text())
     with pytest.raises(CheckpointError, match=r"model.layers.2.mlp.up_proj"):
         load_checkpoint(tmp_path)
+
+
+def test_the_unquantized_model_is_not_replaced(softpick, tmp_path):
+    model, folder = softpick("hqq", 4)
+    save_checkpoint(LlamaForCausalLM(tiny.config(num_hidden_layers=1)), tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(CheckpointError, match=r"holds an unquantized model.*another folder"):
+        save_quantized(model, tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    save_quantized(model, folder)  # over a quantized one
+
+
+QUIET = """
+import sys
+import torch
+from qbench import load_checkpoint, quantize, save_quantized
+for method, bits in (("gptq", 4), ("bnb", 4), ("bnb", 8), ("hqq", 3), ("rtn", 8)):
+    texts = [torch.randint(5, 800, (1, 64))] if method == "gptq" else None
+    model, _ = quantize(load_checkpoint(sys.argv[1]), method, bits, calibration=texts)
+    save_quantized(model, f"{sys.argv[2]}/{method}-{bits}")
+"""
+
+
+@pytest.mark.slow  # 15 seconds of imports
+def test_other_libraries_are_not_heard(tmp_path):
+    """Neither gptqmodel's banner and log, nor bitsandbytes' warnings, in a script or notebook of the user's."""
+    twin = Path(__file__).parents[2] / "recipes/mini/softmax"
+    done = subprocess.run([sys.executable, "-c", QUIET, twin, tmp_path], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

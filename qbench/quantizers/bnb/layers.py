@@ -4,13 +4,16 @@ import copy
 import logging
 from typing import ClassVar, Self
 
-import bitsandbytes as bnb
 import torch
-from bitsandbytes.functional import QuantState
 from torch import Tensor, nn
 
+from qbench.output import quiet_import
 from qbench.quantizers.bnb import Bnb4Options, Bnb8Options
 from qbench.quantizers.packed import PackedLinear
+
+with quiet_import():  # it warns that the Hub's kernel for some CPUs is not installed
+    import bitsandbytes as bnb
+    from bitsandbytes.functional import QuantState
 
 BLOCK = 64  # weights that share a scale at 4 bits; the library's default
 # It warns at each multiplication that inputs are cast to float16, which is part of LLM.int8.

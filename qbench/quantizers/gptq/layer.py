@@ -4,7 +4,6 @@ import contextlib
 import functools
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -14,6 +13,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from qbench.output import quiet_import
 from qbench.progress import Bar
 from qbench.quantizers.calibration import token_ids
 from qbench.quantizers.declaration import QuantizeError
@@ -282,7 +282,7 @@ def solver() -> tuple[Any, Any]:
     # The import sets HF_HOME and CUDA_DEVICE_ORDER for this process and its children: other caches, other GPUs.
     environment = dict(os.environ)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with quiet_import():
             from gptqmodel.quantization import GPTQ, QuantizeConfig
     except ImportError as error:
         raise QuantizeError(f"gptq needs the package gptqmodel, which cannot be imported: {error}.") from error
