@@ -37,6 +37,8 @@ MIN_MOVED = 1e-3  # of the audit's KL, which is of random tokens
 MIN_TOKENS = 16  # of a document that has them: all first tokens have the same context
 MAX_FLOOR = 0.1  # of the unquantized model, in nats: in bfloat16 it is 1e-5 on mini; another model is further away
 LOGITS = 2**18  # of one model in float64 at a time: 2 MB. On a CPU, 64 MB take 2.5 times as long
+PRODUCTS = 2**20  # logits of one product with lm_head: 4 MB. With 27 MB, KL on mini takes 1.5 times as long
+MIN_POSITIONS = 256  # of a product: with 5 positions, one with SmolLM2's lm_head takes four times as long
 
 
 class DivergenceError(InputError):
@@ -161,11 +163,9 @@ def compare(reference: Reference, states: Mapping[Place, States], head: nn.Modul
 
 @torch.no_grad()
 def _chunks(before: Tensor, after: Tensor, tokens: Tensor, head: Tensor, head_after: nn.Module) -> Iterator[Tensor]:
-    """The divergences of some positions at a time: few for arithmetic, and more for a product with lm_head.
-
-    Products of 5 positions with SmolLM2's take four times as long.
-    """
-    rows, few = (max(1, size // len(head)) for size in (LOGITS_BYTES // 4, LOGITS))
+    """The divergences of some positions at a time: few for arithmetic, and more for a product with lm_head."""
+    most, few = (max(1, size // len(head)) for size in (LOGITS_BYTES // 4, LOGITS))
+    rows = min(most, max(PRODUCTS // len(head), MIN_POSITIONS))
     for own, other, right in zip(before.split(rows), after.split(rows), tokens.split(rows), strict=True):
         p, q = nn.functional.linear(own, head), head_after(other)  # [rows, vocabulary] each
         if p.shape != q.shape:
