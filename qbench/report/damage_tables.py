@@ -101,7 +101,7 @@ def _damage_table(about: FamilyQuantization, rows: list[DamageRow]) -> Table:
             difference = row.differences.get(shown[-1])
             line.append(difference_field(table, difference, row.measure, marks))
             if with_intervals:
-                line.append(interval_field(difference))
+                line.append(interval_field(difference, row.measure))
             table.rows.append(line)
     return table
 
@@ -127,7 +127,7 @@ def _lone_damage_table(about: FamilyQuantization, rows: list[DamageRow], attenti
     for row, damage in damages:
         line = [*head_fields(row), difference_field(table, damage.score, row.measure, marks), _recovery_field(damage)]
         if with_intervals:
-            line.append(interval_field(damage.score))
+            line.append(interval_field(damage.score, row.measure))
         if with_flips:
             line.append(_flips_field(damage.flips))
         table.rows.append(line)

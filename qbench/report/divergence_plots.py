@@ -52,7 +52,7 @@ def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDi
         f"KL from the unquantized model against measured bits per weight: {about}. Bars: 95%. Floor: the unquantized "
         "model in other batches."
     )
-    figure = new_figure(width, 0.5 + 1.7 * rows, caption)
+    figure = new_figure(width, 0.5 + rows * max(1.7, 0.45 * width / columns), caption)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes in grid.flat[len(kinds) :]:
         axes.remove()

@@ -98,7 +98,7 @@ def _delta_table(about: FamilyQuantization, rows: list[DeltaRow]) -> Table:
         for shown in lines_of(kinds):
             line = [*head_fields(row), *kind_fields(shown), *_delta_fields(table, row, shown, marks)]
             if with_intervals:
-                line.append(interval_field(row.deltas.get(shown[-1])))
+                line.append(interval_field(row.deltas.get(shown[-1]), row.measure))
             table.rows.append(line)
     return table
 

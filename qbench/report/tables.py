@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-from qbench.numbers import score, signed, signed_interval, significant
+from qbench.numbers import score, signed, signed_interval, signed_significant, significant
 from qbench.records.metrics import is_nats
 from qbench.report.delta import Difference, Tone
 from qbench.report.marks import Marks
@@ -99,15 +99,20 @@ def difference_field(table: Table, difference: Difference | Gap | None, measure:
     tone = difference.tone(measure) if marks.marks(difference) else None
     unit = "" if difference.log_ratio is None else "%"
     text = signed(difference.shown, difference.decimals) + unit
+    if is_nats(measure.metric):
+        text = signed_significant(difference.shown)
     return Field(text, difference.shown, tone, difference.significant, table.mark(difference.notes))
 
 
-def interval_field(difference: Difference | Gap | None) -> Field:
+def interval_field(difference: Difference | Gap | None, measure: Measure) -> Field:
     """The 95% interval of a difference."""
     if not isinstance(difference, Difference) or difference.shown_interval is None:
         return Field(NOTHING)
     low, high = difference.shown_interval
-    return Field(signed_interval(low, high, difference.interval_decimals), high - low)
+    text = signed_interval(low, high, difference.interval_decimals)
+    if is_nats(measure.metric):
+        text = f"[{signed_significant(low)}, {signed_significant(high)}]"
+    return Field(text, high - low)
 
 
 def number_field(value: float | None, how: Callable[[float], str]) -> Field:

@@ -112,7 +112,16 @@ def test_what_excludes_zero_is_not_rounded_to_zero(
     table = Table("", "", "", [], [])
     field = difference_field(table, difference, measure, marks_for([(measure, difference)]))
     assert (field.text, field.starred, field.tone) == (shown, excludes, tone)
-    assert interval_field(difference).text == between
+    assert interval_field(difference, measure).text == between
+
+
+def test_differences_of_kl_have_the_digits_of_its_scores() -> None:
+    value, low, high = -0.00023, -0.000244, -0.000221
+    estimate = Estimate(value, (ChanceSource(((high - low) / 4) ** 2, 100),))
+    difference, measure = Difference(value, Interval(low, high, True, estimate)), Measure("t", "kl", "lower")
+    field = difference_field(Table("", "", "", [], []), difference, measure, marks_for([(measure, difference)]))
+    assert (field.text, field.tone) == ("-0.00023", "better")
+    assert interval_field(difference, measure).text == "[-0.000244, -0.000221]"
 
 
 def test_methods_come_in_the_order_of_the_plan_and_the_unquantized_first(tmp_path: Path) -> None:
