@@ -12,6 +12,8 @@ from qbench.report.marks import Marks
 from qbench.report.metrics import Measure
 from qbench.report.results import NOTHING, FamilyQuantization, Gap, Score
 
+KL_DIGITS = 2  # of differences and intervals: with three, a table of damages is too wide for a page
+
 
 @dataclass(frozen=True)
 class Column:
@@ -100,7 +102,7 @@ def difference_field(table: Table, difference: Difference | Gap | None, measure:
     unit = "" if difference.log_ratio is None else "%"
     text = signed(difference.shown, difference.decimals) + unit
     if is_nats(measure.metric):
-        text = signed_significant(difference.shown)
+        text = signed_significant(difference.shown, KL_DIGITS)
     return Field(text, difference.shown, tone, difference.significant, table.mark(difference.notes))
 
 
@@ -111,7 +113,7 @@ def interval_field(difference: Difference | Gap | None, measure: Measure) -> Fie
     low, high = difference.shown_interval
     text = signed_interval(low, high, difference.interval_decimals)
     if is_nats(measure.metric):
-        text = f"[{signed_significant(low)}, {signed_significant(high)}]"
+        text = f"[{signed_significant(low, KL_DIGITS)}, {signed_significant(high, KL_DIGITS)}]"
     return Field(text, high - low)
 
 

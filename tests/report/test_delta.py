@@ -121,7 +121,7 @@ def test_differences_of_kl_have_the_digits_of_its_scores() -> None:
     difference, measure = Difference(value, Interval(low, high, True, estimate)), Measure("t", "kl", "lower")
     field = difference_field(Table("", "", "", [], []), difference, measure, marks_for([(measure, difference)]))
     assert (field.text, field.tone) == ("-0.00023", "better")
-    assert interval_field(difference, measure).text == "[-0.000244, -0.000221]"
+    assert interval_field(difference, measure).text == "[-0.00024, -0.00022]"
 
 
 def test_methods_come_in_the_order_of_the_plan_and_the_unquantized_first(tmp_path: Path) -> None:
