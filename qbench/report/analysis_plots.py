@@ -11,7 +11,16 @@ from qbench.records.analysis import DEAD_EPSILONS, SINK_EPSILONS
 from qbench.report.analyses import AnalyzedModel
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.drawing import SMALL, add_legend, load_matplotlib, new_figure, plain_log_ticks, side_by_side, stacked
+from qbench.report.drawing import (
+    SMALL,
+    add_legend,
+    load_matplotlib,
+    new_figure,
+    panel_grid,
+    plain_log_ticks,
+    side_by_side,
+    stacked,
+)
 from qbench.report.looks import Looks, looks
 
 if TYPE_CHECKING:
@@ -84,14 +93,12 @@ def _largest(models: Sequence[AnalyzedModel], styles: Looks, width: float) -> "F
 
 def _boxes(models: Sequence[AnalyzedModel], styles: Looks, width: float) -> "Figure":
     """Quartiles, median, and whiskers from the least value to the greatest; one panel per model."""
-    rows, columns = side_by_side(len(models), width)
+    rows, _ = shape = side_by_side(len(models), width)
     caption = f"Hidden states by layer: {models[0].cell.family}. Whiskers: least and greatest value."
     figure = new_figure(width, 0.5 + 1.6 * rows, caption)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    grid = panel_grid(figure, len(models), shape, sharex=True, sharey=True)
     for axes, model in zip(grid.flat, models, strict=False):
         _box_panel(axes, model, styles)
-    for axes in grid.flat[len(models) :]:
-        axes.remove()
     grid[0, 0].set_xticks(*_box_ticks(models[0]))
     for line in grid:
         line[0].set_ylabel("hidden state")

@@ -15,6 +15,7 @@ from qbench.report.drawing import (
     add_legend,
     load_matplotlib,
     new_figure,
+    panel_grid,
     side_by_side,
     stacked,
 )
@@ -47,15 +48,14 @@ def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDi
     styles, titles = looks(report.results.all_kinds), report.results.method_titles
     methods = list(dict.fromkeys(own.quantization.method for own in models if own.bits is not None))
     about = f"{family}, {task_name(task)}"
-    rows, columns = stacked(len(kinds), width) if len(kinds) <= MAX_ROWS else side_by_side(len(kinds), width)
+    shape = stacked(len(kinds), width) if len(kinds) <= MAX_ROWS else side_by_side(len(kinds), width)
+    rows, columns = shape
     caption = (
         f"KL from the unquantized model against measured bits per weight: {about}. Bars: 95%. Floor: the unquantized "
         "model in other batches."
     )
     figure = new_figure(width, 0.5 + rows * max(1.7, 0.45 * width / columns), caption)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes in grid.flat[len(kinds) :]:
-        axes.remove()
+    grid = panel_grid(figure, len(kinds), shape, sharex=True, sharey=True)
     for axes, attention in zip(grid.flat, kinds, strict=False):
         own = [model for model in models if model.attention == attention]
         axes.set_yscale("log")

@@ -61,9 +61,20 @@ def stacked(panels: int, width: float) -> tuple[int, int]:
 
 
 def side_by_side(panels: int, width: float) -> tuple[int, int]:
-    """Rows and columns of one panel per model."""
-    columns = min(panels, max(1, int(width / PANEL)))
-    return -(-panels // columns), columns
+    """Rows and columns of one panel per model: as few rows as fit, filled evenly."""
+    rows = -(-panels // max(1, int(width / PANEL)))
+    return rows, -(-panels // rows)
+
+
+def panel_grid(figure: "Figure", panels: int, shape: tuple[int, int], **shared: bool) -> Any:
+    """The axes [rows, columns]. Places without a panel are left empty; the panels above them have numbers of x."""
+    rows, columns = shape
+    grid = figure.subplots(rows, columns, squeeze=False, **shared)
+    for place in range(panels, rows * columns):
+        grid.flat[place].remove()
+        if rows > 1:
+            grid[-2, place % columns].tick_params(labelbottom=True)
+    return grid
 
 
 def add_legend(figure: "Figure", handles: dict[str, Any] | None = None) -> None:

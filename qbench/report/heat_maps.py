@@ -4,6 +4,7 @@ Colours get darker with the value (cividis, which is safe for colour-blind reade
 """
 
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from qbench.records.analysis import SINK_EPSILONS
 from qbench.report.analyses import AnalyzedModel, DrawnMaps
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.drawing import SMALL, load_matplotlib, new_figure, side_by_side
+from qbench.report.drawing import SMALL, load_matplotlib, new_figure, panel_grid, side_by_side
 from qbench.report.sensitivity import MILLI, by_quantization
 
 if TYPE_CHECKING:
@@ -23,15 +24,16 @@ COLOURS = "cividis_r"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MAX_TICKS = 6
 MAX_SIDE = 1.5  # inches, of a map
+LETTER = 0.055  # inches: the width of a letter of its names
 MIN_RATIO = 1e-3  # of a logarithmic colour scale to its largest value: smaller values are drawn as this
 
 
 def sink_heat_map(models: Sequence[AnalyzedModel], width: float) -> "Figure":
     """One panel per model: how often each head puts more than ε on the first token."""
-    rows, columns = side_by_side(len(models), width)
+    rows, _ = shape = side_by_side(len(models), width)
     epsilon = f"{SINK_EPSILONS[-1]:g}"
     figure = new_figure(width, 0.9 + 1.35 * rows, f"Sink rate by head: {models[0].cell.family} (ε={epsilon}).")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    grid = panel_grid(figure, len(models), shape, sharex=True, sharey=True)
     image: Any = None
     for axes, model in zip(grid.flat, models, strict=False):
         assert model.analysis
@@ -39,8 +41,6 @@ def sink_heat_map(models: Sequence[AnalyzedModel], width: float) -> "Figure":
         image = _coloured(axes, _without_zeros(frame.to_numpy()), vmin=0, vmax=100)
         axes.spines[["top", "right"]].set_visible(True)
         axes.set_title(kind_name(model.cell.attention))
-    for axes in grid.flat[len(models) :]:
-        axes.remove()
     for line in grid:
         line[0].set_ylabel("layer")
     figure.supxlabel("head (from 0; white: 0%)", fontsize=8)
@@ -79,10 +79,12 @@ def _map_grid(
             image = _coloured(axes, _without_zeros(weights), norm=norm)
             axes.tick_params(labelsize=6)
     grid[0, 0].invert_yaxis()
+    grid[0, 0].locator_params(nbins=max(2, int(4 * side)), integer=True)
+    letters = int(side / LETTER)
     for axes, name in zip(grid[:, 0], rows, strict=True):
-        axes.set_ylabel(name, fontsize=7)
+        axes.set_ylabel(fill(name, letters, break_long_words=False), fontsize=7)
     for axes, name in zip(grid[0], columns, strict=True):
-        axes.set_title(name, fontsize=7)
+        axes.set_title(fill(name, letters, break_long_words=False), fontsize=7)
     figure.supxlabel("key (token)", fontsize=8)
     figure.supylabel("query (token)", fontsize=8)
     figure.colorbar(image, ax=list(grid.flat), label="attention weight", aspect=14 * len(rows), pad=0.02)
@@ -98,10 +100,10 @@ def sensitivity_figures(report: ReportData, width: float) -> Iterator[tuple[str,
 
 
 def _sensitivity(models: Sequence[Any], width: float) -> "Figure":
-    rows, columns = side_by_side(len(models), width)
+    rows, _ = shape = side_by_side(len(models), width)
     cell = models[0][0]
     figure = new_figure(width, 0.9 + 1.5 * rows, f"What one linear layer alone in {cell.label} costs: {cell.family}.")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    grid = panel_grid(figure, len(models), shape, sharex=True, sharey=True)
     largest = max(own.kl for _, damages in models for own in damages) * MILLI or 1.0
     least = min(own.kl for _, damages in models for own in damages) * MILLI
     norm = load_matplotlib().colors.LogNorm(min(max(least, largest * MIN_RATIO), largest / 2), largest, clip=True)
@@ -116,8 +118,6 @@ def _sensitivity(models: Sequence[Any], width: float) -> "Figure":
         axes.set_yticks(range(len(names)), [name.removesuffix("_proj") for name in names])
         axes.set_title(kind_name(ref.attention))
     grid[0, 0].invert_yaxis()
-    for axes in grid.flat[len(models) :]:
-        axes.remove()
     figure.supxlabel("layer (from 0)", fontsize=8)
     bar = figure.colorbar(image, ax=list(grid.flat[: len(models)]), label="KL (millinats per token)", aspect=12 * rows)
     bar.ax.yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))

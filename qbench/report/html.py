@@ -14,6 +14,7 @@ from qbench.report.delta import ReportData
 from qbench.report.doubts import doubts
 from qbench.report.fitting import block_height, starts_block
 from qbench.report.kinds import KINDS, TableKind, table_kind
+from qbench.report.looks import COLUMN
 from qbench.report.metrics import metric_name
 from qbench.report.remarks import remarks
 from qbench.report.results import NOTHING, CellResult
@@ -135,7 +136,9 @@ def _tables(report: ReportData, kind: TableKind) -> PageSection | None:
     tables = kind.tables(report)
     if not tables:
         return None
-    drawn, why = _drawn(lambda: kind.figures(report, PLOT_WIDTH))
+    drawn, why = _drawn(lambda: kind.figures(report, COLUMN))
+    if len(drawn) == 1:  # alone, it fills the page; several stand side by side
+        drawn, why = _drawn(lambda: kind.figures(report, PLOT_WIDTH))
     texts = [" ".join(shared_reading(tables)), *why, *kind.remarks(report)]
     return PageSection(kind.name, kind.title_for(report), texts, kind.lead(report), tables=tables, plots=drawn)
 

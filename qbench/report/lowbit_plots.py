@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from qbench.records.metrics import is_perplexity
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.drawing import SMALL, add_legend, load_matplotlib, new_figure, side_by_side
+from qbench.report.drawing import SMALL, add_legend, load_matplotlib, new_figure, panel_grid, side_by_side
 from qbench.report.looks import FAINT, Looks, looks
 from qbench.report.lowbit import LowBitFamily, low_bit_families, shown_damages
 from qbench.report.metrics import Measure, metric_name, task_name
@@ -32,12 +32,10 @@ def low_bit_figures(report: ReportData, width: float) -> Iterator[tuple[str, "Fi
 
 def _figure(own: LowBitFamily, styles: Looks, width: float) -> "Figure":
     lines = len(own.quantizations)
-    rows, columns = side_by_side(len(own.measures), width - LABELS)
+    rows, _ = shape = side_by_side(len(own.measures), width - LABELS)
     caption = f"Damage of few bits, simulated: {own.family}. Quantized − unquantized; bars: 95%."
     figure = new_figure(width, 0.4 + rows * (0.5 + lines * (0.14 + 0.05 * len(own.kinds))), caption)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for axes in grid.flat[len(own.measures) :]:
-        axes.remove()
+    grid = panel_grid(figure, len(own.measures), shape, sharey=True)
     labels = [about.label for about in own.quantizations]
     for axes, measure in zip(grid.flat, own.measures, strict=False):
         _panel(axes, own, measure, styles)

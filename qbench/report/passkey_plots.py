@@ -1,12 +1,11 @@
 """Passkey accuracy against length: one panel per quantization, one line per kind of attention."""
 
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.drawing import SMALL, add_legend, load_matplotlib, new_figure
+from qbench.report.drawing import SMALL, add_legend, load_matplotlib, new_figure, panel_grid, side_by_side
 from qbench.report.looks import Look, Looks, looks
 from qbench.report.passkey import LengthCurve, passkey_curves
 from qbench.report.results import Score
@@ -14,8 +13,6 @@ from qbench.report.results import Score
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-PANEL = 1.5  # inches, at least
 
 
 def passkey_figures(report: ReportData, width: float) -> "Iterator[tuple[str, Figure]]":
@@ -30,19 +27,14 @@ def passkey_figures(report: ReportData, width: float) -> "Iterator[tuple[str, Fi
 
 def _figure(curves: Sequence[LengthCurve], family: str, styles: Looks, width: float) -> "Figure":
     panels = list(dict.fromkeys(curve.quantization for curve in curves))
-    columns = min(len(panels), max(1, int(width / PANEL)))
-    rows = -(-len(panels) // columns)
+    rows, _ = shape = side_by_side(len(panels), width)
     figure = new_figure(width, 0.5 + 1.3 * rows, f"Passkey accuracy against length: {family}. Bars: 95%.")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for about, axes in zip_longest(panels, grid.flat):
-        if about is None:
-            axes.set_visible(False)
-            continue
+    grid = panel_grid(figure, len(panels), shape, sharex=True, sharey=True)
+    for about, axes in zip(panels, grid.flat, strict=False):
         for curve in (curve for curve in curves if curve.quantization == about):
             _draw_curve(axes, curve, styles[curve.attention])
         axes.set_title(about.method_title if about.is_unquantized else about.label)
         axes.set_ylim(-4, 104)
-        axes.tick_params(labelbottom=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("accuracy (%)")
     figure.supxlabel("length (tokens)", fontsize=8)
