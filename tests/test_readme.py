@@ -285,31 +285,40 @@ def test_the_recipe_of_the_docs_is_one(tmp_path: Path) -> None:
     assert len(load_recipe(file).quantizations) == 3
 
 
-@pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """docs/tables.py, from the root."""
-    monkeypatch.chdir(ROOT)
+@dataclass(frozen=True)
+class Made:
+    """What docs/tables.py makes of results/mini."""
+
+    script: ModuleType
+    summary: str
+    page: str
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    """Made from the root."""
     spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        spec.loader.exec_module(module)
+        return Made(module, module.summary(), module.page())
 
 
-def test_the_tables_are_those_of_the_results(tables: ModuleType) -> None:
+def test_the_tables_are_those_of_the_results(made: Made) -> None:
     """Where this fails, results/mini or the tables' look has changed: `make docs` writes them again."""
     readme = README.read_text(encoding="utf-8")
-    assert tables.with_table(readme, tables.summary()) == readme
-    assert tables.page() == (ROOT / "docs" / "mini.md").read_text(encoding="utf-8")
+    assert made.script.with_table(readme, made.summary) == readme
+    assert made.page == (ROOT / "docs" / "mini.md").read_text(encoding="utf-8")
 
 
-def test_the_summary_has_the_numbers_of_the_long_tables(tables: ModuleType) -> None:
+def test_the_summary_has_the_numbers_of_the_long_tables(made: Made) -> None:
     """Every score and every damage in README.md is in docs/mini.md."""
-    long = tables.page()
-    rows, _, _ = tables.summary().partition("\n\n")
+    rows, _, _ = made.summary.partition("\n\n")
     for number in re.findall(r"[-+]?\d+\.\d\d", rows):
-        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", long), number
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", made.page), number
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

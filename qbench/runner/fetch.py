@@ -9,6 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_files, tokenizer_files
+from qbench.checkpoint.layout import HUB_FILES
 from qbench.errors import one_line
 from qbench.numbers import byte_size, counted
 from qbench.quantizers.calibration import Calibration
@@ -50,8 +51,6 @@ def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    from qbench.checkpoint.load import HUB_FILES
-
     wanted: dict[str, Any] = {
         "repo_id": name,
         "revision": revision,

@@ -35,10 +35,32 @@ TARGETS = [
 SOFTPICK_RATIO = {"sm_80": 1.20, "sm_90": 1.26}
 
 
+SPILLING = CompileJob("forward", "sm_80", 128, "bf16", TileConfig(128, 128, 4, 2))
+SMALL = CompileJob("forward", "sm_80", 32, "fp16", TileConfig(64, 32, 4, 2))
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Returns the rows of jobs. What every test run compiles is compiled together: a process starts for seconds."""
+    quick = [*shipped(*QUICK), SPILLING, SMALL]
+    rows = dict(zip(quick, compile_rows(quick, workers=1), strict=True))
+
+    def look_up(work):
+        if all(job in rows for job in work):
+            return [rows[job] for job in work]
+        return list(compile_rows(work, workers=1))
+
+    return look_up
+
+
+def shipped(arch, head_dim, normalizers, kernels):
+    return list(jobs([arch], [head_dim], ["bf16"], normalizers, kernels=kernels))
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("arch", "head_dim", "normalizers", "kernels"), TARGETS)
-def test_what_ships_does_not_spill_and_is_what_the_documentation_says(arch, head_dim, normalizers, kernels):
-    rows = list(compile_rows(list(jobs([arch], [head_dim], ["bf16"], normalizers, kernels=kernels)), workers=1))
+def test_what_ships_does_not_spill_and_is_what_the_documentation_says(arch, head_dim, normalizers, kernels, compiled):
+    rows = compiled(shipped(arch, head_dim, normalizers, kernels))
     check_resources(rows, kernels)
     page = documented_rows(head_dim)
     for line in page_lines(rows):
@@ -88,9 +110,8 @@ def documented_rows(head_dim):
     return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
 
 
-def test_a_spill_would_be_seen():
-    job = CompileJob("forward", "sm_80", 128, "bf16", TileConfig(128, 128, 4, 2))
-    (row,) = compile_rows([job], loops=False, workers=1)
+def test_a_spill_would_be_seen(compiled):
+    (row,) = compiled([SPILLING])
     assert row.spills > 0
 
 
@@ -144,8 +165,8 @@ def test_speed_is_measured_beside_softmax_and_plotted(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")
-def test_the_report_says_what_it_does_and_what_it_could_not_measure(capsys, monkeypatch):
-    row = next(compile_rows([CompileJob("forward", "sm_80", 32, "fp16", TileConfig(64, 32, 4, 2))], workers=1))
+def test_the_report_says_what_it_does_and_what_it_could_not_measure(capsys, monkeypatch, compiled):
+    (row,) = compiled([SMALL])
     monkeypatch.setattr("kernels_report.report.compile_rows", lambda work: (replace(row, job=job) for job in work))
     main(["--arch", "sm_80", "--head-dim", "32", "--dtype", "fp16"])
     printed = capsys.readouterr().out

@@ -84,8 +84,17 @@ def test_no_cell_of_mini_is_accused() -> None:
 QUANTIZED = ["bnb-8", "gptq-8-g128", "hqq-8-g64", "bnb-4-nf4", "gptq-2-g128"]
 
 
-@pytest.mark.parametrize("label", QUANTIZED)
-@pytest.mark.parametrize(("size", "fact"), [(0.0, "last bit"), (1e-7, "moved by"), (1e-4, "moved by")])
+JITTERS = [(0.0, "last bit"), (1e-7, "moved by"), (1e-4, "moved by")]
+
+
+@pytest.mark.parametrize(
+    ("size", "fact", "label"),
+    [
+        pytest.param(*jitter, label, marks=pytest.mark.slow if (i + j) % len(JITTERS) else ())  # each in turn
+        for i, jitter in enumerate(JITTERS)
+        for j, label in enumerate(QUANTIZED)
+    ],
+)
 @pytest.mark.parametrize("attention", [pytest.param("softmax", marks=pytest.mark.slow), "softpick"])
 def test_the_unquantized_model_under_a_quantized_label(
     attention: str, size: float, fact: str, label: str, tmp_path: Path

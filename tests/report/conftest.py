@@ -44,3 +44,9 @@ def troubled_report(troubled: Path) -> ReportData:
 def paper() -> ReportData:
     """The published numbers."""
     return read_report(PAPER)
+
+
+@pytest.fixture(scope="session")
+def paper_page(paper: ReportData) -> str:
+    """Their HTML report."""
+    return page(paper)

@@ -16,14 +16,14 @@ from qbench.records.metrics import KL
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import Divergence
 from qbench.records.store import read_results
-from qbench.report.delta import read_report
+from qbench.report.delta import ReportData, read_report
 from qbench.report.divergence import divergences
 from qbench.report.divergence_plots import kl_figures
 from qbench.report.looks import PAGE
 from qbench.report.render import render, table
 
 from ..example_records import make_record, metrics_of
-from .examples import LABELS, LOSSES, cell, samples_of, write_cell, write_mini, write_plan_of
+from .examples import LABELS, LOSSES, cell, samples_of, write_cell, write_plan_of
 
 TOKENS = 25  # of each page
 
@@ -114,18 +114,17 @@ def test_a_floor_near_the_points_is_a_line(tmp_path: Path) -> None:
         assert not axes.texts
 
 
-def test_results_without_kl_say_why(run: Path, tmp_path: Path) -> None:
-    old = write_mini(tmp_path / "old")
+def test_results_without_kl_say_why(mini: Path, mini_report: ReportData, mini_page: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--kind kl.*wikitext.*run the recipe again"):
-        table(old, "md", "kl")
-    assert '<section id="kl">' not in render(read_report(old), "html")
+        table(mini, "md", "kl")
+    assert '<section id="kl">' not in mini_page
     samples = samples_of("softmax", "none-16")
     samples = samples[samples["task"] == "arc_easy"].drop(columns=["word_perplexity", "word_perplexity" + WEIGHT])
     planned = [write_cell(tmp_path / "few", cell("softmax", "none-16"), samples)]
     write_plan_of(tmp_path / "few", planned)
     with pytest.raises(InputError, match=r"whole pages.*arc_easy"):
         table(tmp_path / "few", "md", "kl")
-    assert divergences(read_report(old)) == []
+    assert divergences(mini_report) == []
 
 
 def test_more_kl_is_a_loss_for_the_gate(run: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qbench.records.schema import Failure
-from qbench.report.delta import ReportData, read_report
+from qbench.report.delta import read_report
 from qbench.report.html import page
 
 from ..example_records import PROVENANCE, make_samples
@@ -73,7 +73,7 @@ def section_names(text: str) -> list[str]:
     return re.findall(r'<section id="(.+?)">', text)
 
 
-def test_the_answer_and_the_plots_stand_before_the_rows(mini_page: str, paper: ReportData) -> None:
+def test_the_answer_and_the_plots_stand_before_the_rows(mini_page: str, paper_page: str) -> None:
     assert section_names(mini_page) == [
         "summary",
         "plots",
@@ -86,7 +86,7 @@ def test_the_answer_and_the_plots_stand_before_the_rows(mini_page: str, paper: R
         "recipe",
     ]
     # Several families have a separate table of unquantized models; a single one has it at the top of Δ.
-    assert section_names(page(paper)) == [
+    assert section_names(paper_page) == [
         "suspicious",
         "summary",
         "plots",
@@ -104,7 +104,7 @@ def test_no_heading_is_said_twice(mini_page: str) -> None:
         assert len(headings) == len(set(headings))
 
 
-def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, paper: ReportData) -> None:
+def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, paper_page: str) -> None:
     for label, documents, finished in (("none-16", 1200, "2026-11-15T23:50"), ("hqq-3-g64", 7, "2026-11-16T00:10")):
         provenance = PROVENANCE.model_copy(update={"finished": f"{finished}:59+00:00"})
         samples = make_samples(documents, tasks=["piqa"])
@@ -114,12 +114,12 @@ def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, pap
     assert f"<p>{measured}</p>" in text
     assert '<td class="l">2026-11-15 23:50</td>' in text
     assert ">Finished (UTC)<" in text
-    assert "<p>36 of 36 cells have scores.</p>" in page(paper, "baseline")
+    assert "<p>36 of 36 cells have scores.</p>" in paper_page
 
 
-def test_the_filters_example_is_of_this_report(mini_page: str, paper: ReportData) -> None:
+def test_the_filters_example_is_of_this_report(mini_page: str, paper_page: str) -> None:
     assert 'placeholder="mini hqq acc"' in mini_page
-    assert 'placeholder="1.8B hqq acc"' in page(paper, "baseline")
+    assert 'placeholder="1.8B hqq acc"' in paper_page
 
 
 def test_suspicious_results_stand_first_and_a_kind_alone(tmp_path: Path) -> None:
@@ -166,10 +166,9 @@ def test_the_answer_then_the_table_then_the_notes(mini_page: str) -> None:
     assert "[−0.00, +0.00]" not in mini_page
 
 
-def test_long_tables_are_collapsed(paper: ReportData) -> None:
-    text = page(paper, "damage")
-    assert "<details><summary><b>340M, GPTQ: damage</b> (36 rows)</summary>" in text
-    assert "<h3>340M, BNB: damage</h3>" in text  # 18 rows
+def test_long_tables_are_collapsed(paper_page: str) -> None:
+    assert "<details><summary><b>340M, GPTQ: damage</b> (36 rows)</summary>" in paper_page
+    assert "<h3>340M, BNB: damage</h3>" in paper_page  # 18 rows
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium, which is not here")
