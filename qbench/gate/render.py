@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
@@ -108,7 +108,7 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
     if report.changed:
         yield ReportSection("Before you read the scores", lines=report.changed)
     for by in ("audit", "records"):
-        if lines := tuple(f"{f.cell.name}: {f.message}" for f in report.failures if f.found_by == by):
+        if lines := _by_message([f for f in report.failures if f.found_by == by]):
             yield ReportSection(f"Failures in the {by}", lines=lines)
     if report.worse:
         for title, damage in (("Failures in the scores", False), (DAMAGED, True)):
@@ -131,9 +131,17 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
         title = f"Losses above the tolerance that may be chance ({len(shown)} of {len(report.unclear)})"
         yield ReportSection(title, outcomes=tuple(shown))
     if report.warnings:
-        yield ReportSection("Warnings", lines=tuple(f"{f.cell.name}: {f.message}" for f in report.warnings))
+        yield ReportSection("Warnings", lines=_by_message(report.warnings))
     if report.notes:
         yield ReportSection("Notes", lines=report.notes)
+
+
+def _by_message(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """One line per message, with the first cells that have it; JSON and JUnit name all cells."""
+    cells: dict[str, list[str]] = {}
+    for finding in findings:
+        cells.setdefault(finding.message, []).append(finding.cell.name)
+    return tuple(f"{some(names)}: {message}" for message, names in cells.items())
 
 
 def row(outcome: TestedHypothesis) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pandas as pd
 import pytest
 
 from qbench.gate.drift import audit_changes
+from qbench.gate.render import sections
 from qbench.gate.settings import GateSettings, Override, Tolerances
-from qbench.gate.verdict import check
+from qbench.gate.verdict import Finding, check
 from qbench.records.schema import Cost, Failure, PlannedCell, RunPlan
 from qbench.records.store import read_results, write_plan, write_record
 
@@ -41,6 +43,17 @@ def test_the_same_numbers_pass(baseline: Path, tmp_path: Path) -> None:
     assert report.passed
     assert len(report.tested) == 2 * (12 + 1)  # scores, and their pooled loss
     assert {outcome.p for outcome in report.tested} == {1.0}
+
+
+def test_cells_with_the_same_failure_share_a_line(baseline: Path, tmp_path: Path) -> None:
+    cells = make_cells(5)
+    alike = [Finding(cell, "records", "The baseline does not have this cell.") for cell in cells]
+    other = Finding(cells[0], "records", "Something else.")
+    report = replace(check(run(tmp_path / "run"), baseline), failures=(*alike, other))
+    (section,) = (section for section in sections(report) if section.title == "Failures in the records")
+    assert len(section.lines) == 2
+    assert section.lines[0].startswith(f"{cells[0].name}, {cells[1].name}, {cells[2].name} and 2 more: ")
+    assert section.lines[1].startswith(cells[0].name)
 
 
 def test_each_kind_is_tested_once(baseline: Path, tmp_path: Path) -> None:
