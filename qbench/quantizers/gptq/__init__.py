@@ -27,7 +27,7 @@ class GptqOptions(LinearOptions):
     label_if_changed: ClassVar = {"sym": "asym", "act_order": "actorder", "damp": "damp{:g}"}
 
     def misfit(self, bits: int, shape: tuple[int, int]) -> str:
-        """Groups must divide the inputs, and both sizes must fill what the format packs together."""
+        """Groups must divide the inputs, and inputs and outputs must be multiples of what the format packs together."""
         size, inputs = self.group_size, shape[1]
         if size not in GROUP_SIZES:
             return f"gptq's group_size is {size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
@@ -40,7 +40,7 @@ class GptqOptions(LinearOptions):
 
 
 class Gptq(Quantizer):
-    """Layer by layer, so each one is fitted to the outputs of the quantized layers before it."""
+    """Quantizes layer by layer, so each layer is fitted to the outputs of the quantized layers before it."""
 
     name = "gptq"
     title = "GPTQ"
