@@ -78,7 +78,7 @@ class ActivationsOptions(AxisOptions):
     def _offered(cls, bits: int, others: ValidationInfo) -> int:
         name = others.data.get("format")
         if name and bits not in FORMATS[name].widths:
-            raise ValueError(f"{name} is offered with {' or '.join(map(str, FORMATS[name].widths))} bits")
+            raise ValueError(f"format {name} offers {', '.join(map(str, FORMATS[name].widths))}")
         return bits
 
     @field_validator("per_tensor")

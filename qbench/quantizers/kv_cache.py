@@ -154,8 +154,8 @@ class QuantizedCache:
             )
         if options.window >= longest:
             raise QuantizeError(
-                f"kv_cache: {options.why_exact} leaves the first {options.window} tokens of a text exact, and the "
-                f"model takes {longest}: no key would ever be quantized; it must be less."
+                f"kv_cache: {options.why_exact} leaves the first {options.window} tokens of a text exact, but the "
+                f"model takes only {longest}, so no key would ever be quantized; choose a smaller value."
             )
         self.longest = longest
 
