@@ -48,7 +48,7 @@ def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, locat
     """An error if the scorer cannot use a tokenizer with a model of this vocabulary."""
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise TokenizerError(
-            f"{location} has neither a BOS nor an EOS token; one must be in front of a text without context. Name "
+            f"{location} has neither a BOS nor an EOS token; a text without context needs one in front of it. Name "
             "one as bos_token or eos_token in tokenizer_config.json."
         )
     check_vocabulary(tokenizer, vocab_size, location)

@@ -25,7 +25,7 @@ MUST = {
     "less_than": "be less than {lt:g}",
     "less_than_equal": "be {le:g} or less",
     "multiple_of": "be a multiple of {multiple_of}",
-    "too_short": "have at least one",
+    "too_short": "have at least one entry",
     "string_too_short": "be a string that is not empty",
     "invalid_key": "be a string",
 }

@@ -132,7 +132,8 @@ def config_attention(fields: dict[str, Any], file: Path, asked: str | None = Non
         against = [text for text, meant in says.items() if asked not in meant]
         source = against[0] if against else "no attn_impl or attn_implementation"
         raise CheckpointError(
-            f"attention is {asked!r}, but {file} has {source}, so it is {kind.name}; ask for {kind.name!r}."
+            f"attention is {asked!r}, but {file} has {source}, so the checkpoint's attention is {kind.name}; write "
+            f"{kind.name!r} instead."
         )
     return kind
 

@@ -16,7 +16,7 @@ from qbench.output import print_styled, runner_command
 if TYPE_CHECKING:
     from qbench.gate.verdict import GateReport
 
-ON_SCREEN = "default: a table for the screen on a terminal, text if piped"
+ON_SCREEN = "default: a drawn table on a terminal, text if piped"
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
 
 
@@ -27,21 +27,22 @@ def add_check(commands: Commands) -> None:
     )
     example = (
         "qbench check results/runs/mini --baseline results/mini --junit gate.xml\n"
-        "  qbench check out/quantized out/original   # two folders of lm-eval's"
+        "  qbench check out/quantized out/original   # two output folders of lm-eval"
     )
     parser = add(commands, "check", _check, purpose, example)
     lm_eval = ", or lm-eval's --output_path (written with --log_samples)"
     parser.add_argument("folder", type=Path, metavar="RUN", help=RECORDS + lm_eval)
     baseline = parser.add_mutually_exclusive_group(required=True)
     baseline.add_argument("given", type=Path, metavar="BASELINE", nargs="?", help="the baseline to compare with")
-    baseline.add_argument("--baseline", type=Path, metavar="DIR", help="the same")
+    baseline.add_argument("--baseline", type=Path, metavar="DIR", help="the same as BASELINE")
     parser.add_argument("--scores-only", action="store_true", help="do not compare the audits")
     alpha = "how often a check may fail although nothing got worse; default: the recipe's, or 0.01"
     parser.add_argument("--alpha", type=float, metavar="SHARE", help=alpha)
     parser.add_argument(
         "--tolerances",
         metavar="KIND=LOSS,…",
-        help="losses that may pass, such as accuracy=0.5,perplexity=1 (points and percent); default: the recipe's",
+        help="the largest losses that pass, such as accuracy=0.5,perplexity=1 (points and percent); default: the "
+        "recipe's",
     )
     for name, title in {"junit": "JUnit XML", "markdown": "Markdown", "json": "JSON"}.items():
         parser.add_argument(
@@ -50,21 +51,27 @@ def add_check(commands: Commands) -> None:
 
 
 def add_import(commands: Commands) -> None:
-    purpose = "store another program's results as records, for all other commands"
+    purpose = "store another program's results as records that all other commands can read"
     example = "qbench import lm-eval out --cell family=8B,attention=softmax,method=awq,bits=4 --out results/runs/8b"
     parser = add(commands, "import", _import, purpose, example)
-    parser.add_argument("program", choices=["lm-eval"], help="what wrote the results")
-    output = "a folder that was --output_path of lm-eval with --log_samples, or one of its results files"
+    parser.add_argument("program", choices=["lm-eval"], help="the program that wrote the results")
+    output = "lm-eval's --output_path (written with --log_samples), or one of its results files"
     parser.add_argument("outputs", type=Path, nargs="+", metavar="OUTPUT", help=output)
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder for the records")
-    cell = "what a model is: family=8B,attention=softmax,method=awq,bits=4; once for each model"
+    cell = (
+        "describe a model, such as family=8B,attention=softmax,method=awq,bits=4; give one --cell per model, in the "
+        "order of their folders"
+    )
     parser.add_argument("--cell", action="append", default=[], metavar="NAME=VALUE,…", help=cell)
-    cells = "the same for many models: a YAML file that maps their names to cells; default: named after the models"
+    cells = (
+        "the same for many models: a YAML file that maps the names of models to cells; default: each model is shown "
+        "under its own name, as unquantized"
+    )
     parser.add_argument("--cells", type=Path, metavar="FILE", help=cells)
 
 
 def add_accept(commands: Commands) -> None:
-    purpose = "replace a baseline with a run, without asking: print what changes, log the reason in CHANGES.jsonl"
+    purpose = "replace a baseline with a run, without asking; print what changes, and log the reason in CHANGES.jsonl"
     example = (
         'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23 uses a different kernel"'
     )
@@ -78,10 +85,14 @@ def add_power(commands: Commands) -> None:
     parser = add(commands, "power", _power, purpose, "qbench power results/runs/mini")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder of records")
     against = (
-        "measure the noise between DIR and RUN, with the same cells; default: between quantized and unquantized cells"
+        "another run of the same cells: measure the noise between DIR and RUN; default: between quantized and "
+        "unquantized cells of DIR"
     )
     parser.add_argument("--against", type=Path, metavar="RUN", help=against)
-    cells = "how many of these cells change: those that do not cannot fail, and do not count; default: all"
+    cells = (
+        "how many of these cells are expected to change; cells that do not change cannot fail, and do not count; "
+        "default: all"
+    )
     parser.add_argument("--cells", type=int, metavar="N", help=cells)
     parser.add_argument("--format", choices=("text", "markdown"), help=ON_SCREEN)
 
@@ -147,7 +158,7 @@ def _import(options: argparse.Namespace) -> int:
     for note in notes:
         print(note)
     for own in stored:
-        named = " (taken as unquantized; --cell says otherwise)" if own.record.cell.unnamed else ""
+        named = " (shown as unquantized; if it is not, describe it with --cell)" if own.record.cell.unnamed else ""
         print(f"{own.record.cell.name}: {counted(len(own.record.metrics), 'score')}, not audited{named}")
     print(f"{counted(len(stored), 'record')} in {options.out}")
     return DONE

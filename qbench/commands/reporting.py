@@ -9,7 +9,7 @@ from qbench.errors import InputError
 from qbench.numbers import counted
 
 MIN_INCHES, MAX_INCHES = 2.0, 40.0  # of a figure
-ON_SCREEN = "default: tables for the screen on a terminal, md if piped or written to a file"
+ON_SCREEN = "default: drawn tables on a terminal, md if piped or written to a file"
 
 
 def add_table(commands: Commands) -> None:
@@ -27,9 +27,9 @@ def add_table(commands: Commands) -> None:
     parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {DEFAULT_KIND}; with html, all kinds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
     parser.add_argument("--standalone", action="store_true", help="with latex: write a complete document")
-    columns = "with latex: how many columns of a page a table spans (table or table*); default: 2"
+    columns = "with latex: 1 for tables that fit one column of a page (table), 2 for both (table*); default: 2"
     parser.add_argument("--columns", type=int, choices=(1, 2), help=columns)
-    plots = "write plots to this folder, as PNG, SVG and PDF; tables too if --format, --kind or --out is given"
+    plots = "write plots to this folder, as PNG, SVG and PDF; also print tables if --format, --kind or --out is given"
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help=plots)
     widths = "with --plots: column (of a paper), page, or a number of inches; default: page"
     parser.add_argument("--figure-width", type=_width, metavar="WIDTH", help=widths)
@@ -73,7 +73,8 @@ def add_compare(commands: Commands) -> None:
 
 def add_audit(commands: Commands) -> None:
     purpose = (
-        "show the audits of results, and list scores that look unquantized or impossible; exit code 1 if there are any"
+        "show the audits of results, and list scores that look unquantized or impossible; exit code 1 if there are "
+        "such scores"
     )
     parser = add(commands, "audit", _audit, purpose, "qbench audit results/runs/mini")
     parser.add_argument("source", type=Path, metavar="DIR|CSV", help=RESULTS)

@@ -7,10 +7,10 @@ from qbench.commands.common import DONE, FAILED, RECORDS, Commands, add, write
 
 
 def add_runs(commands: Commands) -> None:
-    purpose = "list the records of a folder with their age and size, and remove those that newer ones superseded"
+    purpose = "list the records of a folder with their age and size; --prune removes those that newer ones replaced"
     parser = add(commands, "runs", _runs, purpose, "qbench runs results/runs/mini --prune")
     parser.add_argument("folder", type=Path, metavar="DIR", help=RECORDS)
-    prune = "remove superseded records, without asking, and print which"
+    prune = "remove records that newer ones replaced (superseded), without asking, and print which"
     parser.add_argument("--prune", action="store_true", help=prune)
 
 
@@ -41,7 +41,7 @@ def add_doctor(commands: Commands) -> None:
     parser.add_argument(
         "--report",
         action="store_true",
-        help="write checks, tracebacks and timings to qbench-doctor.md, to share",
+        help="write checks, tracebacks and timings to qbench-doctor.md, a file to share",
     )
 
 

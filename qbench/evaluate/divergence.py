@@ -96,8 +96,8 @@ def keep_reference(
     for request in requests:
         if request.request_type != PAGES:
             raise DivergenceError(
-                f"{request.task_name} is a task of the type {request.request_type}, which scores no whole pages; "
-                f"KL needs the type {PAGES}, such as wikitext."
+                f"{request.task_name} does not score whole pages (its type is {request.request_type}); KL needs a task "
+                f"of the type {PAGES}, such as wikitext."
             )
     windows = {
         (str(request.task_name), int(request.doc_id), number): window

@@ -1,4 +1,4 @@
-"""Renewing a baseline: a run's records replace it, all or none, and a log records who did it and why."""
+"""Updating a baseline: a run's records replace it, all or none, and a log records who did it and why."""
 
 import getpass
 import json
@@ -31,7 +31,7 @@ MAX_REASONS = 3  # in the message that rejects a run
 
 
 def accept(run: Path, baseline: Path, reason: str, report: GateReport | None, not_compared: str = "") -> int:
-    """Replace the baseline by the run's records; returns their size in bytes.
+    """Replace the baseline with the run's records; returns their size in bytes.
 
     report: of the run against the old baseline; None if they could not be compared, and not_compared says why.
     """
@@ -138,7 +138,7 @@ def _is_readable(folder: Path) -> bool:
 
 
 def _where_the_old_one_is(baseline: Path) -> str:
-    """Where the old baseline is, if it could not be put back; else empty."""
+    """Where the old baseline is, if it could not be put back; otherwise empty."""
     old = aside(baseline, "old")
     if baseline.exists() or not old.exists():
         return ""

@@ -1,4 +1,4 @@
-"""What must not change between a baseline and a run, whatever the scores, and what a reader must know."""
+"""What must not change between a baseline and a run, whatever the scores, and which changes a reader must know."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -166,7 +166,7 @@ def new_nans(paired: PairedDocuments) -> Iterator[str]:
 
 
 def other_samples(paired: PairedDocuments, ignored: Collection[str] = ()) -> Iterator[str]:
-    """Sentences: columns that only one of the records has (a hypothesis would vanish), or different answers."""
+    """Sentences: columns that only one record has (a hypothesis would silently disappear), or different answers."""
     lost, gained = ([name for name in names if name not in ignored] for names in (paired.lost, paired.gained))
     if lost:
         yield f"Its samples lack the columns {', '.join(lost)}, which the baseline's have."

@@ -55,7 +55,7 @@ class Hypothesis:
 
     @property
     def is_score(self) -> bool:
-        """Whether it compares one score with the baseline's: it is neither a pooled loss nor a limit of damage."""
+        """Whether it compares one score with the baseline's. Pooled losses and limits of damage do not."""
         return not self.parts and self.limit is None
 
     @property
@@ -89,7 +89,7 @@ class Hypothesis:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the documents show how large a loss may be: not if none changed, and one may lose any amount."""
+        """Whether the documents limit the loss. They do not if none changed and a document may lose any amount."""
         return math.isfinite(self.upper) and (self.changed > 0 or self._largest is not None)
 
     @property
@@ -99,7 +99,7 @@ class Hypothesis:
 
     @property
     def unit(self) -> float:
-        """The mean loss that counts as one tolerance: the default one if the tolerance is 0, which has no multiples."""
+        """The mean loss that counts as one tolerance; the default one if the tolerance is 0."""
         return self.threshold or _threshold(self.kind, getattr(Tolerances(), self.kind), (0.0, 0.0), Tolerances())
 
     @property
@@ -114,13 +114,13 @@ class Hypothesis:
 
     @property
     def can_fail(self) -> bool:
-        """Whether the loss would be above the tolerance if all changed documents had got worse: not up to signs."""
+        """Whether the loss would be above the tolerance if all changed documents had got worse. Ignores their signs."""
         threshold = self.threshold - (self.limit or 0.0)
         return float(np.abs(self.losses).sum()) > threshold * float(self.weights.sum())
 
     @cached_property
     def calibration(self) -> ChanceSource | None:
-        """How the mean loss varies with the draws of calibration; None with one draw, or the same on both sides."""
+        """How the mean loss varies with calibration draws; None with one draw, or with equal draws on both sides."""
         return of_two_samples(*(side.tolist() for side in self.by_draw)) if self.by_draw else None
 
     def with_calibration(self, p: float, sign: int = 1) -> float:
@@ -273,7 +273,7 @@ def in_unit_of_losses(kind: MetricKind, amount: float, before: float, tolerances
 
 
 def _threshold(kind: MetricKind, amount: float, values: tuple[float, float], tolerances: Tolerances) -> float:
-    """A tolerance as a mean loss that does not depend on which side is the baseline, or it would depend on signs.
+    """A tolerance as a mean loss that does not depend on which side is the baseline: otherwise it depends on signs.
 
     For a percentage x of the baseline, after > (1 + x)·before is the same as
     after − before > x·(before + after) / (2 + x), and the sum of both sides stays if documents are swapped.

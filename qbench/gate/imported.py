@@ -1,4 +1,4 @@
-"""lm-eval's output in the gate: two of its folders as a run and a baseline, and whether they asked the same."""
+"""lm-eval's output in the gate: two of its folders as run and baseline, and whether both asked the same questions."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def _common_cell(outputs: list[list[ModelOutput] | None], there: list[Results | 
 
 
 def check_asked(before: StoredRecord, after: StoredRecord) -> None:
-    """An error if imported records did not ask the same: their scores cannot be compared."""
+    """Raise an error if imported records did not ask the same questions: their scores cannot be compared."""
     then, now = before.record.imported, after.record.imported
     if not then and not now:
         return

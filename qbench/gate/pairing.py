@@ -134,7 +134,7 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     if not any(key in before for key in after):
         raise CheckError(
             f"{baseline.folder} has no cell of {run.folder}: it has {_some(list(before))}, and the run has "
-            f"{_some(list(after))}. Renew the baseline with `qbench accept`; for lm-eval's output, compare folders "
+            f"{_some(list(after))}. Update the baseline with `qbench accept`; for lm-eval's output, compare folders "
             "with one model each."
         )
     extra = [key for key in before if key not in planned]
@@ -158,7 +158,7 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
 
 
 def check_documents(cell: CellRef, other: OtherDocuments, same_task: bool) -> str:
-    """A sentence for a failed check if some documents changed; an error if the runs used different documents.
+    """A sentence for a failed check if some documents changed; raises if the runs were made on different documents.
 
     same_task: both runs planned the same documents, so missing ones were removed, not left out by --limit.
     """
@@ -192,7 +192,7 @@ def _check_draws(
         raise CheckError(
             f"{'-'.join(cell)} has {counted(len(now), 'calibration draw')} in {run.folder} and "
             f"{counted(len(then), 'draw')} in the baseline {baseline.folder}; both must have the same draws. "
-            f"Set calibration.seeds in the recipe to {len(then)}, or renew the baseline with `qbench accept`."
+            f"Set calibration.seeds in the recipe to {len(then)}, or update the baseline with `qbench accept`."
         )
 
 
@@ -218,7 +218,7 @@ def _check_tasks(before: StoredRecord, after: StoredRecord) -> None:
         has, lacks = (before, after) if task in then else (after, before)
         raise CheckError(
             f"The task {task} is in {has.folder} but not in {lacks.folder}: they are runs of different recipes. "
-            "Run the same tasks, or renew the baseline with `qbench accept`."
+            "Run the same tasks, or update the baseline with `qbench accept`."
         )
 
 

@@ -1,4 +1,4 @@
-"""All losses of a cell as one: many small losses that point the same way are found together, though none is alone."""
+"""All losses of a cell as one: finds many small losses that point the same way, although none is found alone."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -64,7 +64,7 @@ def _of_task(own: Sequence[Hypothesis], count: int) -> tuple[Floats, Floats]:
 
 
 def _lost_answers(own: Sequence[Hypothesis], count: int) -> float:
-    """What a document of the task adds to the mean of `count` losses if its answers are lost by all accuracies."""
+    """What a document of the task adds to the mean of `count` losses if all accuracies lose its answer."""
     return float(sum(1 / (count * len(h.weights) * h.unit) for h in own if h.kind == "accuracy"))
 
 

@@ -1,14 +1,15 @@
 """How many documents the gate needs to find a loss, from the paired noise of recorded results.
 
-A hypothesis counts if it could fail, given the sizes of its losses (qbench.gate.sign_flip): of cells that did not
-change, none does, so fewer documents are needed if few cells changed.
+A hypothesis counts if it could fail, given the sizes of its losses (qbench.gate.sign_flip). Hypotheses of unchanged
+cells do not count, so fewer documents are needed if few cells changed.
 
 With d a document's loss, the test's score over n documents is about normal around √n·δ / √(σ² + δ²), where δ is the
 mean loss and σ the spread of d. A loss is found if the score reaches Holm's threshold for the first hypothesis of a
 table, and the observed loss is above its tolerance too.
 
 Answers change as a whole: losing δ of them takes δ changed documents, so σ² ≥ δ(1 − δ) whatever was recorded, and with
-few changed documents the normal distribution is a poor fit. Their probability comes exactly from two binomials.
+few changed documents the normal distribution is a poor fit. For answers, the probability is computed exactly from two
+binomials.
 """
 
 import math
@@ -282,7 +283,7 @@ def _hypotheses(pairs: Sequence[Pair], settings: GateSettings) -> Iterator[Hypot
             metrics = tuple(metric for metric in record.metrics if metric.task == paired.task)
             own += hypotheses(record.cell.of_all_draws, paired, metrics, settings)
     for h in with_pooled(own, settings):
-        # An unquantized model has no KL to take percents of: those of the quantized one are meant.
+        # The unquantized model has no KL of which to take a percentage: use the quantized model's.
         share = settings.tolerance(h.kind, h.task, h.metric)
         yield replace(h, tolerance=in_unit_of_losses(h.kind, share, max(h.before, h.after), settings.tolerances))
 

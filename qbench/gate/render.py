@@ -19,7 +19,7 @@ MAX_DIFFERENCES, MAX_UNCLEAR, MAX_PARTS = 20, 5, 10  # shown to people; JSON has
 SCORE = ("cell", "task", "metric", "before", "after")
 DAMAGED = "Failures: damage above its limit (gate.max_damage; before: unquantized, after: quantized, tolerance: limit)"
 LOST_MOST = "Documents that lost most (id: before → after)"
-LOST_TOGETHER = "Metrics whose pooled loss failed, in units of their tolerances"
+LOST_TOGETHER = "Losses behind each pooled loss that failed, in units of their tolerances"
 HEADER = (*SCORE, "loss", "95% interval", "at most (95%)", "tolerance", "p", "adjusted p")
 
 
@@ -50,7 +50,7 @@ def headline(report: GateReport) -> str:
     if damaged:
         found.append(f"the damage to {counted(damaged, 'score')} is above its limit")
     if report.not_excluded:
-        found.append(f"{len(report.not_excluded)} may be worse by more than the required margin")
+        found.append(f"{counted(len(report.not_excluded), 'score')} may be worse by more than the required margin")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
     if audits:
         found.append(f"{counted(audits, 'failure')} in the audit")
@@ -67,16 +67,16 @@ def explanation(report: GateReport) -> str:
     able = sum(outcome.hypothesis.smallest_p < 1 for outcome in report.tested)
     return (
         "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "
-        f"{100 * max(alphas):g}% of checks fail (paired sign flips; Holm over what can fail: {able} of "
-        f"{len(report.tested)} hypotheses)."
+        f"{100 * max(alphas):g}% of checks fail (paired sign flips, adjusted by Holm's method for the {able} of "
+        f"{len(report.tested)} hypotheses that can fail)."
     )
 
 
 def statement(report: GateReport) -> str:
-    """What the check shows about losses that it did not find; empty without scores.
+    """How large a loss the check excludes; empty without scores.
 
-    It is about all scores together: the largest of many upper ends is below the largest loss only if the upper end of
-    that one loss is, which happens in 5% of cases.
+    The statement is about all scores together. It is wrong only if the upper end for the largest true loss is too low,
+    which happens in 5% of cases.
     """
     worst = report.least_sure
     if worst is None:
@@ -85,11 +85,11 @@ def statement(report: GateReport) -> str:
     if not math.isfinite(h.upper):
         return f"How much worse the scores may be is unknown: {h.name} has {counted(len(h.losses), 'document')}."
     if not h.is_bounded:
-        return f"At 95%, {h.name} is {not_worse(worst)}."
+        return f"At 95% confidence, {h.name} is {not_worse(worst)}."
     times = significant(max(h.upper_in_tolerances, 0.0))
     return (
-        f"At 95%, no score is worse by more than {times} times its tolerance: the least certain is {h.name}, "
-        f"{not_worse(worst)}."
+        f"At 95% confidence, no score is worse by more than {times} times its tolerance. The least certain is "
+        f"{h.name}: {not_worse(worst)}."
     )
 
 
@@ -98,7 +98,7 @@ def not_worse(outcome: TestedHypothesis) -> str:
     h = outcome.hypothesis
     if not h.changed and not h.is_bounded:
         n = len(h.losses)
-        share = 100 * (1 - 0.05 ** (1 / n))  # changed documents of which n show none with a probability of 5%
+        share = 100 * (1 - 0.05 ** (1 / n))  # if so many change, n documents show no change with a probability of 5%
         return f"unchanged in all {n:,} documents, so fewer than {significant(share)}% of new ones change"
     return f"not worse by more than {significant(max(h.upper, 0.0))}{UNITS[h.kind]}"
 
@@ -357,7 +357,7 @@ def _case(suite: ElementTree.Element, cell: str, name: str) -> ElementTree.Eleme
 
 
 def _printable(text: str) -> str:
-    """Without control characters, which XML does not allow: a failed cell's reason may contain them."""
+    """The text without control characters. XML does not allow them, and a failed cell's reason may contain some."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else "�" for sign in text)
 
 

@@ -2,19 +2,19 @@
 
 If only noise changed, before and after could be swapped in any document: each document's loss is as likely to be -d as
 d. The test is Fisher's sign-flip test: how often random signs give a total as large as the observed one. Every p here
-is at least that one, computed in one of three ways:
+is equal to that share or above it. It is computed in one of three ways:
 
 - exactly, if losses are whole numbers. For answers this is McNemar's exact test.
 - by a bound. For coins e and any d, P(Σ e·d ≥ x·√Σd²) ≤ c·P(Z ≥ x), c = 1 / (4·P(Z ≥ √2)) = 3.18 (Bentkus and
-  Dzindzalieta 2015, doi:10.3150/14-BEJ603). Σd / √Σd² is Student's t in other words: one is a function of the other.
+  Dzindzalieta 2015, doi:10.3150/14-BEJ603). Σd / √Σd² is equivalent to Student's t: one is a function of the other.
 - by resampling, which is 3 times tighter; done only if Holm's decision depends on it.
 
 If one of many documents makes up nearly all of Σd², it would hide a loss of all the others. The losses are then tested
-a second time with the largest documents cut back, and the smaller p counts double. docs/statistics.md says more.
+a second time with the largest documents cut back, and the smaller p, doubled, is used. docs/statistics.md says more.
 
-Over a table, p is adjusted by Holm's method, which counts only what could fail (Tarone 1990): a hypothesis with three
-changed documents has a p of at least 1/8, whatever their signs, so it takes no part of a level of 1%. What counts
-depends on sizes of losses and not on signs, so sign flips are a valid null given what counts.
+Over a table, p is adjusted by Holm's method, which counts only hypotheses that could fail (Tarone 1990). For example,
+one with three changed documents has a p of at least 1/8, whatever their signs, so it takes no part of a level of 1%.
+Which hypotheses count depends on the sizes of losses and not on signs, so sign flips are still a valid null.
 """
 
 import math

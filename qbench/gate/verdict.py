@@ -342,7 +342,7 @@ def _other_recipe(joined: Joined) -> list[str]:
         return []
     changes = [f"it no longer has {removed}" if removed else "", f"it now has {added}" if added else ""]
     said = "; ".join(filter(None, changes))
-    return [f"The recipe changed: {said}. The other cells are compared; renew the baseline with `qbench accept`."]
+    return [f"The recipe changed: {said}. The other cells are compared; update the baseline with `qbench accept`."]
 
 
 def _unfinished(joined: Joined) -> list[Finding]:
@@ -360,9 +360,9 @@ def _unfinished(joined: Joined) -> list[Finding]:
 
 
 def _without_kl(now: Results, then: Results, joined: Joined) -> list[str]:
-    """A sentence if no cell of one side has KL, as in records of qbench 0.1: then nothing else can be said about it.
+    """A sentence if no cell of one side has KL, as in records of qbench 0.1: KL can then not be compared.
 
-    If only some cells have none, they lost it, and that is a failure like that of any other metric.
+    If only some cells have no KL, they lost it, and the check fails as for any other missing metric.
     """
     sides = zip((then, now), zip(*joined.pairs, strict=True), strict=False)
     lacking = [
@@ -372,12 +372,12 @@ def _without_kl(now: Results, then: Results, joined: Joined) -> list[str]:
     ]
     if len(lacking) != 1:
         return []
-    renew = " Renew the baseline with `qbench accept`." if lacking[0] == then.folder else ""
-    return [f"KL was not compared: {lacking[0]} has none. All other scores were.{renew}"]
+    renew = " Update the baseline with `qbench accept`." if lacking[0] == then.folder else ""
+    return [f"KL was not compared: {lacking[0]} has none. All other scores were compared.{renew}"]
 
 
 def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], ignore_kl: bool) -> None:
-    """An override for something that is not tested is a typo, or silently does nothing."""
+    """An error if an override is for something that is not tested: it is a typo, or would silently do nothing."""
     tested = {f"{h.task}.{h.metric}" for h in table}
     for task, metrics in settings.overrides.items():
         for metric in metrics:
@@ -389,7 +389,7 @@ def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], ignore
 
 
 def _check_margins(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
-    """A required margin must be required of something, or a pass would promise what nobody checked."""
+    """An error if a margin applies to nothing: a pass would promise what nobody checked."""
     tested = {str(h.kind) for h in table}
     for kind, margin in settings.noninferiority:
         if margin is not None and kind not in tested:

@@ -84,7 +84,7 @@ class Part:
 
 
 def parts_of(settings: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The parts with these options, given by the names of their axes; an axis that is None is left out."""
+    """The parts with these options. settings: by the name of the axis; an axis that is None is left out."""
     return tuple(Part(name, _options(AXES[name], settings[name])) for name in AXES if settings.get(name) is not None)
 
 

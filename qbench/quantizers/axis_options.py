@@ -78,7 +78,7 @@ class ActivationsOptions(AxisOptions):
     def _offered(cls, bits: int, others: ValidationInfo) -> int:
         name = others.data.get("format")
         if name and bits not in FORMATS[name].widths:
-            raise ValueError(f"{name} is offered with {' or '.join(map(str, FORMATS[name].widths))} bits")
+            raise ValueError(f"format {name} offers {', '.join(map(str, FORMATS[name].widths))}")
         return bits
 
     @field_validator("per_tensor")
@@ -140,7 +140,7 @@ class KvCacheOptions(AxisOptions):
         return ", ".join(f"{name} {getattr(self, name)}" for name in names)
 
     def without_the_first_group(self) -> "KvCacheOptions":
-        """The same with exact tokens up to the end of a group: what is left of that group may be too few to round."""
+        """The same, but exact up to the end of a group: the rest of that group may have too few tokens to round."""
         whole = -(-self.keep_first // self.group_size) * self.group_size
         return self if self.keys == "token" else self.model_copy(update={"keep_first": whole})
 
@@ -149,7 +149,7 @@ class KvCacheOptions(AxisOptions):
         return position + 1 if self.keys == "token" else position // self.group_size * self.group_size
 
     def quantized_pairs(self, read: Spans) -> float | None:
-        """By counting: a query at position t sees t + 1 keys."""
+        """The share of pairs, by counting them: a query at position t sees t + 1 keys."""
         positions = range(max((start + length for start, length in read), default=0))
         # Pairs of all queries before a position.
         all_pairs = [0, *accumulate(position + 1 for position in positions)]

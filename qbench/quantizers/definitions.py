@@ -1,4 +1,4 @@
-"""What rounding to few bits should give, by plain definitions in float64; audits compare what models compute with.
+"""What rounding to few bits should give, by plain definitions in float64. Audits compare it with what models compute.
 
 Nothing here is shared with rounding.py: a mistake there is not repeated here.
 """
@@ -40,9 +40,9 @@ def defined_min_max(bits: int, groups: Tensor) -> Tensor:
 
 
 def misrounded(exact: Tensor, seen: Tensor, expected: Tensor) -> tuple[float, float]:
-    """The energy of the part of the error that the definition does not explain, and that of the defined error.
+    """Two energies: of the part of the error that the definition does not explain, and of the defined error.
 
-    Distances are compared, since a tie may go to either side; what the dtype of `seen` rounds off is allowed.
+    Compares distances, because a tie may go to either side. The rounding of the dtype of `seen` is allowed.
     """
     wide, error = exact.double(), (expected - exact.double()).abs()
     off = ((seen.double() - wide).abs() - error).abs() - torch.finfo(seen.dtype).eps / 2 * expected.abs()

@@ -42,7 +42,7 @@ class RoundedCache:
         key_mask: Tensor | None = None,  # [batch, k_len]
         **options: Any,
     ) -> Tensor:
-        """As the function computes it, with rounded keys and values."""
+        """The attention that the function computes, with rounded keys and values."""
         if not causal:
             raise ValueError("A quantized KV cache is for causal attention: keys are rounded before later queries.")
         first = None if key_mask is None else key_mask.int().argmax(1)  # [batch]: where each text starts
@@ -109,7 +109,7 @@ class RoundedCache:
         return out
 
     def _rounded_keys(self, k: Tensor, first: Tensor | None) -> Tensor:
-        """Keys with all whole groups of tokens rounded per channel, or every token."""
+        """Keys that are rounded per channel in whole groups of tokens, or per token in all tokens."""
         if self.options.keys == "token":
             return self._rounded_values(k, first)
         size, k_len = self.options.group_size, k.shape[2]
@@ -154,8 +154,8 @@ class QuantizedCache:
             )
         if options.window >= longest:
             raise QuantizeError(
-                f"kv_cache: {options.why_exact} leaves the first {options.window} tokens of a text exact, and the "
-                f"model takes {longest}: no key would ever be quantized; it must be less."
+                f"kv_cache: {options.why_exact} leaves the first {options.window} tokens of a text exact, but the "
+                f"model takes only {longest}, so no key would ever be quantized; choose a smaller value."
             )
         self.longest = longest
 

@@ -171,7 +171,7 @@ def _check_entries(field: Where, entries: Sequence[QuantizationEntry], file: Rec
             for bits in entry.widths:
                 found = _check_options(where, entry, bits, file)
                 if found.label in labels:
-                    raise file.error(where, f"{found.label} is listed twice; list each once.")
+                    raise file.error(where, f"{found.label} is listed twice; list it once.")
                 labels.append(found.label)
     return labels
 
@@ -210,7 +210,7 @@ def _check_options(where: Where, entry: QuantizationEntry, bits: int, file: Reci
             quantization(entry.method, bits, **{str(option[-1]): value})
         except QuantizeError as error:
             hint = " Give it under options_by_bits." if option in shared and "not at" in str(error) else ""
-            message = str(error).removeprefix(f"{entry.method}'s {option[-1]} ")
+            message = str(error).removeprefix(f"{entry.method}'s {option[-1]} ").removeprefix(f"{option[-1]}: ")
             raise file.error((*where, *option), f"{message}{hint}") from None
     return quantization(entry.method, bits, **entry.arguments(bits))
 
@@ -224,7 +224,7 @@ def _check_windows(recipe: Recipe, file: RecipeFile) -> None:
                 raise file.error(
                     ("quantizations", index, part.axis),
                     f"{part.options.why_exact} leaves the first {window} tokens of a text exact, but texts are cut to "
-                    f"{recipe.max_length:,} tokens (max_length): no key would be quantized; it must be less.",
+                    f"{recipe.max_length:,} tokens (max_length), so no key would be quantized; choose a smaller value.",
                 )
 
 

@@ -1,4 +1,4 @@
-"""The audit: what is measured on a quantized model, and when it proves nothing. measure.py takes the numbers."""
+"""The audit: what is measured on a quantized model, and when that is no proof. measure.py does the measuring."""
 
 import math
 from html import escape

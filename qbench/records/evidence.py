@@ -162,9 +162,9 @@ def _same_as(audit: Audit | None) -> str:
     return "-".join([audit.weight_label, *(part.label for part in audit.parts if not part.may_change_nothing)])
 
 
-@np.errstate(invalid="ignore")  # -inf - -inf is NaN, and such documents do not count
+@np.errstate(invalid="ignore")  # -inf - -inf is NaN; such documents are ignored
 def read_once(evidence: Evidence, records: Collection[StoredRecord] | None = None) -> None:
-    """Compute what the rules need of each cell's documents while they are in memory: it is small, and they are not.
+    """Compute what the rules need from each cell's documents while these are in memory: the results are small.
 
     records: only of these cells.
     """
@@ -183,7 +183,7 @@ KEPT_SCORES = Kept(most=2**24)  # bytes
 
 
 class _StoredTasks(Mapping[str, TaskScores]):
-    """The documents of a record's tasks; read again if too many others were read since."""
+    """The documents of a record's tasks. They are read again if too many others were read in the meantime."""
 
     def __init__(self, stored: StoredRecord) -> None:
         self.stored = stored
@@ -280,8 +280,9 @@ def _moves(before: Floats, after: Floats) -> Floats:
 def _gain(after: TaskScores, before: TaskScores) -> tuple[Floats, str]:
     """How much each document improved, and the unit.
 
-    In answers if there are any: noise makes a model less sure, and so it gains nats where it is surely wrong.
-    Otherwise in nats per word or target, if the model knows the text: one that does not gains nats from noise too.
+    The unit is answers if there are any: noise makes a model less certain, so it gains nats where it was certain and
+    wrong. Otherwise it is nats per word or target, if the model knows the text: noise also gives nats to one that does
+    not.
     """
     for name in ANSWERS:
         if name in after.metrics and np.isfinite(after.metrics[name]).any():

@@ -107,7 +107,7 @@ def _words_below_bytes(own: Mapping[str, ClaimedScore]) -> Iterator[ImpossibleSc
 
 
 def _too_sure(own: Mapping[str, ClaimedScore]) -> Iterator[ImpossibleScore]:
-    """A target that is not the likeliest has a probability of at most one half."""
+    """A target that is not the likeliest text has a probability of at most one half, so acc limits the perplexity."""
     perplexity, accuracy = own.get("perplexity"), own.get("acc")
     if not perplexity or not accuracy:
         return

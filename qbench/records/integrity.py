@@ -1,4 +1,4 @@
-"""Whether a record agrees with its samples and identity. No verdict and no table uses one that does not."""
+"""Whether a record agrees with its samples and its identity. If not, no verdict and no table uses it."""
 
 import math
 from collections import Counter

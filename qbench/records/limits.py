@@ -1,4 +1,4 @@
-"""The largest numbers that a record may have: beyond them sums overflow, and powers of two fill the memory."""
+"""The largest numbers that a record may have: with larger ones, sums overflow and powers of two fill the memory."""
 
 from typing import Annotated
 

@@ -137,8 +137,8 @@ def _impossible(stored: StoredRecord) -> Iterator[Suspicion]:
 def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
     """Two cells of one family whose documents are equal to the last bit: one of them was not measured.
 
-    The one that differs from the baseline is accused; if that does not decide, the narrower one. A cell that equals a
-    narrower cell of the baseline is not accused: there the baseline is wrong.
+    The suspicious one is the one that differs from the baseline; if that does not decide, the one with fewer bits. A
+    cell that equals a baseline cell with fewer bits is not suspicious: there the baseline is wrong.
     """
     for cell, other in _sharing_a_document(evidence.cells, evidence.cells):
         narrow, wide = sorted((cell, other), key=lambda c: c.cell.bits)
@@ -153,9 +153,10 @@ def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
 def _sharing_a_document(
     cells: Sequence[MeasuredCell], others: Sequence[MeasuredCell]
 ) -> list[tuple[MeasuredCell, MeasuredCell]]:
-    """The pairs of different cells of one family with equal log-likelihoods in one of a few documents.
+    """The pairs of different cells of one family that have equal log-likelihoods in one of a few documents.
 
-    Comparing a hundred cells with each other in all documents takes many seconds, and hardly any pair shares one.
+    Only a few documents, because comparing all documents of a hundred cells takes many seconds, and hardly any pair is
+    equal in one.
     """
     known: dict[Any, list[int]] = {}
     for i, other in enumerate(others):
@@ -227,7 +228,7 @@ def _too_near(evidence: Evidence) -> Iterator[Suspicion]:
             if error and (move := moved / error) < MIN_MOVE:
                 message = (
                     f"in {task} its log-likelihoods are too close to the unquantized model's: they moved by {move:.1g} "
-                    f"per unit of the audit's relative weight error ({error:.2g}); honest cells move by at least 0.5."
+                    f"per unit of the audit's relative weight error ({error:.2g}); correct cells move by at least 0.5."
                 )
                 yield Suspicion(cell.cell, "records", message)
 
@@ -239,8 +240,9 @@ def _too_good(evidence: Evidence) -> Iterator[Suspicion]:
             mean, error = gain.mean, gain.error
             if mean > MAX_GAIN and mean > SURE_T * error:
                 message = (
-                    f"in {task} it is better than the unquantized model by {significant(mean)} {gain.unit} (standard "
-                    f"error {significant(error)}); honest cells gain at most a fifth of the limit, {MAX_GAIN:g}."
+                    f"in {task} it is better than the unquantized model by {significant(mean)} {gain.unit} "
+                    f"(standard error {significant(error)}); the limit is {MAX_GAIN:g}, and correct cells gain at most "
+                    "a fifth of it."
                 )
                 yield Suspicion(cell.cell, "records", message)
 

@@ -152,7 +152,8 @@ def _published(files: Sequence[Path]) -> tuple[list[AnalyzedModel], list[Publish
     found: dict[CellRef, dict[tuple[str, str, str, int], Figure]] = {}
     dtypes: dict[CellRef, str] = {}
     scores = []
-    for where, row in csv_rows(files, lambda names: REQUIRED, f"published analyses need {', '.join(REQUIRED)}"):
+    rule = f"published analyses need the columns {', '.join(REQUIRED)}"
+    for where, row in csv_rows(files, lambda names: REQUIRED, rule):
         value, cell = number(row, "value", where), _cell(row, where)
         if value is None:
             continue

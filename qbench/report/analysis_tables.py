@@ -22,8 +22,8 @@ READ_SINKS = (
     "dividing each row of weights by its sum. Row sum: the mean sum of a row of weights."
 )
 READ_ACTIVATIONS = (
-    "Kurtosis (not excess), minimum and maximum of the hidden states after the embedding, after each layer but the "
-    "last and after the final norm."
+    "Kurtosis (not excess kurtosis), minimum and maximum of the hidden states after the embedding, after each layer "
+    "except the last, and after the final norm."
 )
 READ_SPARSITY = (
     "Sparsity: exact zeros in the causal triangle, in the model's dtype. Dead heads: output below ε at more than 95% "
@@ -34,8 +34,8 @@ READ_DIFFERENCES = (
     "excludes zero."
 )
 READ_LENGTHS = (
-    "Sink rates at ε of texts with at least that many tokens, truncated there; at the length of the analysis, shorter "
-    "texts count too."
+    "Sink rates at ε, for texts with at least that many tokens, truncated to that length. At the full length of the "
+    "analysis, shorter texts are included too."
 )
 READ_LAYERS = (
     "The largest |x| of any text, its token (from 0) and channel, and the number of massive values: > 100 and "

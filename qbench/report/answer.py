@@ -14,18 +14,19 @@ from qbench.report.tidy import DataRow
 
 UNITS = {"nats": "nats per decision", "points": "points of accuracy"}
 READ_HEADLINE = (
-    "How much less an attention lost than {reference}, averaged over tasks and methods; positive: it lost less. Nats "
-    "per decision: the log-probability of the right choice (softmax over choices), of the target or per word of a page."
+    "How much less an attention lost than {reference}, averaged over tasks and methods; a positive number means that "
+    "it lost less. Nats per decision: the log-probability of the right choice (softmax over choices), of the target, "
+    "or per word of a page."
 )
 READ_HEADLINE_INTERVAL = (
-    "The 95% intervals are not adjusted. They cover the choice of documents and, if there are several, of "
+    "The 95% intervals are not adjusted. They cover the choice of documents and, if there are several, "
     f"calibration draws and training seeds. p is adjusted for all rows (Holm); p ≤ {ALPHA:g} counts as a difference."
 )
 READ_CLAIMS = (
     "The 95% intervals are not adjusted. A difference is claimed if p ≤ "
     f"{ALPHA:g} after adjustment for {{comparisons}} (Holm)."
 )
-READ_SCALES = "Points and logits are of accuracy. Damage ratio: damage ÷ {reference}'s damage, in nats."
+READ_SCALES = "Points and logits: the same for accuracies. Damage ratio: damage ÷ {reference}'s damage, in nats."
 READ_PUBLISHED = (
     "Published numbers have no per-document results. The intervals therefore ignore that all models saw the same "
     "documents, which makes them too wide. They do not cover the choice of calibration text."

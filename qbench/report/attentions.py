@@ -7,7 +7,7 @@ from qbench.records.schema import Record
 
 # The first is the default reference. Results of these two have their own CSV columns.
 TWINS = ("softmax", "softpick")
-# Titles of kinds that other packages declare, which reports do not import: taken from the records that were read.
+# Titles of kinds that other packages declare. Reports do not import those packages; the titles are from the records.
 _TITLES: dict[str, str] = {}
 
 

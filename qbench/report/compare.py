@@ -210,7 +210,7 @@ def _fields(table: Table, c: Comparison) -> list[Field]:
 
 
 def _documents(row: DeltaRow) -> int | None:
-    """The number of documents of a published row, if it gives it."""
+    """The number of documents of a published row, if the row has it."""
     return next((s.documents for s in row.scores.values() if isinstance(s, Score) and s.documents), None)
 
 

@@ -49,11 +49,11 @@ READ_SUMMARY = (
     "{whose}. Unquantized rows show scores; the other rows show what quantization changed. "
     "Accuracies are in percent, normalized by length (acc_norm) if the task has that metric."
 )
-COUNT_DIFFERENCES = "Differences between the attentions"
+COUNT_DIFFERENCES = "differences between the attentions"
 # For a family with only one model.
 READ_LONE_DAMAGE = "Damage is quantized − unquantized; accuracies are in percent."
 READ_LONE_TONES = "▲ better than unquantized, ▼ worse"
-COUNT_DAMAGES = "Changes"
+COUNT_DAMAGES = "changes"
 
 
 def damage_tables(report: ReportData) -> list[Table]:

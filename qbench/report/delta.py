@@ -54,7 +54,7 @@ class Difference:
 
     @property
     def decimals(self) -> int:
-        """Decimals in tables: two, or enough to show that it is not zero if its interval says so."""
+        """Decimals in tables: two, or more if needed to show that it is not zero (if its interval excludes zero)."""
         return needed_decimals(self.shown) if self.significant else DECIMALS
 
     @property
@@ -106,7 +106,7 @@ class Damage:
 
 
 def recovery(measure: Measure, before: float, after: float) -> float | None:
-    """100 × quantized / unquantized, or the reverse if lower is better; None for KL, of which none is left over."""
+    """100 × quantized / unquantized, or the reverse if lower is better; None for KL, which has no such ratio."""
     if measure.better is None or is_nats(measure.metric):
         return None
     part, whole = (before, after) if measure.better == "lower" else (after, before)

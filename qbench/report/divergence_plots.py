@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_ROWS = 3  # models above one another
-MAX_FLOOR_DISTANCE = 1e-3  # of the smallest KL: a floor below that is written, since its line would squeeze the points
+MAX_FLOOR_DISTANCE = 1e-3  # of the smallest KL: a lower floor is written as text; its line would squeeze the points
 
 
 def kl_figures(report: ReportData, width: float) -> Iterator[tuple[str, "Figure"]]:
@@ -52,7 +52,7 @@ def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDi
     rows, columns = shape
     caption = (
         f"KL from the unquantized model against measured bits per weight: {about}. Bars: 95%. Floor: the unquantized "
-        "model in other batches."
+        "model with different batches."
     )
     figure = new_figure(width, 0.5 + rows * max(1.7, 0.45 * width / columns), caption)
     grid = panel_grid(figure, len(kinds), shape, sharex=True, sharey=True)

@@ -19,7 +19,7 @@ def with_draws_joined(results: Iterable[CellResult]) -> list[CellResult]:
 
 
 def _joined(draws: Sequence[CellResult]) -> CellResult:
-    """The draws of a cell as one result, of those that have scores; the first one's gap if none has."""
+    """One result for the draws of a cell that have scores; if none has, the gap of the first."""
     cell = draws[0].cell.of_all_draws
     if any(result.cell.draw is None for result in draws):
         raise ReportError(

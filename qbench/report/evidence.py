@@ -104,7 +104,7 @@ class DocumentEvidence:
 
 
 def common_draws(*results: CellResult) -> list[int | None]:
-    """The calibration draws that all results with draws have scores of; [None] if no result has draws.
+    """The calibration draws for which all results with draws have scores; [None] if no result has draws.
 
     result.of_draw(draw).cell is then the cell under which DocumentEvidence has the documents.
     """

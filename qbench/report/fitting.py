@@ -61,7 +61,7 @@ def block_height(rows: Sequence[Sequence[Field]], row: int, column: int) -> int:
 
 
 def header_lines(column: Column, rows: Sequence[Sequence[Field]], place: int) -> list[str]:
-    """A column's title on as few lines as it takes not to be wider than what is below it."""
+    """A column's title on as few lines as possible without being wider than what is below it."""
     room = max((_field_width(row[place]) for row in rows), default=0.0)
     words = column.title.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓").split(" ")
     room = max([room, *map(_text_width, words)])

@@ -102,7 +102,8 @@ def sensitivity_figures(report: ReportData, width: float) -> Iterator[tuple[str,
 def _sensitivity(models: Sequence[Any], width: float) -> "Figure":
     rows, _ = shape = side_by_side(len(models), width)
     cell = models[0][0]
-    figure = new_figure(width, 0.9 + 1.5 * rows, f"What one linear layer alone in {cell.label} costs: {cell.family}.")
+    caption = f"What quantizing one linear layer alone with {cell.label} costs: {cell.family}."
+    figure = new_figure(width, 0.9 + 1.5 * rows, caption)
     grid = panel_grid(figure, len(models), shape, sharex=True, sharey=True)
     largest = max(own.kl for _, damages in models for own in damages) * MILLI or 1.0
     least = min(own.kl for _, damages in models for own in damages) * MILLI

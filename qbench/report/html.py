@@ -71,7 +71,7 @@ def page(report: ReportData, kind: str | None = None) -> str:
         summary=_summary(report),
         example=_example(report),
         max_open_rows=MAX_OPEN_ROWS,
-        # Ours, and free of markup: they must reach the browser unescaped.
+        # Our own files, without user input: they must reach the browser unescaped.
         css=jinja2.utils.markupsafe.Markup(css),
         script=jinja2.utils.markupsafe.Markup(script),
     )

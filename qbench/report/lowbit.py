@@ -31,12 +31,12 @@ READ_LOW_BIT = (
     "4 bits."
 )
 READ_LINES = (
-    "A line below a model is the damage of the model − that of {reference}, paired by document; perplexities as "
+    "The line below a model is its damage − the damage of {reference}, paired by document; for perplexities as "
     "100 × ln of the ratio, in percent. *: the 95% interval excludes zero. {tones}"
 )
 READ_CAUSES = (
-    "Largest |x| and kurtosis are of the unquantized model's hidden states, as `qbench analyze` measures them; the "
-    "first token of a text apart from the others."
+    "Largest |x| and kurtosis are of the unquantized model's hidden states, as `qbench analyze` measures them. The "
+    "first token of a text is shown separately from the others."
 )
 
 
@@ -184,7 +184,7 @@ def _table(own: LowBitFamily, measure: Measure) -> Table:
             line = [difference_field(table, row.differences[attention], measure, marks) for row in rows.values()]
             blank = [Field("")] * (1 + len(causes))
             table.rows.append([Field(f"− {kind_title(own.kinds[0])}"), *blank, *line])
-    table.count = marks.sentence("Differences between the attentions")
+    table.count = marks.sentence("differences between the attentions")
     return table
 
 

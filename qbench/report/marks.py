@@ -36,13 +36,15 @@ class Marks:
         return difference.significant and difference.p is not None and difference.p <= self.cutoff
 
     def sentence(self, what: str) -> str:
-        """The sentence under the table; empty if nothing can be judged. what: the differences, in the plural."""
+        """The sentence under the table; empty if nothing can be judged. what: the differences, such as values of Δ."""
         if not self.tested:
             return ""
-        rule = "*: the 95% interval excludes zero" + (" (of a perplexity: that of the ratio)" if self.ratios else "")
+        rule = "*: the 95% interval excludes zero"
+        if self.ratios:
+            rule += " (for perplexities, the interval of the ratio)"
         return (
-            f"{rule}. {what} with a star: {self.starred} of {self.tested} (about {self.tested * CHANCE:.1f} expected "
-            f"by chance); significant after adjustment (▲▼): {self.kept}."
+            f"{rule}. Starred: {self.starred} of {self.tested} {what} (about {self.tested * CHANCE:.1f} expected by "
+            f"chance); significant after adjustment (▲▼): {self.kept}."
         )
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_FAMILIES = 3  # side by side; more make several figures
-MAX_KINDS = 3  # more kinds of attention make one figure per method: lines could not be told apart
+MAX_FAMILIES = 3  # side by side; if there are more, they are split into several figures
+MAX_KINDS = 3  # with more kinds of attention there is one figure per method: too many lines could not be told apart
 LABEL, NARROWEST = 0.45, 0.8  # inches: the labels left of a panel, and the least a panel may have
 MAX_PER_ROW = 4  # metrics in a row
 HEIGHTS, HEIGHT_RATIO = (0.75, 1.7), 0.7  # inches: the least and the most of a panel; its height to its width

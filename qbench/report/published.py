@@ -63,8 +63,8 @@ def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Mapping[str, str]]]:
     def required(names: Sequence[str]) -> Sequence[str]:
         return (*REQUIRED, *(LONG if LONG[0] in names else TWINS))
 
-    either = f"{', '.join(REQUIRED)} and either {', '.join(TWINS)} or {', '.join(LONG)}"
-    return csv_rows(files, required, f"published numbers need {either}")
+    either = f"{', '.join(REQUIRED)}, and either ({', '.join(TWINS)}) or ({', '.join(LONG)})"
+    return csv_rows(files, required, f"published numbers need the columns {either}")
 
 
 def csv_rows(
@@ -81,7 +81,7 @@ def csv_rows(
                 names = ["family" if name == "size" else name for name in reader.fieldnames or ()]
                 reader.fieldnames = names
                 if missing := [name for name in required(names) if name not in names]:
-                    raise ReportError(f"{file} has no column {', '.join(missing)}; {rule}.")
+                    raise ReportError(f"{file} is missing columns: {', '.join(missing)}; {rule}.")
                 for row in reader:
                     where = f"{file}, line {reader.line_num}"
                     if None in row or None in row.values():

@@ -22,14 +22,14 @@ def remarks(report: ReportData) -> list[str]:
 def remarks_on_suspicious(report: ReportData) -> list[str]:
     """Published cells that cannot be right; the page has a section on them.
 
-    Those of records fail their audit, and have no scores.
+    Recorded cells that cannot be right fail their audit instead, and have no scores.
     """
     if report.results.records:
         return []
     names = dict.fromkeys(doubt.where for doubt in doubts(report))
     if not names:
         return []
-    why = f"`qbench audit {report.results.source}` says why. Everything here, claims too, takes them as published."
+    why = f"`qbench audit {report.results.source}` says why. All tables and claims here use them as published."
     return [f"Suspicious: {some(list(names))}; {why}"]
 
 
@@ -49,9 +49,9 @@ def _imported(report: ReportData) -> list[str]:
     """What is not known about results of another program."""
     cells = [c.cell for c in report.results.parts if c.stored and c.stored.record.imported]
     unnamed = [cell.name for cell in cells if cell.unnamed]
-    found = [f"Not audited, and of unknown cost: {some([c.name for c in cells])}, from lm-eval."] if cells else []
+    found = [f"From lm-eval, so not audited and of unknown cost: {some([c.name for c in cells])}."] if cells else []
     if unnamed:
-        found.append(f"Nobody said how these were quantized, so they are shown as unquantized: {some(unnamed)}.")
+        found.append(f"No quantization was given for these, so they are shown as unquantized: {some(unnamed)}.")
     return found
 
 
@@ -64,7 +64,7 @@ def _draws(report: ReportData) -> list[str]:
     methods = report.results.method_titles
     titles = dict.fromkeys(own.cell.label if own.has_axes else methods[own.cell.method] for own in several)
     how_many = " or ".join(map(str, counts))
-    return [f"{' and '.join(titles)}: means over {how_many} calibration draws; any intervals include their spread."]
+    return [f"{' and '.join(titles)}: means over {how_many} calibration draws; intervals include their spread."]
 
 
 def _limits(recipe: Mapping[str, Any]) -> dict[str, int]:

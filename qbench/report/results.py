@@ -1,4 +1,4 @@
-"""What every cell has: scores, or the reason why it has none. Read by qbench.report.sources."""
+"""The result of every cell: its scores, or the reason why it has none. qbench.report.sources reads them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -143,7 +143,7 @@ class ResultSet:
         return self.said_reference or (kinds[0] if len(kinds) > 1 and TWINS[0] not in kinds else TWINS[0])
 
     def kinds_of(self, family: str) -> list[str]:
-        """The kinds of attention that the family has, with scores or without: the reference first."""
+        """The kinds of attention that the family has, with or without scores; the reference comes first."""
         have = dict.fromkeys(c.cell.attention for c in self.cells if c.cell.family == family)
         return sorted(have, key=lambda attention: attention != self.reference)
 

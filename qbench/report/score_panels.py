@@ -109,7 +109,7 @@ def storage_panels(report: ReportData, families: Sequence[str]) -> Panels:
 
 
 def _weights_only(report: ReportData, families: Sequence[str]) -> set[FamilyQuantization]:
-    """Quantizations of nothing but weights: others have no width to be drawn at."""
+    """Quantizations of weights alone: others have no bit width at which to draw them."""
     return {about for family in families for about in report.results.weights_only(family)}
 
 

@@ -28,7 +28,7 @@ from qbench.report.tables import Column, Field, Table, difference_field, interva
 
 READ_DELTA = "Δ is {other} − {reference}; accuracies are in percent."
 READ_SCORES = ["Accuracies are in percent. ↑ higher is better, ↓ lower is better."]
-COUNT_DELTAS = "Values of Δ"
+COUNT_DELTAS = "values of Δ"
 
 
 def delta_tables(report: ReportData) -> list[Table]:

@@ -60,7 +60,7 @@ def _table(models: Sequence[Measured]) -> Table:
     table = Table(
         name=f"sensitivity-{family}-{label}",
         title=f"{family}, {label}: where it hurts",
-        caption=f"What {label} of one linear layer alone costs the models of {family}.",
+        caption=f"What quantizing one linear layer alone with {label} costs the {family} models.",
         reading=[READ_SENSITIVITY],
         columns=[
             Column("Layer", "l"),

@@ -22,7 +22,7 @@ Line = list[tuple[str, str]]  # pieces of text with their styles
 
 
 def draws_tables() -> bool:
-    """Whether the output is a terminal, and there is what draws on it: a check's small installation has no rich."""
+    """Whether the output is a terminal and rich is installed, which draws tables: the small installation lacks it."""
     return sys.stdout.isatty() and find_spec("rich") is not None
 
 
@@ -68,7 +68,7 @@ class Screen:
             self.lines.append([])
 
     def paragraph(self, text: str, style: str = "", first: str = "") -> None:
-        """A text; first: what its first line begins with, and the others are indented by."""
+        """A text. first: how its first line begins; the other lines are indented by its length."""
         for number, line in enumerate(wrapped(_safe(text), self.console.width - len(first))):
             self.lines.append([(" " * len(first) if number else first, style), (line, style)])
 
@@ -148,7 +148,7 @@ class _Part:
         return [wrapped(text, width) for (text, _), width in zip(fields, self.widths, strict=True)]
 
     def _lines(self, stacks: Sequence[list[str]], fields: Sequence[tuple[str, str]]) -> list[Line]:
-        """The lines of a row, of the lines of each field; the fields have the styles."""
+        """The lines of a row, from the lines of its fields; each field keeps its style."""
         found = []
         for texts in zip_longest(*stacks, fillvalue=""):
             line: Line = []
@@ -213,7 +213,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _merged(table: Table, row: int, column: int) -> bool:
-    """Whether a field is one with the field above: the same text, in the same block."""
+    """Whether a field is merged with the field above: the same text, in the same block."""
     if not 0 < row < len(table.rows) or column >= table.heads:
         return False
     above, own = table.rows[row - 1], table.rows[row]
@@ -221,7 +221,7 @@ def _merged(table: Table, row: int, column: int) -> bool:
 
 
 def _safe(text: str) -> str:
-    """A text on one line that cannot act on the terminal, in letters that it has: others may have another width."""
+    """A text on one line, without control characters, and only with characters that the terminal's encoding has."""
     return encodable(on_one_line(text), sys.stdout.encoding or "utf-8")
 
 

@@ -61,10 +61,10 @@ def fork_server(methods: set[str], device: str) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["qbench.runner.preload"])
     # Ctrl-C reaches every process of a terminal, but only the driver should act on it. The resource tracker starts
-    # first, because starting it lifts the block. PYTHONSAFEPATH keeps the working folder off the path: a folder called
+    # first, because starting it unblocks SIGINT. PYTHONSAFEPATH keeps the working folder off the path: a folder called
     # softpick or torch would hide the package. Everything a cell needs was fetched when the run was planned, so cells
     # are offline.
-    # The tracker removes the semaphores of children that are killed; it need not warn of them.
+    # The tracker removes the semaphores of killed children; it need not warn about them.
     with _environment(PYTHONSAFEPATH="1", **dict.fromkeys(OFFLINE_VARIABLES, "1")):
         with _environment(PYTHONWARNINGS="ignore:resource_tracker:UserWarning"):
             resource_tracker.ensure_running()

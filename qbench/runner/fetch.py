@@ -42,7 +42,7 @@ def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
     local = Path(name).is_dir()
     try:
         files = checkpoint_files(Path(name) if local else _download(name, revision))
-    except NotFetchedError as error:  # offline, the Hub's library accepts an interrupted download
+    except NotFetchedError as error:  # offline, the Hub's library treats an interrupted download as complete
         return False, f"checkpoint {name}: {error}"
     except (HFValidationError, OSError) as error:
         return False, f"checkpoint {name}: {NOT_DOWNLOADED} ({one_line(error)})"

@@ -90,7 +90,7 @@ def run_local(jobs: Sequence[Job], out: Path, slots: Sequence[Slot], watcher: Wa
         while waiting or active:
             while waiting and free:
                 running = _prepare(server, waiting.popleft(), free.pop(0), out)
-                active.append(running)  # before it starts, so it is ended whatever happens
+                active.append(running)  # listed before it starts, so it is ended whatever happens
                 _start(running, timeout)
                 watcher.started(running.job.name)
             wait([end for r in active for end in (r.child.process.sentinel, r.child.connection)], timeout=TICK)

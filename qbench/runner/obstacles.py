@@ -1,4 +1,4 @@
-"""What config.json alone says against a cell, before anything is loaded. Imports no torch."""
+"""Why a cell cannot run, as far as config.json alone shows, before anything is loaded. Imports no torch."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`qbench runs`: the records of a folder, and those that newer ones have superseded: they pile up."""
+"""`qbench runs`: the records of a folder, and which of them newer ones have replaced; these pile up."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -92,7 +92,7 @@ class PlainView:
 
 
 class CellProgress:
-    """How far a cell is, over all its phases; the estimate of each says how much of the whole it is."""
+    """How far a cell is, over all its phases; each phase counts as much as its share of the estimated time."""
 
     def __init__(self, expected: Mapping[str, float], typical: float) -> None:
         self.expected = dict(expected)  # seconds by phase; empty if there is no estimate
@@ -103,7 +103,7 @@ class CellProgress:
         self._phases: list[str] = []
 
     def reached(self, phase: str, share: float) -> None:
-        """A share of a phase is done. What a cell has reached never becomes less."""
+        """A share of a phase is done. A cell's progress never goes back."""
         if phase not in self._phases:
             self._phases.append(phase)
         before = sum(self.expected.get(name, 0.0) for name in self._phases[: self._phases.index(phase)])

@@ -156,7 +156,7 @@ def test_a_required_margin_fails_if_it_cannot_be_excluded(folders: tuple[Path, P
     (failed,) = report.not_excluded
     assert failed.hypothesis.upper == edge
     text = to_text(report)
-    assert text.startswith("FAIL: 1 may be worse by more than the required margin")
+    assert text.startswith("FAIL: 1 score may be worse by more than the required margin")
     assert "gate.noninferiority" in text
     assert 'failures="1"' in to_junit(report)
     assert failed.hypothesis.cell.name in report.differences

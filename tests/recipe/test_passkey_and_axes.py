@@ -237,7 +237,7 @@ def test_activations_and_kv_cache_show_in_labels_and_keys(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("entry", "facts"),
     [
-        ({"method": "none", "activations": {"bits": 7}}, ["[1].activations", "bits", "7", "8 or 6 or 4"]),
+        ({"method": "none", "activations": {"bits": 7}}, ["[1].activations", "bits", "7", "8, 6, 4"]),
         ({"method": "bnb", "bits": 8, "activations": {}}, ["[1].activations", "bnb at 8 bits"]),
         ({"method": "none", "kv_cache": {"bits": 3}}, ["[1].kv_cache", "bits", "3", "8, 4, 2"]),
         ({"method": "none", "kv_cache": {"group_size": 2048}}, ["[1].kv_cache", "group_size", "2048", "2,048 tokens"]),

@@ -311,7 +311,7 @@ def test_compare_puts_scores_beside_those_published_with_analyses(tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("family,attention,metric,setting\n", "has no column value"),
+        ("family,attention,metric,setting\n", "missing columns: value"),
         ("family,attention,label,metric,setting,value\na,softmax,x,min,,1\n", "label is 'x'"),
         ("family,attention,metric,setting,value\na,softmax,min,,one\n", "value is 'one'"),
         ("family,attention,metric,setting,value\na,softmax,min,,1\na,softmax,min,,2\n", "line 3"),

@@ -352,7 +352,7 @@ def test_samples_that_are_not_the_records_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("method,bits\n", "has no column family, task, metric, softmax, softpick"),
+        ("method,bits\n", "missing columns: family, task, metric, softmax, softpick"),
         ("size,method,bits,task,metric,softmax,softpick\nS,hqq,two,t,acc,1,2\n", "line 2: bits is 'two'"),
         ("size,method,bits,task,metric,softmax,softpick\nS,hqq,2,t,acc,nan,2\n", "line 2: softmax is 'nan'"),
         ("size,method,bits,task,metric,softmax,softpick\nS,hqq,2,t,acc,1\n", "line 2 does not have as many fields"),

@@ -27,7 +27,7 @@ class GptqOptions(LinearOptions):
     label_if_changed: ClassVar = {"sym": "asym", "act_order": "actorder", "damp": "damp{:g}"}
 
     def misfit(self, bits: int, shape: tuple[int, int]) -> str:
-        """Groups must divide the inputs, and both sizes must fill what the format packs together."""
+        """Groups must divide the inputs, and inputs and outputs must be multiples of what the format packs together."""
         size, inputs = self.group_size, shape[1]
         if size not in GROUP_SIZES:
             return f"gptq's group_size is {size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
@@ -35,12 +35,12 @@ class GptqOptions(LinearOptions):
             return f"gptq's format packs {PACKED} values, so both must be multiples of {PACKED}"
         if size > 0 and inputs % size:
             fitting = ", ".join(str(other) for other in GROUP_SIZES if inputs % other == 0)
-            return f"gptq's group_size {size} must divide its {inputs} inputs: {fitting} would (-1: one group per row)"
+            return f"gptq's group_size {size} must divide its {inputs} inputs, as {fitting} do (-1: one group per row)"
         return ""
 
 
 class Gptq(Quantizer):
-    """Layer by layer, so each one is fitted to the outputs of the quantized layers before it."""
+    """Quantizes layer by layer, so each layer is fitted to the outputs of the quantized layers before it."""
 
     name = "gptq"
     title = "GPTQ"

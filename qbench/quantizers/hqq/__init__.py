@@ -27,7 +27,7 @@ class HqqOptions(LinearOptions):
     label_if_changed: ClassVar = {"axis": "axis{}"}
 
     def misfit(self, bits: int, shape: tuple[int, int]) -> str:
-        """Groups must divide the weight, and fill the rows that the library packs together."""
+        """The group size must divide the number of weights, and groups must fill the rows that the library packs."""
         weights, size = shape[0] * shape[1], self.group_size
         if weights % size:
             return f"hqq's group_size {size} must divide its {weights} weights"

@@ -1,4 +1,4 @@
-"""Which cells lm-eval's models are: as the caller says, or else named after the models."""
+"""Which cells lm-eval's models become: those that the caller describes, otherwise cells named after the models."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,7 +84,7 @@ def cells_of(
 
 
 def _names(output: ModelOutput) -> tuple[str, ...]:
-    """What a file of cells may call a model: as lm-eval was told, or its folder."""
+    """The names that a file of cells may use for a model: the name given to lm-eval, or the name of its folder."""
     return output.model, output.folder.name, str(output.folder)
 
 

@@ -89,7 +89,7 @@ def _newest(model: str, folder: Path, files: Sequence[ResultsFile]) -> ModelOutp
     notes = []
     if twice := [name for name, own in again.items() if len(own) > 1]:
         newest = some(list(dict.fromkeys(tasks[name][0].path.name for name in twice)))
-        notes.append(f"{folder} has several results of {some(twice)}; the newest count ({newest}).")
+        notes.append(f"{folder} has several results of {some(twice)}; the newest are used ({newest}).")
     output = ModelOutput(model, folder, tasks, tuple(notes))
     _check_one_model(output)
     _check_samples(output)

@@ -84,12 +84,12 @@ class ResultsFile:
 
 
 def is_results_file(path: Path) -> bool:
-    """Whether a file is one by its name: results_<date>.json, or <name>_<date>.json if --output_path was a file."""
+    """Whether the name is a results file's: results_<date>.json, or <name>_<date>.json if --output_path was a file."""
     return path.suffix == ".json" and (path.stem.startswith("results") or bool(DATE.search(path.stem)))
 
 
 def read_results_file(path: Path) -> ResultsFile:
-    """Read a results file; an error if it is none, or if it has no scores."""
+    """Read a results file; an error if it is not one, or if it has no scores."""
     where = str(path)
     content = parse(read_content(path, LmEvalError, MAX_JSON_BYTES), where)
     try:

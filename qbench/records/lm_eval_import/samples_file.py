@@ -109,7 +109,7 @@ def _values(score: LmEvalScore, value: Any, where: str) -> dict[str, float]:
 
 
 def _document(sample: Mapping[str, Any], task: LmEvalTask, where: str) -> SampledDocument:
-    """A document without its metrics. Two are the same if their prompts, targets and the task's version are too."""
+    """A document without its metrics. Two are the same if their prompts, targets and task versions are the same."""
     hashes = tuple(required(sample, name, str, where) for name in HASHES)
     requests, responses = _requests(required(sample, "arguments", (dict, list), where)), sample.get("resps")
     if not isinstance(responses, list) or len(responses) != len(requests) or not responses:
