@@ -26,7 +26,10 @@ READ_CLAIMS = (
     "The 95% intervals are not adjusted. A difference is claimed if p ≤ "
     f"{ALPHA:g} after adjustment for {{comparisons}} (Holm)."
 )
-READ_SCALES = "Points and logits: the same for accuracies. Damage ratio: damage ÷ {reference}'s damage, in nats."
+READ_SCALES = (
+    "Points and logits: the same for accuracies. Damage ratio: damage ÷ {reference}'s damage, in nats; it says nothing "
+    "if {reference} lost almost nothing."
+)
 READ_PUBLISHED = (
     "Published numbers have no per-document results. The intervals therefore ignore that all models saw the same "
     "documents, which makes them too wide. They do not cover the choice of calibration text."
