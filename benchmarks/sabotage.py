@@ -81,7 +81,7 @@ def found_by(
     return {
         "sabotage": name,
         "cell": entry.cell.ref.name,
-        "the cell's own audit": "yes: " + own[0].splitlines()[1].removeprefix("- ") if own else "no",
+        "the cell's own audit": "yes: " + own[0].splitlines()[0].rpartition(" failed: ")[2] if own else "no",
         "the gate's audit": "; ".join(f.message for f in report.failures) or "no",
         "the scores": scores(report),
     }
