@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One thread per test process is the fastest on small machines, and the most repeatable. One process more than there are
 # cores, because some tests wait; each takes a gigabyte and seconds to start, so no more than nine.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count(), 8) + 1)")
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffinity(0)), 8) + 1)")
 # The tests of one file in one process: what they share is set up once, and gptqmodel is imported by few. Tests start
 # hundreds of processes: what they import is compiled once, also where PYTHONDONTWRITEBYTECODE is set.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=10

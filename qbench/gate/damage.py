@@ -64,4 +64,12 @@ def _beyond(found: Hypothesis, limit: float) -> Hypothesis:
     start = mean_loss(found.kind, limit)
     losses = found.losses - start * found.weights
     by_draw = found.by_draw and (found.by_draw[0] + np.float64(start), found.by_draw[1])
-    return replace(found, tolerance=limit, threshold=start, losses=losses, limit=start, by_draw=by_draw)
+    return replace(
+        found,
+        tolerance=limit,
+        threshold=start,
+        limit=start,
+        losses=losses,
+        damages=found.losses,
+        by_draw=by_draw,
+    )

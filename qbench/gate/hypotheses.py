@@ -40,8 +40,10 @@ class Hypothesis:
     by_draw: tuple[Floats, Floats] | None = None  # [draws] means before and after, if the draws differ; high is bad
     margin: float | None = None  # the loss that must be excluded at 95%, in the kind's unit
     limit: float | None = None  # of damage (gate.max_damage): the mean loss that `losses` are counted from
+    damages: Floats | None = None  # [distinct documents] with a limit: the losses themselves
     parts: tuple[tuple[str, float], ...] = ()  # of a pooled loss: names and losses in units of their tolerances
     lost_answers: float = 0.0  # of a pooled loss: what one document adds if all its answers are lost
+    only_answers: bool = False  # of a pooled loss: whether it has nothing but accuracies
 
     @property
     def name(self) -> str:
@@ -75,22 +77,32 @@ class Hypothesis:
     @cached_property
     def upper(self) -> float:
         """The loss is not above this at 95%: the upper end of the one-sided interval, of this hypothesis alone."""
-        return self._in_unit(upper_end(self.losses, self.weights, self._largest, self.calibration))
+        losses = self.losses if self.damages is None else self.damages
+        return in_unit(
+            self.kind, upper_end(losses, self.weights, self._largest, self.calibration, at_least=self.lost_answers)
+        )
 
     @property
     def _largest(self) -> float | None:
         """The most that a document can lose: a whole answer; None if there is no such limit."""
-        return float(self.weights.mean()) if self.kind == "accuracy" else self.lost_answers or None
+        if self.kind == "accuracy":
+            return float(self.weights.mean())
+        return self.lost_answers if self.only_answers else None
 
     @property
-    def changed(self) -> int:
-        """How many documents changed."""
-        return int(np.count_nonzero(self.losses))
+    def changed_documents(self) -> int:
+        """How many distinct documents changed; gains and losses of several calibration draws may cancel out."""
+        return int(np.count_nonzero(self.losses if self.damages is None else self.damages))
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether no document changed, although one may lose any amount: then nothing shows how large a loss may be."""
+        return self.changed_documents == 0 and self._largest is None and math.isfinite(self.upper)
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the documents limit the loss. They do not if none changed and a document may lose any amount."""
-        return math.isfinite(self.upper) and (self.changed > 0 or self._largest is not None)
+        """Whether the documents limit the loss."""
+        return math.isfinite(self.upper) and not self.is_unchanged
 
     @property
     def upper_in_tolerances(self) -> float:

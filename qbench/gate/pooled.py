@@ -49,6 +49,7 @@ def pooled(cell: Sequence[Hypothesis], settings: GateSettings) -> Hypothesis:
         margin=settings.margin("pooled", ALL_TASKS, POOLED),
         parts=tuple(parts),
         lost_answers=max(_lost_answers(list(own), len(cell)) for _, own in groupby(cell, lambda h: h.task)),
+        only_answers=all(h.kind == "accuracy" for h in cell),
     )
 
 

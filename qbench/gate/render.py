@@ -65,10 +65,14 @@ def explanation(report: GateReport) -> str:
     """What the verdict means."""
     alphas = {outcome.hypothesis.alpha for outcome in report.tested} or {report.settings.alpha}
     able = sum(outcome.hypothesis.smallest_p < 1 for outcome in report.tested)
+    adjusted = (
+        f"adjusted by Holm's method for the {able} of {len(report.tested)} hypotheses that can fail"
+        if able
+        else f"none of the {len(report.tested)} hypotheses can fail"
+    )
     return (
         "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "
-        f"{100 * max(alphas):g}% of checks fail (paired sign flips, adjusted by Holm's method for the {able} of "
-        f"{len(report.tested)} hypotheses that can fail)."
+        f"{100 * max(alphas):g}% of checks fail (paired sign flips, {adjusted})."
     )
 
 
@@ -84,22 +88,23 @@ def statement(report: GateReport) -> str:
     h = worst.hypothesis
     if not math.isfinite(h.upper):
         return f"How much worse the scores may be is unknown: {h.name} has {counted(len(h.losses), 'document')}."
-    if not h.is_bounded:
+    if h.is_unchanged:
         return f"At 95% confidence, {h.name} is {not_worse(worst)}."
-    times = significant(max(h.upper_in_tolerances, 0.0))
+    times, unchanged = significant(max(h.upper_in_tolerances, 0.0)), len(report.unchanged)
+    included = f" This leaves out {counted(unchanged, 'score')} of which no document changed." if unchanged else ""
     return (
         f"At 95% confidence, no score is worse by more than {times} times its tolerance. The least certain is "
-        f"{h.name}: {not_worse(worst)}."
+        f"{h.name}: {not_worse(worst)}.{included}"
     )
 
 
 def not_worse(outcome: TestedHypothesis) -> str:
     """What the check shows about one score."""
     h = outcome.hypothesis
-    if not h.changed and not h.is_bounded:
+    if h.is_unchanged:
         n = len(h.losses)
         share = 100 * (1 - 0.05 ** (1 / n))  # if so many change, n documents show no change with a probability of 5%
-        return f"unchanged in all {n:,} documents, so fewer than {significant(share)}% of new ones change"
+        return f"unchanged in all {counted(n, 'document')}, so fewer than {significant(share)}% of new ones change"
     return f"not worse by more than {significant(max(h.upper, 0.0))}{UNITS[h.kind]}"
 
 
@@ -137,11 +142,11 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
 
 
 def _by_message(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """One line per message, with the first cells that have it; JSON and JUnit name all cells."""
+    """One line per message, with all cells that have it."""
     cells: dict[str, list[str]] = {}
     for finding in findings:
         cells.setdefault(finding.message, []).append(finding.cell.name)
-    return tuple(f"{some(names)}: {message}" for message, names in cells.items())
+    return tuple(f"{', '.join(names)}: {message}" for message, names in cells.items())
 
 
 def row(outcome: TestedHypothesis) -> tuple[str, ...]:
@@ -288,7 +293,7 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
         "p": outcome.p,
         "adjusted_p": outcome.adjusted_p,
         "documents": h.documents.count,
-        "changed_documents": h.changed if h.limit is None else None,
+        "changed_documents": h.changed_documents,
         "calibration_draws": h.draws,
     }
     if h.parts:
@@ -308,6 +313,7 @@ def _statement_fields(report: GateReport) -> dict[str, Any] | None:
         "task": h.task,
         "metric": h.metric,
         "not_worse_by_more_than": h.upper,
+        "unchanged_scores_left_out": len(report.unchanged),
     }
 
 
@@ -338,7 +344,7 @@ def _add_score(suite: ElementTree.Element, outcome: TestedHypothesis, report: Ga
         title = LOST_TOGETHER if hypothesis.parts else LOST_MOST
         lines = [f"{title}: {changed(outcome)}", *_differing(report, hypothesis.cell.name)]
         failure.text = _printable("\n".join(lines))
-    ElementTree.SubElement(case, "system-out").text = f"{not_worse(outcome)} at 95%"
+    ElementTree.SubElement(case, "system-out").text = f"At 95% confidence: {not_worse(outcome)}."
 
 
 def _add_finding(suite: ElementTree.Element, finding: Finding, number: int, report: GateReport) -> None:

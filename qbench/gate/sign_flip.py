@@ -235,7 +235,11 @@ def interval(losses: Floats, weights: Floats, other: ChanceSource | None = None)
 
 
 def upper_end(
-    losses: Floats, weights: Floats, largest: float | None = None, other: ChanceSource | None = None
+    losses: Floats,
+    weights: Floats,
+    largest: float | None = None,
+    other: ChanceSource | None = None,
+    at_least: float = 0.0,
 ) -> float:
     """The ratio for new documents is at most this in 95% of cases.
 
@@ -245,12 +249,13 @@ def upper_end(
 
     largest: the most that a document can lose. If this is unknown, it is taken from the document that changed most, and
     the degrees of freedom are of the documents that make up the variance, instead of all: if three documents changed,
-    the spread of their losses is known from three (benchmarks/margins.py).
+    the spread of their losses is known from three (benchmarks/margins.py). at_least: of the added document, if the most
+    that one can lose is unknown.
     """
     if len(losses) < 2:
         return math.inf
     seen, changed = float(np.abs(losses).max()), int(np.count_nonzero(losses))
-    losses, weights = np.append(losses, max(seen, largest or 0.0)), np.append(weights, weights.mean())
+    losses, weights = np.append(losses, max(seen, largest or at_least)), np.append(weights, weights.mean())
     n, total, center = len(losses), float(weights.sum()), ratio(losses, weights)
     residuals = losses - center * weights
     scale = float(np.abs(residuals).max())
@@ -259,7 +264,7 @@ def upper_end(
     squares = (residuals / scale) ** 2
     size, skew = float(squares.sum()), float(squares @ (residuals / scale))
     freedom = n - 1.0
-    if largest is None:
+    if largest is None and changed:
         # (Σr²)² / Σr⁴ is k if k documents have equal residuals and the others none. Rounded: quantiles are cached.
         freedom = max(1.0, math.floor(min(size**2 / float(squares @ squares), changed)) - 1)
     documents = ChanceSource(scale**2 * size * n / (n - 1) / total**2, freedom)

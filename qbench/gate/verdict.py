@@ -102,9 +102,19 @@ class GateReport:
 
     @property
     def least_sure(self) -> TestedHypothesis | None:
-        """The score with the largest loss that cannot be excluded, in units of its tolerance; None without scores."""
+        """The score with the largest loss that cannot be excluded, in units of its tolerance; None without scores.
+
+        Unchanged scores, of which no largest loss is known, count only if there are no others.
+        """
         scores = [outcome for outcome in self.tested if outcome.hypothesis.is_score]
-        return max(scores, key=lambda outcome: outcome.hypothesis.upper_in_tolerances, default=None)
+        known = [outcome for outcome in scores if not outcome.hypothesis.is_unchanged]
+        return max(known or scores, key=lambda outcome: outcome.hypothesis.upper_in_tolerances, default=None)
+
+    @property
+    def unchanged(self) -> tuple[TestedHypothesis, ...]:
+        """The scores of which no largest loss is known, because no document changed."""
+        scores = (outcome for outcome in self.tested if outcome.hypothesis.is_score)
+        return tuple(outcome for outcome in scores if outcome.hypothesis.is_unchanged)
 
     @property
     def better(self) -> tuple[TestedHypothesis, ...]:

@@ -66,10 +66,12 @@ def side_by_side(panels: int, width: float) -> tuple[int, int]:
     return rows, -(-panels // rows)
 
 
-def panel_grid(figure: "Figure", panels: int, shape: tuple[int, int], **shared: bool) -> Any:
+def panel_grid(
+    figure: "Figure", panels: int, shape: tuple[int, int], *, sharex: bool = False, sharey: bool = False
+) -> Any:
     """The axes [rows, columns]. Places without a panel are left empty; the panels above them have numbers of x."""
     rows, columns = shape
-    grid = figure.subplots(rows, columns, squeeze=False, **shared)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey)
     for place in range(panels, rows * columns):
         grid.flat[place].remove()
         if rows > 1:

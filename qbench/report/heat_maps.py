@@ -80,7 +80,7 @@ def _map_grid(
             axes.tick_params(labelsize=6)
     grid[0, 0].invert_yaxis()
     grid[0, 0].locator_params(nbins=max(2, int(4 * side)), integer=True)
-    letters = int(side / LETTER)
+    letters = max(1, int(side / LETTER))
     for axes, name in zip(grid[:, 0], rows, strict=True):
         axes.set_ylabel(fill(name, letters, break_long_words=False), fontsize=7)
     for axes, name in zip(grid[0], columns, strict=True):

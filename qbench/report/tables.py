@@ -7,6 +7,7 @@ from typing import Literal
 
 from qbench.numbers import score, signed, signed_interval, signed_significant, significant
 from qbench.records.metrics import is_nats
+from qbench.report.bootstrap import MAX_SUM_ERROR
 from qbench.report.delta import Difference, Tone
 from qbench.report.marks import Marks
 from qbench.report.metrics import Measure
@@ -101,7 +102,7 @@ def difference_field(table: Table, difference: Difference | Gap | None, measure:
     tone = difference.tone(measure) if marks.marks(difference) else None
     unit = "" if difference.log_ratio is None else "%"
     text = signed(difference.shown, difference.decimals) + unit
-    if is_nats(measure.metric):
+    if _has_small_units(measure, difference.shown):
         text = signed_significant(difference.shown, KL_DIGITS)
     return Field(text, difference.shown, tone, difference.significant, table.mark(difference.notes))
 
@@ -112,9 +113,14 @@ def interval_field(difference: Difference | Gap | None, measure: Measure) -> Fie
         return Field(NOTHING)
     low, high = difference.shown_interval
     text = signed_interval(low, high, difference.interval_decimals)
-    if is_nats(measure.metric):
+    if _has_small_units(measure, low, high):
         text = f"[{signed_significant(low, KL_DIGITS)}, {signed_significant(high, KL_DIGITS)}]"
     return Field(text, high - low)
+
+
+def _has_small_units(measure: Measure, *values: float) -> bool:
+    """Whether significant digits are shown instead of decimals: of KL, but not of the noise of its sums."""
+    return is_nats(measure.metric) and max(map(abs, values)) > MAX_SUM_ERROR
 
 
 def number_field(value: float | None, how: Callable[[float], str]) -> Field:

@@ -39,6 +39,16 @@ def damages(run: Path, **limits: dict[str, float | str]) -> dict[str, TestedHypo
     return found
 
 
+def test_what_is_excluded_does_not_depend_on_the_limit(run: Path) -> None:
+    small, large = (damages(run, hqq_8_g64={"accuracy": limit, "perplexity": limit}) for limit in (1.0, 50.0))
+    assert small.keys() == large.keys()
+    for name, outcome in small.items():
+        assert outcome.hypothesis.upper == pytest.approx(large[name].hypothesis.upper)
+        assert outcome.hypothesis.changed_documents == large[name].hypothesis.changed_documents
+    answers = [o.hypothesis.changed_documents for o in small.values() if o.hypothesis.kind == "accuracy"]
+    assert max(answers) < 20  # of 400: the limit does not make a change of an unchanged answer
+
+
 def test_damage_is_the_difference_to_the_unquantized_model_of_the_run(run: Path) -> None:
     found = damages(
         run, hqq_2_g64={"accuracy": 1.0, "perplexity": "2%"}, hqq_8_g64={"accuracy": 1.0, "perplexity": 2.0}

@@ -206,6 +206,37 @@ def test_a_margin_of_kl_needs_kl_on_both_sides(lacking: int, tmp_path: Path) -> 
         check(folders[1], folders[0], GateSettings(noninferiority=Margins(kl=5)))
 
 
+def test_the_statement_leaves_out_scores_of_which_nothing_is_known(tmp_path: Path) -> None:
+    """No document changed: accuracies have a largest loss, log-likelihoods do not."""
+    cells = {CELLS[0]: Population(50, ["piqa", "wikitext"]).samples()}
+    report = check(*(write_cells(tmp_path / name, cells) for name in ("b", "r")))
+    unknown = [o for o in report.tested if o.hypothesis.is_score and o.hypothesis.kind != "accuracy"]
+    assert unknown
+    assert len(report.unchanged) == len(unknown)
+    assert report.least_sure is not None
+    assert report.least_sure.hypothesis.kind == "accuracy"
+    assert f"{len(unknown)} scores" in to_text(report).splitlines()[1]
+    content = json.loads(to_json(report))
+    assert content["statement"]["unchanged_scores_left_out"] == len(unknown)
+    assert sum(score["not_worse_by_more_than"] is None for score in content["scores"]) == len(unknown) + 1  # the pooled
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05])
+def test_the_statement_about_a_pooled_loss_of_answers_and_pages_holds(share: float, tmp_path: Path) -> None:
+    """No answer changes, and a few pages lose very different amounts: the answers say nothing about these."""
+    cells = {CELLS[0]: Population(60, ["piqa", "wikitext"]).samples()}
+    report = check(*(write_cells(tmp_path / name, cells) for name in ("b", "r")))
+    (h,) = (o.hypothesis for o in report.tested if o.hypothesis.parts)
+    assert not h.only_answers
+    draw, size = np.random.default_rng(4), len(h.losses) // 2
+    pages = (draw.uniform(size=(1000, size)) < share) * draw.lognormal(size=(1000, size)) * 5 * h.lost_answers
+    mean = share * math.exp(0.5) * 5 * h.lost_answers * size / h.weights.sum()
+    tables = [replace(h, losses=np.concatenate([np.zeros(len(h.losses) - size), own])) for own in pages]
+    assert np.mean([own.is_unchanged or own.upper >= mean for own in tables]) >= 0.95 - SURE
+    answers = [replace(own, only_answers=True) for own in tables]  # what would be said if pages could lose no more
+    assert np.mean([own.upper >= mean for own in answers]) < 0.9
+
+
 def test_unchanged_answers_do_not_promise_an_unchanged_pooled_loss(tmp_path: Path) -> None:
     """Three metrics, two of them accuracies: one lost answer in 60 is (2 / 3) / (60 · 0.005) tolerances."""
     folders = [write_cells(tmp_path / name, {CELLS[0]: Population(60, ["piqa"]).samples()}) for name in ("b", "r")]

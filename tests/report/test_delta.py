@@ -122,6 +122,9 @@ def test_differences_of_kl_have_the_digits_of_its_scores() -> None:
     field = difference_field(Table("", "", "", [], []), difference, measure, marks_for([(measure, difference)]))
     assert (field.text, field.tone) == ("-0.00023", "better")
     assert interval_field(difference, measure).text == "[-0.00024, -0.00022]"
+    noise = Difference(-2.4e-14, Interval(-2.9e-14, -2e-14, False, estimate))
+    assert difference_field(Table("", "", "", [], []), noise, measure, marks_for([])).text == "+0.00"
+    assert interval_field(noise, measure).text == "[0, 0]"
 
 
 def test_methods_come_in_the_order_of_the_plan_and_the_unquantized_first(tmp_path: Path) -> None:
