@@ -17,6 +17,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from qbench.gpus import VISIBLE
@@ -88,7 +89,8 @@ class Child:
 
     def start(self) -> None:
         """Fork the process; the first one waits until the server has imported its packages."""
-        self.process.start()
+        with _without_main():
+            self.process.start()
         self._theirs.close()
 
     @property
@@ -115,6 +117,19 @@ class Child:
         self.kill()
         self.process.close()
         self.connection.close()
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep multiprocessing from importing the driver's main module in the child.
+
+    It would run a script that calls qbench.run without `if __name__ == "__main__":` once more in every child.
+    """
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def how_it_died(code: int | None) -> str:

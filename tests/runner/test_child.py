@@ -35,6 +35,22 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
 
 
+def test_a_script_without_a_guard_runs_once(small: Path, tmp_path: Path) -> None:
+    """multiprocessing would import it in every child, and each would begin a run."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import qbench
+
+print("begun", flush=True)
+done = qbench.run({str(small)!r}, {str(tmp_path / "out")!r}, only="*none-16", limit=2)
+print(all(stored.record.state == "done" for stored in done.current))
+""")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("begun") == 1
+    assert ended.stdout.split()[-1] == "True"
+
+
 @pytest.mark.slow
 def test_preloading_leaves_a_gpu_alone_and_visible() -> None:
     end = "import qbench.runner.preload; print(os.environ['CUDA_VISIBLE_DEVICES'], torch.cuda.device_count())"
