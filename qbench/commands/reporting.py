@@ -8,8 +8,8 @@ from qbench.commands.common import DONE, FAILED, RESULTS, Commands, add, write
 from qbench.errors import InputError
 from qbench.numbers import counted
 
-MIN_INCHES, MAX_INCHES = 2.0, 40.0  # of a figure
-ON_SCREEN = "default: drawn tables on a terminal, md if piped or written to a file"
+SUFFIXES = {".tex": "latex", ".csv": "csv", ".json": "json", ".html": "html"}
+ON_SCREEN = "default: drawn tables on a terminal, md if piped, in a file what its name says (.tex, .csv, .json, .html)"
 
 
 def add_table(commands: Commands) -> None:
@@ -36,17 +36,12 @@ def add_table(commands: Commands) -> None:
 
 
 def _width(text: str) -> float:
-    from qbench.report.looks import COLUMN, PAGE
+    from qbench.report.looks import figure_width
 
-    named = {"column": COLUMN, "page": PAGE}
     try:
-        inches = named[text] if text in named else float(text)
-    except ValueError:
-        inches = 0.0
-    if not MIN_INCHES <= inches <= MAX_INCHES:
-        allowed = f"column, page, or {MIN_INCHES:g} to {MAX_INCHES:g} inches"
-        raise argparse.ArgumentTypeError(f"{text!r} is not a width: use {allowed}")
-    return inches
+        return figure_width(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_compare(commands: Commands) -> None:
@@ -104,10 +99,11 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _format(options: argparse.Namespace) -> str:
-    """The format that was asked for; on a terminal, tables for the screen."""
+    """The format that was asked for, or that the file's name says; on a terminal, tables for the screen."""
     from qbench.report.render import default_format
 
-    return options.format or ("md" if options.out else default_format())
+    named = options.out and SUFFIXES.get(options.out.suffix, "md")
+    return options.format or named or default_format()
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -6,9 +6,11 @@ from itertools import cycle
 from typing import Any
 
 from qbench.attention.kinds import ATTENTIONS
+from qbench.errors import InputError
 from qbench.report.attentions import TWINS
 
 COLUMN, PAGE = 3.03, 6.3  # inches: the width of a column of a paper (ACL's), and of its text
+MIN_INCHES, MAX_INCHES = 2.0, 40.0  # of a figure
 INK, FAINT = "#1b1f24", "#8a929c"
 STYLE = {
     "font.size": 8,
@@ -33,6 +35,19 @@ STYLE = {
     "pdf.fonttype": 42,
     "text.parse_math": False,  # a family may be called $x
 }
+
+
+def figure_width(width: float | str) -> float:
+    """The width of a figure in inches: a number, "column" or "page"."""
+    named = {"column": COLUMN, "page": PAGE}
+    try:
+        inches = named[width] if isinstance(width, str) and width in named else float(width)
+    except ValueError:
+        inches = 0.0
+    if not MIN_INCHES <= inches <= MAX_INCHES:
+        allowed = f"column, page, or {MIN_INCHES:g} to {MAX_INCHES:g} inches"
+        raise InputError(f"{width!r} is not a width of a figure; use {allowed}.")
+    return inches
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from qbench.report.delta import ReportData
 from qbench.report.kinds import KINDS, NoRows, table_kind
-from qbench.report.looks import PAGE
+from qbench.report.looks import PAGE, figure_width
 from qbench.report.results import ReportError
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class Tables(str):
         """The numbers of a kind of table, unrounded; kind: by default that of the text, or delta."""
         return frame_of(self.report, kind or self.kind)
 
-    def figures(self, width: float = PAGE) -> Pictures:
-        """All plots of these results, this many inches wide."""
+    def figures(self, width: float | str = PAGE) -> Pictures:
+        """All plots of these results. width: inches, "column" or "page" (of a paper)."""
         return pictures_of(self.report, width)
 
     def _repr_markdown_(self) -> str | None:
@@ -76,11 +76,11 @@ def frame_of(report: ReportData, kind: str | None = None) -> "pd.DataFrame":
     return pd.DataFrame(rows(report))
 
 
-def pictures_of(report: ReportData, width: float = PAGE) -> Pictures:
-    """All plots of results, by name."""
+def pictures_of(report: ReportData, width: float | str = PAGE) -> Pictures:
+    """All plots of results, by name. width: inches, "column" or "page"."""
     from qbench.report.plots import all_figures
 
-    return Pictures(all_figures(report, width))
+    return Pictures(all_figures(report, figure_width(width)))
 
 
 def _picture(figure: "Figure") -> str:

@@ -73,8 +73,8 @@ class Run(Results):
         """The tables of a kind."""
         return Tables.of(render(self.report, format, kind), self.report, format, kind)
 
-    def figures(self, width: float = PAGE) -> Pictures:
-        """All plots, this many inches wide."""
+    def figures(self, width: float | str = PAGE) -> Pictures:
+        """All plots. width: inches, "column" or "page" (of a paper)."""
         return pictures_of(self.report, width)
 
     def __repr__(self) -> str:
