@@ -1,4 +1,4 @@
-"""A baseline to renew."""
+"""What tests of renewing a baseline share."""
 
 from pathlib import Path
 
@@ -8,5 +8,6 @@ from .accepting import run
 
 
 @pytest.fixture
-def baseline(tmp_path: Path) -> Path:
+def accepted_baseline(tmp_path: Path) -> Path:
+    """A baseline to renew."""
     return run(tmp_path / "results" / "mini")

@@ -15,29 +15,31 @@ from .accepting import CELLS, POPULATION, accept, changes, losses, run
 from .made_up import Population, make_cells, write_cells
 
 
-def test_the_run_takes_the_baselines_place(baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_takes_the_baselines_place(
+    accepted_baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     worse = run(tmp_path / "worse", loss=0.3)
-    (baseline / "README.md").write_text("what this is")
-    assert not check(worse, baseline).passed
-    assert accept(worse, baseline, " the old one was wrong ") == 0
+    (accepted_baseline / "README.md").write_text("what this is")
+    assert not check(worse, accepted_baseline).passed
+    assert accept(worse, accepted_baseline, " the old one was wrong ") == 0
     said = capsys.readouterr().out
     assert said.startswith("FAIL: ")
     assert "now has the records of" in said
-    report = check(worse, baseline)
+    report = check(worse, accepted_baseline)
     assert report.passed
     assert {outcome.p for outcome in report.tested} == {1.0}
-    assert not list(baseline.rglob("log.txt"))
-    assert (baseline / "README.md").read_text() == "what this is"
-    assert sorted(p.name for p in baseline.parent.iterdir()) == ["mini"]
-    (change,) = changes(baseline)
+    assert not list(accepted_baseline.rglob("log.txt"))
+    assert (accepted_baseline / "README.md").read_text() == "what this is"
+    assert sorted(p.name for p in accepted_baseline.parent.iterdir()) == ["mini"]
+    (change,) = changes(accepted_baseline)
     assert change["why"] == "the old one was wrong"
     assert change["who"]
     assert change["when"].endswith("+00:00")
     assert change["verdict"] == "fail"
     assert {"wikitext", "piqa", "all_tasks"} == {moved["task"] for moved in change["moved"]}
-    assert accept(run(tmp_path / "third"), baseline, "back again") == 0
-    assert [change["why"] for change in changes(baseline)] == ["the old one was wrong", "back again"]
-    assert changes(baseline)[1]["verdict"] == "pass"
+    assert accept(run(tmp_path / "third"), accepted_baseline, "back again") == 0
+    assert [change["why"] for change in changes(accepted_baseline)] == ["the old one was wrong", "back again"]
+    assert changes(accepted_baseline)[1]["verdict"] == "pass"
 
 
 def test_a_first_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,13 +54,13 @@ def test_a_first_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_misspelt_baseline_is_reported_as_a_new_one(
-    baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    accepted_baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, misspelt = run(tmp_path / "run"), baseline.with_name("mni")
+    folder, misspelt = run(tmp_path / "run"), accepted_baseline.with_name("mni")
     assert accept(folder, misspelt) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
     assert f"{misspelt} " in first
-    assert f"Did you mean {baseline}?" in first
+    assert f"Did you mean {accepted_baseline}?" in first
     assert last.startswith(f"{misspelt} ")
     assert "new baseline" in last
     assert str(folder) in last
@@ -66,36 +68,36 @@ def test_a_misspelt_baseline_is_reported_as_a_new_one(
     assert "mni now has" in capsys.readouterr().out
 
 
-def test_other_documents_can_be_accepted(baseline: Path, tmp_path: Path) -> None:
+def test_other_documents_can_be_accepted(accepted_baseline: Path, tmp_path: Path) -> None:
     other = Population(30, tasks=["piqa"], seed=3)
     folder = write_cells(tmp_path / "run", {cell: other.samples() for cell in CELLS})
-    assert accept(folder, baseline) == 0
-    assert losses(baseline) == losses(folder)
+    assert accept(folder, accepted_baseline) == 0
+    assert losses(accepted_baseline) == losses(folder)
 
 
-def test_superseded_records_stay_behind(baseline: Path, tmp_path: Path) -> None:
+def test_superseded_records_stay_behind(accepted_baseline: Path, tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
     samples = POPULATION.samples()
     write_record(folder / "old", make_record(CELLS[0], samples, key="0" * 64), samples)
-    assert accept(folder, baseline) == 0
-    assert not read_results(baseline).superseded
+    assert accept(folder, accepted_baseline) == 0
+    assert not read_results(accepted_baseline).superseded
 
 
-def test_a_baseline_whose_records_cannot_be_read_is_renewed(baseline: Path, tmp_path: Path) -> None:
+def test_a_baseline_whose_records_cannot_be_read_is_renewed(accepted_baseline: Path, tmp_path: Path) -> None:
     """Otherwise nothing could repair one; its folders still have the names of cells."""
-    next(baseline.glob("*/record.json")).write_text("{")
+    next(accepted_baseline.glob("*/record.json")).write_text("{")
     folder = run(tmp_path / "run", loss=0.3)
-    assert accept(folder, baseline) == 0
-    assert losses(baseline) == losses(folder)
+    assert accept(folder, accepted_baseline) == 0
+    assert losses(accepted_baseline) == losses(folder)
 
 
-def test_the_log_of_a_baseline_without_cells_is_kept(baseline: Path, tmp_path: Path) -> None:
+def test_the_log_of_a_baseline_without_cells_is_kept(accepted_baseline: Path, tmp_path: Path) -> None:
     folder = run(tmp_path / "run")
-    assert accept(folder, baseline, "first") == 0
-    for cell in baseline.glob("mini-*"):
+    assert accept(folder, accepted_baseline, "first") == 0
+    for cell in accepted_baseline.glob("mini-*"):
         shutil.rmtree(cell)
-    assert accept(folder, baseline, "second") == 0
-    assert [change["why"] for change in changes(baseline)] == ["first", "second"]
+    assert accept(folder, accepted_baseline, "second") == 0
+    assert [change["why"] for change in changes(accepted_baseline)] == ["first", "second"]
 
 
 def test_an_empty_folder_becomes_a_baseline(tmp_path: Path) -> None:
@@ -105,12 +107,12 @@ def test_an_empty_folder_becomes_a_baseline(tmp_path: Path) -> None:
     assert losses(tmp_path / "mini") == losses(folder)
 
 
-def test_a_linked_baseline_stays_a_link(baseline: Path, tmp_path: Path) -> None:
+def test_a_linked_baseline_stays_a_link(accepted_baseline: Path, tmp_path: Path) -> None:
     link, folder = tmp_path / "link", run(tmp_path / "run", loss=0.3)
-    link.symlink_to(baseline)
+    link.symlink_to(accepted_baseline)
     assert accept(folder, link) == 0
     assert link.is_symlink()
-    assert losses(baseline) == losses(folder)
+    assert losses(accepted_baseline) == losses(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "results", "run"]
 
 

@@ -52,35 +52,35 @@ def _accept_and_die(step: int, folder: Path, baseline: Path) -> None:
 
 @pytest.mark.parametrize("killed", [killed_by_exception, pytest.param(killed_by_signal, marks=pytest.mark.slow)])
 def test_a_killed_accept_leaves_no_mixture(
-    killed: Callable[[int, Path, Path], bool], baseline: Path, tmp_path: Path
+    killed: Callable[[int, Path, Path], bool], accepted_baseline: Path, tmp_path: Path
 ) -> None:
     """Killed before each of its steps in turn, a baseline is the old or the new one; the next accept works."""
     first, second = run(tmp_path / "first"), run(tmp_path / "second", loss=0.3)
-    (baseline / "README.md").write_text("what this is")
+    (accepted_baseline / "README.md").write_text("what this is")
     old, new = losses(first), losses(second)
     for step in range(100):
-        assert accept(first, baseline) == 0
-        if not killed(step, second, baseline):
+        assert accept(first, accepted_baseline) == 0
+        if not killed(step, second, accepted_baseline):
             break
-        if baseline.exists():
-            assert losses(baseline) in (old, new)
+        if accepted_baseline.exists():
+            assert losses(accepted_baseline) in (old, new)
         else:
-            assert losses(baseline.parent / ".mini.old") == old
+            assert losses(accepted_baseline.parent / ".mini.old") == old
     assert step >= 10
-    assert losses(baseline) == new
-    assert (baseline / "README.md").read_text() == "what this is"
-    assert [path.name for path in baseline.parent.iterdir()] == ["mini"]
-    assert {change["why"] for change in changes(baseline)} == {"a new kernel", "killed"}
+    assert losses(accepted_baseline) == new
+    assert (accepted_baseline / "README.md").read_text() == "what this is"
+    assert [path.name for path in accepted_baseline.parent.iterdir()] == ["mini"]
+    assert {change["why"] for change in changes(accepted_baseline)} == {"a new kernel", "killed"}
 
 
 @pytest.mark.parametrize("lasts", [1, 2, 1000])
 def test_nothing_is_lost_when_a_step_fails(
-    lasts: int, baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lasts: int, accepted_baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each step in turn fails, alone or with those after it, such as the one that puts the old baseline back."""
-    (baseline / "README.md").write_text("what this is")
-    old, folder = losses(baseline), run(tmp_path / "run", loss=0.3)
-    before = snapshot(baseline)
+    (accepted_baseline / "README.md").write_text("what this is")
+    old, folder = losses(accepted_baseline), run(tmp_path / "run", loss=0.3)
+    before = snapshot(accepted_baseline)
     for step in range(100):
 
         def fail(count: int, step: int = step) -> None:
@@ -90,40 +90,40 @@ def test_nothing_is_lost_when_a_step_fails(
         capsys.readouterr()
         with pytest.MonkeyPatch.context() as patch:
             interrupt(fail, patch.setattr)
-            code = accept(folder, baseline)
+            code = accept(folder, accepted_baseline)
         if code == 0:  # the new baseline is in place: only what tidies up could still fail
             break
         said = capsys.readouterr().err
         assert code == 2
-        assert str(baseline.parent) in said
+        assert str(accepted_baseline.parent) in said
         assert "No space left on device" in said
-        if not baseline.exists():
+        if not accepted_baseline.exists():
             assert lasts > 1
-            assert str(baseline.parent / ".mini.old") in said
-            (baseline.parent / ".mini.old").rename(baseline)
-        assert snapshot(baseline) == before
+            assert str(accepted_baseline.parent / ".mini.old") in said
+            (accepted_baseline.parent / ".mini.old").rename(accepted_baseline)
+        assert snapshot(accepted_baseline) == before
     assert step >= 10
-    assert losses(baseline) == losses(folder) != old
-    assert accept(folder, baseline) == 0
-    assert [path.name for path in baseline.parent.iterdir()] == ["mini"]
+    assert losses(accepted_baseline) == losses(folder) != old
+    assert accept(folder, accepted_baseline) == 0
+    assert [path.name for path in accepted_baseline.parent.iterdir()] == ["mini"]
 
 
 def test_what_took_the_baselines_place_meanwhile_is_kept(
-    baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    accepted_baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, before, rename = run(tmp_path / "run", loss=0.3), snapshot(baseline), Path.rename
+    folder, before, rename = run(tmp_path / "run", loss=0.3), snapshot(accepted_baseline), Path.rename
 
     def renamed(path: Path, target: Path) -> Path:
         done = rename(path, target)
-        if path == baseline:
-            run(baseline, loss=0.1)
+        if path == accepted_baseline:
+            run(accepted_baseline, loss=0.1)
         return done
 
     monkeypatch.setattr(Path, "rename", renamed)
-    assert accept(folder, baseline) == 2
-    assert str(baseline.parent / ".mini.old") in capsys.readouterr().err
-    assert snapshot(baseline.parent / ".mini.old") == before
-    assert losses(baseline) == losses(run(tmp_path / "other", loss=0.1))
+    assert accept(folder, accepted_baseline) == 2
+    assert str(accepted_baseline.parent / ".mini.old") in capsys.readouterr().err
+    assert snapshot(accepted_baseline.parent / ".mini.old") == before
+    assert losses(accepted_baseline) == losses(run(tmp_path / "other", loss=0.1))
 
 
 @pytest.fixture
@@ -160,23 +160,25 @@ def test_a_full_disk_and_a_read_only_one_lose_nothing(
 
 
 @pytest.mark.parametrize("written", ["", files.MARK[:10]])
-def test_an_accept_killed_while_it_marks_its_folders_owns_none(written: str, baseline: Path, tmp_path: Path) -> None:
-    folder, theirs = run(tmp_path / "run", loss=0.3), baseline.parent / ".mini.old"
-    (baseline.parent / ".mini.accept").write_text(written)
-    shutil.copytree(baseline, theirs)
+def test_an_accept_killed_while_it_marks_its_folders_owns_none(
+    written: str, accepted_baseline: Path, tmp_path: Path
+) -> None:
+    folder, theirs = run(tmp_path / "run", loss=0.3), accepted_baseline.parent / ".mini.old"
+    (accepted_baseline.parent / ".mini.accept").write_text(written)
+    shutil.copytree(accepted_baseline, theirs)
     before = snapshot(tmp_path)
-    assert accept(folder, baseline) == 2
+    assert accept(folder, accepted_baseline) == 2
     assert snapshot(tmp_path) == before
     shutil.rmtree(theirs)
-    assert accept(folder, baseline) == 0
-    assert [path.name for path in baseline.parent.iterdir()] == ["mini"]
+    assert accept(folder, accepted_baseline) == 0
+    assert [path.name for path in accepted_baseline.parent.iterdir()] == ["mini"]
 
 
-def test_one_accept_at_a_time(baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, before = run(tmp_path / "run", loss=0.3), snapshot(baseline)
-    with files.replacing(baseline) as new:
-        assert accept(folder, baseline) == 2
-        assert str(baseline.parent) in capsys.readouterr().err
-        assert snapshot(baseline) == before
+def test_one_accept_at_a_time(accepted_baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, before = run(tmp_path / "run", loss=0.3), snapshot(accepted_baseline)
+    with files.replacing(accepted_baseline) as new:
+        assert accept(folder, accepted_baseline) == 2
+        assert str(accepted_baseline.parent) in capsys.readouterr().err
+        assert snapshot(accepted_baseline) == before
         assert new.is_dir()
-    assert accept(folder, baseline) == 0
+    assert accept(folder, accepted_baseline) == 0

@@ -17,10 +17,12 @@ from .accepting import accept, losses, run, snapshot
 from .made_up import make_audit
 
 
-def test_what_is_not_done_is_no_baseline(baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = losses(baseline)
+def test_what_is_not_done_is_no_baseline(
+    accepted_baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = losses(accepted_baseline)
     folder = run(tmp_path / "run", loss=0.1)
-    assert accept(folder, baseline, "  ") == 2
+    assert accept(folder, accepted_baseline, "  ") == 2
     said = capsys.readouterr()
     assert "--reason is empty" in said.err
     assert not said.out  # one error, and no comparison before it
@@ -32,22 +34,22 @@ def test_what_is_not_done_is_no_baseline(baseline: Path, tmp_path: Path, capsys:
     assert plan is not None
     part = {"gate": {"baseline_may_hold_more": True}}
     write_plan(folder, RunPlan(recipe=plan.recipe, resolved_recipe=part, cells=plan.cells))
-    assert accept(folder, baseline) == 2
+    assert accept(folder, accepted_baseline) == 2
     assert "accept a run of the whole recipe" in capsys.readouterr().err
     stored = read_results(folder).current[0]
     write_record(stored.folder, make_record(stored.record.cell))
-    assert accept(folder, baseline) == 2
+    assert accept(folder, accepted_baseline) == 2
     assert "mini-softmax-hqq-3-g0 is missing or failed" in capsys.readouterr().err
-    assert losses(baseline) == before
-    assert not (baseline / "CHANGES.jsonl").exists()
+    assert losses(accepted_baseline) == before
+    assert not (accepted_baseline / "CHANGES.jsonl").exists()
 
 
-def test_samples_that_are_not_the_records_are_not_accepted(baseline: Path, tmp_path: Path) -> None:
-    before = losses(baseline)
+def test_samples_that_are_not_the_records_are_not_accepted(accepted_baseline: Path, tmp_path: Path) -> None:
+    before = losses(accepted_baseline)
     folder = run(tmp_path / "run", loss=0.1)
     next(folder.glob("*/samples.parquet")).write_bytes(b"")
-    assert accept(folder, baseline) == 2
-    assert losses(baseline) == before
+    assert accept(folder, accepted_baseline) == 2
+    assert losses(accepted_baseline) == before
 
 
 @pytest.fixture
@@ -154,11 +156,11 @@ def test_a_repository_that_does_not_contain_the_run_is_not_replaced(
 @pytest.mark.parametrize("which", ["new", "old", "accept"])
 @pytest.mark.parametrize("content", ["records", "notes", "nothing", "link", "file"])
 def test_what_others_put_beside_the_baseline_is_kept(
-    which: str, content: str, baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    which: str, content: str, accepted_baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, theirs = run(tmp_path / "run", loss=0.3), baseline.parent / f".mini.{which}"
+    folder, theirs = run(tmp_path / "run", loss=0.3), accepted_baseline.parent / f".mini.{which}"
     if content == "records":
-        shutil.copytree(baseline, theirs)
+        shutil.copytree(accepted_baseline, theirs)
     elif content == "link":
         theirs.symlink_to("nowhere")
     elif content == "file":
@@ -168,7 +170,7 @@ def test_what_others_put_beside_the_baseline_is_kept(
         if content == "notes":
             (theirs / "notes.md").write_text("mine")
     before = snapshot(tmp_path)
-    assert accept(folder, baseline) == 2
+    assert accept(folder, accepted_baseline) == 2
     assert str(theirs) in capsys.readouterr().err
     assert snapshot(tmp_path) == before
 
@@ -203,12 +205,12 @@ def rewrite_record(folder: Path, **changes: Any) -> str:
     "spoil", [without_samples, without_metrics, with_an_override_of_nothing, with_weights_that_are_not_finite]
 )
 def test_a_run_that_no_check_could_use_is_not_accepted(
-    spoil: Callable[[Path], str], baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spoil: Callable[[Path], str], accepted_baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run(tmp_path / "run", loss=0.3)
     fact = spoil(folder)
     before = snapshot(tmp_path)
-    for named in (baseline, baseline.with_name("first")):
+    for named in (accepted_baseline, accepted_baseline.with_name("first")):
         assert accept(folder, named) == 2
         said = capsys.readouterr().err
         assert str(folder) in said
@@ -243,9 +245,9 @@ def test_another_file_called_changes_makes_no_baseline(content: str, tmp_path: P
     assert (tmp_path / "docs" / "page.md").read_text() == "page"
 
 
-def test_a_folder_named_like_a_cell_without_a_record_is_not_ours(tmp_path: Path, baseline: Path) -> None:
-    other = baseline / "data-0123456789"
+def test_a_folder_named_like_a_cell_without_a_record_is_not_ours(tmp_path: Path, accepted_baseline: Path) -> None:
+    other = accepted_baseline / "data-0123456789"
     other.mkdir()
     (other / "samples.parquet").write_text("not ours")
-    assert accept(run(tmp_path / "run"), baseline) == 2
+    assert accept(run(tmp_path / "run"), accepted_baseline) == 2
     assert (other / "samples.parquet").read_text() == "not ours"

@@ -1,13 +1,17 @@
 """Attention cases that every backend must pass for each normalizer, and the float64 answer they are compared with.
 
 A backend's test is `cases.check(cases.make_inputs(case, dtype), backend)` over SHAPES, DECODING and EMPTY, and
-`cases.check_extreme(name, case, dtype, backend)` over EXTREMES and EXTREME_SHAPES.
+`cases.check_extreme(name, case, dtype, backend)` over EXTREMES and EXTREME_SHAPES. Where that takes long, `in_turn`
+chooses some of them.
 """
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from softpick import NORMALIZERS, normalized_attention
@@ -184,6 +188,29 @@ EXTREME_SHAPES = [
     Case(1, 2, 2, 1, 150, 32),
 ]
 tiny_scores = _constant(0, 0, size=2.0**-22)  # scores of about 1e-7: e^x - 1 is all rounding there, expm1 is not
+
+
+# Choosing ------------------------------------------------------------------------------------------
+
+
+def in_turn(arguments: Iterable[Any], quick: int, axes: Callable[..., Iterable[Any]] = lambda *own: own) -> list[Any]:
+    """For parametrize: so many of the arguments are in `make test`, the others are slow.
+
+    axes: what an argument has on each axis; by default its own values. Every value of every axis is in `make test`, and
+    about as often as the others.
+    """
+    rows = [own if isinstance(own, tuple) else (own,) for own in arguments]
+    values = [list(enumerate(axes(*row))) for row in rows]
+    uses: Counter[tuple[int, Any]] = Counter()
+    left = list(range(len(rows)))
+    while left and len(rows) - len(left) < quick:
+        # The one with the most values that no other has yet; of these, the one whose values are the rarest.
+        best = min(left, key=lambda n: (-sum(not uses[own] for own in values[n]), sum(uses[own] for own in values[n])))
+        left.remove(best)
+        uses.update(values[best])
+    lacking = {own for row in values for own in row if not uses[own]}
+    assert not lacking, f"{quick} quick cases are too few: none has {sorted(map(str, lacking))}"
+    return [pytest.param(*row, marks=pytest.mark.slow if n in left else []) for n, row in enumerate(rows)]
 
 
 # Running and comparing ----------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """The normalizers besides softpick, on every backend, compared with their formulas in float64."""
 
 import itertools
+import math
 
 import cases
 import interpreter
 import pytest
 import torch
-from cases import OTHERS
+from cases import OTHERS, in_turn
 from softpick import NORMALIZERS, cpu, normalized_attention, softpick_attention
 from softpick.attention import choose_backend
 
@@ -16,31 +17,42 @@ PAIRS = [*itertools.product(BACKENDS, OTHERS), ("sdpa", "softmax")]
 SHAPES = [*cases.SHAPES[:-9:4], *cases.SHAPES[-9:], *cases.DECODING, *cases.EMPTY]
 
 
-def in_turn(pairs, shapes, every, interpreted):
-    """Each pair with each shape. `make test` has every so many of the shapes, with another one first for each pair, so
-    that all pairs and all shapes are in it. Triton's interpreter takes seconds for what a GPU does at once, and has
-    fewer still.
+def pairs_in_turn(quick, interpreted, *others, axes=lambda pair, *own: (pair, *own)):
+    """Each pair with each of the others. `make test` has so many of them, and so many with Triton's interpreter, which
+    takes about a second for what a GPU does at once.
+
+    axes: as those of in_turn, of a pair and the others.
     """
-    found = []
-    for number, pair in enumerate(pairs):
-        step = every if pair[0] != "triton" else interpreted if DEVICES["triton"] == "cpu" else 1
-        for index, shape in enumerate(shapes):
-            found.append(pytest.param(*pair, shape, marks=pytest.mark.slow if (index + number) % step else []))
-    return found
+
+    def chosen(pairs, number):
+        rows = ((*pair, *own) for pair, *own in itertools.product(pairs, *others))
+        return in_turn(rows, number, lambda backend, normalizer, *own: axes((backend, normalizer), *own))
+
+    of_triton = [pair for pair in PAIRS if pair[0] == "triton"]
+    every = len(of_triton) * math.prod(map(len, others))
+    return [
+        *chosen([pair for pair in PAIRS if pair not in of_triton], quick),
+        *chosen(of_triton, interpreted if DEVICES["triton"] == "cpu" else every),
+    ]
 
 
-def others_in_turn(shapes, every):
-    """The same for tests of one backend."""
-    return in_turn([(normalizer,) for normalizer in OTHERS], shapes, every, every)
+def others_in_turn(shapes, quick):
+    """The normalizers with the shapes, for tests of one backend."""
+    return in_turn(itertools.product(OTHERS, shapes), quick)
 
 
-@pytest.mark.parametrize(("backend", "normalizer", "case"), in_turn(PAIRS, SHAPES, 2, 8), ids=str)
+def of_extremes(tested, case, name):
+    """Of a normalizer or a pair, all shapes and all extremes are in `make test`."""
+    return (tested, case), (tested, name)
+
+
+@pytest.mark.parametrize(("backend", "normalizer", "case"), pairs_in_turn(104, 23, SHAPES), ids=str)
 def test_float32(backend, normalizer, case):
     inputs = cases.make_inputs(case, device=DEVICES.get(backend, "cpu"))
     cases.check(cases.with_normalizer(inputs, normalizer), backend)
 
 
-@pytest.mark.parametrize(("normalizer", "case"), others_in_turn(SHAPES, 2), ids=str)
+@pytest.mark.parametrize(("normalizer", "case"), others_in_turn(SHAPES, 46), ids=str)
 def test_the_reference_in_float64_is_the_formula(normalizer, case):
     cases.check(cases.with_normalizer(cases.make_inputs(case, torch.float64), normalizer), "reference")
 
@@ -73,34 +85,49 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(cpu, name, size)
 
 
-@pytest.mark.parametrize(("normalizer", "case"), others_in_turn(SHAPES, 2), ids=str)
+@pytest.mark.parametrize(("normalizer", "case"), others_in_turn(SHAPES, 46), ids=str)
 def test_small_tiles_on_cpu(normalizer, case, small_tiles):
     cases.check(cases.with_normalizer(cases.make_inputs(case), normalizer), "cpu")
 
 
-@pytest.mark.parametrize("name", cases.EXTREMES)
-@pytest.mark.parametrize(("normalizer", "case"), others_in_turn(cases.EXTREME_SHAPES, 3), ids=str)
-def test_extreme_scores_across_tiles_on_cpu(normalizer, name, case, small_tiles):
+@pytest.mark.parametrize(
+    ("normalizer", "case", "name"),
+    in_turn(itertools.product(OTHERS, cases.EXTREME_SHAPES, cases.EXTREMES), 36, of_extremes),
+    ids=str,
+)
+def test_extreme_scores_across_tiles_on_cpu(normalizer, case, name, small_tiles):
     for sinks in (None, 50.0, -50.0) if normalizer == "sink_softmax" else (None,):
         cases.check_extreme(name, case, torch.float32, "cpu", normalizer=normalizer, sinks=sinks)
 
 
-@pytest.mark.parametrize(("normalizer", "case"), others_in_turn(SHAPES[::2], 2), ids=str)
+@pytest.mark.parametrize(("normalizer", "case"), others_in_turn(SHAPES[::2], 24), ids=str)
 def test_float64_on_cpu(normalizer, case, small_tiles):
     cases.check(cases.with_normalizer(cases.make_inputs(case, torch.float64), normalizer), "cpu")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("backend", "normalizer", "case"), in_turn(PAIRS, SHAPES[::4], 2, 6), ids=str)
+@pytest.mark.parametrize(
+    ("backend", "normalizer", "case", "dtype"),
+    pairs_in_turn(
+        54,
+        8,
+        SHAPES[::4],
+        [torch.float16, torch.bfloat16],
+        axes=lambda pair, case, dtype: ((pair, dtype), case),
+    ),
+    ids=str,
+)
 def test_half_precision(backend, normalizer, case, dtype, monkeypatch):
     interpreter.mend_bfloat16(monkeypatch)
     inputs = cases.make_inputs(case, dtype, device=DEVICES.get(backend, "cpu"))
     cases.check(cases.with_normalizer(inputs, normalizer), backend)
 
 
-@pytest.mark.parametrize("name", cases.EXTREMES)
-@pytest.mark.parametrize(("backend", "normalizer", "case"), in_turn(PAIRS, cases.EXTREME_SHAPES, 3, 6), ids=str)
-def test_extreme_scores(backend, normalizer, name, case):
+@pytest.mark.parametrize(
+    ("backend", "normalizer", "case", "name"),
+    pairs_in_turn(81, 15, cases.EXTREME_SHAPES, cases.EXTREMES, axes=lambda pair, case, name: ((pair, case), name)),
+    ids=str,
+)
+def test_extreme_scores(backend, normalizer, case, name):
     for sinks in (None, 50.0, -50.0) if normalizer == "sink_softmax" else (None,):
         device = DEVICES.get(backend, "cpu")
         cases.check_extreme(name, case, torch.float32, backend, device, normalizer, sinks)

@@ -23,7 +23,12 @@ from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, TileConfig, arch
 
 HEAD_DIMS = (64, 128)
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
-QUICK = ("sm_90", 64, ["softmax", "softpick"], ["forward"])  # compiled by every test run; the others take minutes
+QUICK = (
+    "sm_90",
+    64,
+    ["softmax", "softpick"],
+    ["forward", "decode", "key_value"],
+)  # compiled by every test run; the others take minutes
 TARGETS = [
     QUICK,
     *(

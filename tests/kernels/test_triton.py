@@ -1,7 +1,7 @@
 """The Triton kernels compared with float64: compiled if there is a GPU, otherwise in Triton's interpreter."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import interpreter
 import pytest
@@ -16,6 +16,7 @@ from cases import (
     check,
     check_extreme,
     expected,
+    in_turn,
     largest_error,
     make_inputs,
     on_device,
@@ -32,17 +33,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = [Case(1, 2, 1, 300, 300, 64), Case(2, 2, 2, 17, 128, 128, padding="left"), Case(1, 2, 2, 128, 128, 96)]
 
 
-def in_turn(arguments, every):
-    """For parametrize: Triton's interpreter takes seconds for what a GPU does at once, so there `make test` has every
-    so many of them.
-    """
-    return [
-        pytest.param(*(own if isinstance(own, tuple) else (own,)), marks=pytest.mark.slow if number % every else [])
-        for number, own in enumerate(arguments)
-    ]
+def properties(case):
+    return *astuple(case), (case.q_len, case.k_len)
 
 
-@pytest.mark.parametrize("case", in_turn([*SHAPES, *DECODING, *EMPTY], 3), ids=str)
+# Triton's interpreter takes about a second for what a GPU does at once: only some cases are in `make test`.
+@pytest.mark.parametrize("case", in_turn([*SHAPES, *DECODING, *EMPTY], 16, properties), ids=str)
 def test_float32_agrees_with_float64(case):
     check(make_inputs(case, device=DEVICE), "triton")
 
@@ -54,7 +50,7 @@ def test_float32_agrees_with_float64(case):
             [torch.float16, torch.bfloat16],
             [*HALVES, *DECODING[:2], Case(1, 2, 2, 1, 1, 32), Case(1, 2, 2, 17, 17, 32)],
         ),
-        2,
+        7,
     ),
     ids=str,
 )
@@ -63,7 +59,7 @@ def test_half_precision_agrees_with_float64(case, dtype, monkeypatch):
     check(make_inputs(case, dtype, device=DEVICE), "triton")
 
 
-@pytest.mark.parametrize(("name", "case"), in_turn(itertools.product(EXTREMES, EXTREME_SHAPES), 3), ids=str)
+@pytest.mark.parametrize(("name", "case"), in_turn(itertools.product(EXTREMES, EXTREME_SHAPES), 9), ids=str)
 def test_extreme_scores_are_finite_and_right(name, case):
     check_extreme(name, case, torch.float32, "triton", device=DEVICE)
 
@@ -91,7 +87,7 @@ SHAPES_SHIPPED = sorted(
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU runs its own tiles")
-@pytest.mark.parametrize(("kernel", "rows", "columns"), in_turn(SHAPES_SHIPPED, 2))
+@pytest.mark.parametrize(("kernel", "rows", "columns"), in_turn(SHAPES_SHIPPED, 12))
 def test_every_shipped_tile_shape_is_right(kernel, rows, columns, monkeypatch):
     def shipped(name, *options):
         return [TileConfig(rows, columns, 4, 1)] if name == kernel else tiles(name, *options)

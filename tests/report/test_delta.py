@@ -115,7 +115,7 @@ def test_what_excludes_zero_is_not_rounded_to_zero(
     assert interval_field(difference, measure).text == between
 
 
-def test_differences_of_kl_have_the_digits_of_its_scores() -> None:
+def test_differences_of_kl_have_two_digits() -> None:
     value, low, high = -0.00023, -0.000244, -0.000221
     estimate = Estimate(value, (ChanceSource(((high - low) / 4) ** 2, 100),))
     difference, measure = Difference(value, Interval(low, high, True, estimate)), Measure("t", "kl", "lower")

@@ -3,13 +3,18 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from qbench.records.schema import Failure
-from qbench.report.delta import read_report
+from qbench.report.delta import ReportData, read_report
+from qbench.report.drawing import new_figure
 from qbench.report.html import page
+from qbench.report.kinds import KINDS
 
 from ..example_records import PROVENANCE, make_samples
 from .examples import PAPER, cell, write_cell
@@ -164,6 +169,20 @@ def test_the_answer_then_the_table_then_the_notes(mini_page: str) -> None:
     section = mini_page[mini_page.index('<section id="summary">') : mini_page.index('<section id="plots">')]
     assert section.index("<li>At 2 bits") < section.index("<table>") < section.index("Each entry is")
     assert "[−0.00, +0.00]" not in mini_page
+
+
+@pytest.mark.parametrize(("number", "classes"), [(1, [""]), (3, ['class="column" '] * 3)])
+def test_a_lone_figure_of_a_kind_fills_the_page_and_several_are_columns(
+    number: int, classes: list[str], paper: ReportData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def figures(_: ReportData, width: float) -> Iterator[tuple[str, Figure]]:
+        for name in range(number):
+            yield str(name), new_figure(width, 1, "a caption")
+
+    monkeypatch.setitem(KINDS, "baseline", replace(KINDS["baseline"], figures=figures))
+    monkeypatch.setattr("qbench.report.plots.figures", lambda *_: iter(()))  # those of the scores take seconds
+    (section,) = re.findall(r'<section id="baseline">.*?</section>', page(paper, "baseline"), re.DOTALL)
+    assert re.findall(r'<svg (class="column" )?', section) == classes
 
 
 def test_long_tables_are_collapsed(paper_page: str) -> None:

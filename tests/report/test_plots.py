@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from qbench.errors import InputError
 from qbench.report.attentions import TWINS
 from qbench.report.delta import ReportData, read_report
-from qbench.report.drawing import inline_svg
+from qbench.report.drawing import inline_svg, new_figure, panel_grid, side_by_side
 from qbench.report.html import page
 from qbench.report.looks import COLUMN, FAINT, PAGE
 from qbench.report.plots import figures, write_plots
@@ -176,6 +176,39 @@ def test_no_label_runs_into_another(paper: ReportData, width: float) -> None:
         boxes += [legend.get_window_extent(renderer) for legend in figure.legends]
         assert not any(first.overlaps(second) for first, second in combinations(boxes, 2)), name
         assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes), name
+
+
+@pytest.mark.parametrize(
+    ("width", "shapes"),
+    [
+        (COLUMN, {1: (1, 1), 2: (1, 2), 3: (2, 2), 5: (3, 2), 9: (5, 2)}),
+        (PAGE, {1: (1, 1), 3: (1, 3), 4: (1, 4), 5: (2, 3), 6: (2, 3), 9: (3, 3)}),
+        (1.0, {1: (1, 1), 3: (3, 1)}),  # narrower than a panel
+    ],
+)
+def test_panels_fill_as_few_rows_as_fit_evenly(width: float, shapes: dict[int, tuple[int, int]]) -> None:
+    assert {panels: side_by_side(panels, width) for panels in shapes} == shapes
+
+
+@pytest.mark.parametrize(
+    ("panels", "shape", "numbered"),
+    [
+        (1, (1, 1), {0}),
+        (3, (2, 2), {1, 2}),
+        (4, (2, 2), {2, 3}),
+        (5, (1, 6), {0, 1, 2, 3, 4}),
+        (7, (3, 3), {4, 5, 6}),
+    ],
+)
+def test_a_place_without_a_panel_is_empty_and_the_panel_above_it_has_the_numbers_of_x(
+    panels: int, shape: tuple[int, int], numbered: set[int]
+) -> None:
+    figure = new_figure(PAGE, 3, "")
+    grid = panel_grid(figure, panels, shape, sharex=True, sharey=True)
+    assert grid.shape == shape
+    assert figure.axes == list(grid.flat[:panels])
+    shown = [any(tick.label1.get_visible() for tick in axes.xaxis.get_major_ticks()) for axes in figure.axes]
+    assert {place for place, numbers in enumerate(shown) if numbers} == numbered
 
 
 def test_every_figure_is_a_file_in_each_format(small: ReportData, tmp_path: Path) -> None:

@@ -76,7 +76,25 @@ def test_a_hub_that_answers_is_asked(tmp_path: Path, answering: str, monkeypatch
     assert OFFLINE not in os.environ
 
 
-@pytest.mark.slow  # tests/test_cli.py has `fetch` without network
+@pytest.mark.parametrize("change", [{"tokenizer": "owner/words"}, {"tasks": ["piqa", "mine", "sciq"]}])
+def test_a_hub_that_does_not_answer_is_said_and_only_the_cache_is_used(
+    change: dict[str, object],
+    tmp_path: Path,
+    closed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", closed)
+    recipe = load_recipe(write_recipe(tmp_path, **change))
+    go_offline_if_unreachable(recipe)
+    assert os.environ[OFFLINE] == "1"
+    said = capsys.readouterr().err
+    assert all(fact in said for fact in (closed, "qbench fetch", "HF_ENDPOINT"))
+    go_offline_if_unreachable(recipe)
+    assert capsys.readouterr().err == ""  # said once
+
+
+@pytest.mark.slow  # two processes that import everything; the test above has the probe and its message
 @pytest.mark.parametrize("command", ["run", "fetch"])
 def test_without_the_hub_a_command_says_what_is_missing_within_seconds(
     command: str, closed: str, tmp_path: Path
