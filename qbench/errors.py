@@ -21,8 +21,13 @@ class InputError(ValueError):
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """' Did you mean arc_easy?' if a known name is close, else nothing; to append to a sentence."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+    close = closest(str(name), known)
+    return f" Did you mean {close}?" if close else ""
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one; None if none is close."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
 def shown(value: object) -> str:

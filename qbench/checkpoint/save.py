@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from qbench.attention.kinds import attentions
 from qbench.attention.register import attention_kind, set_attention
-from qbench.checkpoint.layout import CONFIG, GENERATION_CONFIG, CheckpointError
+from qbench.checkpoint.layout import CONFIG, GENERATION_CONFIG, PICKLES, CheckpointError
 from qbench.checkpoint.load import WEIGHT_DTYPES, empty_model
 from qbench.files import write_atomically
 from qbench.quantizers.packed import packed_form
@@ -20,6 +20,7 @@ from qbench.quantizers.saving import config_files, packed_tensors
 from qbench.quantizers.saving import quantization_config as config_of
 
 SHARD_SIZE = "5GB"
+ANY_WEIGHTS = ("*.safetensors", *PICKLES)
 
 
 def save_checkpoint(
@@ -83,7 +84,8 @@ def _check_nothing_is_lost(folder: Path) -> None:
         config = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError):  # without a config that can be read, there is no model
         return
-    if "quantization_config" not in config:
+    is_unquantized = isinstance(config, dict) and "quantization_config" not in config
+    if is_unquantized and any(file for pattern in ANY_WEIGHTS for file in folder.glob(pattern)):
         raise CheckpointError(
             f"{folder} holds an unquantized model, which the quantized one would replace; save to another folder, or "
             "remove that model first."

@@ -8,9 +8,7 @@ from qbench.gate.verdict import GateReport, TestedHypothesis
 from qbench.records.schema import CellRef
 from qbench.report.delta import Tone
 from qbench.report.tables import Column, Field, Table
-from qbench.report.terminal import NOTE, STYLES, TITLE, Screen, draws_tables
-
-__all__ = ["draws_tables", "powers_on_screen", "report_on_screen"]
+from qbench.report.terminal import NOTE, STYLES, TITLE, Screen
 
 BULLET = "• "
 TONES: dict[str, Tone] = {"worse": "worse", "not_excluded": "worse", "better": "better"}

@@ -188,8 +188,9 @@ def _accept(options: argparse.Namespace) -> int:
 
 
 def _power(options: argparse.Namespace) -> int:
-    from qbench.commands.gate_screen import draws_tables, powers_on_screen
+    from qbench.commands.gate_screen import powers_on_screen
     from qbench.gate.power import power, to_text
+    from qbench.report.terminal import draws_tables
 
     found = power(options.folder, options.against, options.cells)
     if options.format is None and draws_tables():
@@ -201,10 +202,14 @@ def _power(options: argparse.Namespace) -> int:
 
 def _show(report: "GateReport") -> None:
     """Print a report: tables for the screen on a terminal, plain text elsewhere."""
-    from qbench.commands.gate_screen import draws_tables, report_on_screen
+    from qbench.commands.gate_screen import report_on_screen
     from qbench.gate.render import to_text
+    from qbench.report.terminal import draws_tables
 
-    print_styled(report_on_screen(report)) if draws_tables() else sys.stdout.write(to_text(report))
+    if draws_tables():
+        print_styled(report_on_screen(report))
+    else:
+        sys.stdout.write(to_text(report))
 
 
 def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:

@@ -1,6 +1,5 @@
 """A run paired with its baseline: the folders, their cells, and the documents of each pair of cells."""
 
-import difflib
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from qbench.errors import InputError, some
+from qbench.errors import InputError, closest, some
 from qbench.gate.settings import GateSettings
 from qbench.numbers import counted
 from qbench.records.samples import (
@@ -103,8 +102,8 @@ def similar_folder(folder: Path, run: Path) -> Path | None:
         return None
     shown = [found for found in sorted(folder.parent.iterdir()) if not found.name.startswith(".")]
     beside = [found for found in shown if holds_records(found) and found.resolve() != run.resolve()]
-    near = difflib.get_close_matches(folder.name, [found.name for found in beside], n=1)
-    return folder.with_name(near[0]) if near else None
+    near = closest(folder.name, [found.name for found in beside])
+    return folder.with_name(near) if near else None
 
 
 def holds_records(folder: Path) -> bool:

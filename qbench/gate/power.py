@@ -168,8 +168,8 @@ def to_text(rows: Sequence[Power], style: str = "text") -> str:
     header = [f"{group}\n{title}" if group else title for group, title in header_of_powers()]
     if markdown:  # its cells have one line
         header = [name.replace("\n", " ") for name in header]
-    style = "github" if markdown else "simple"
-    table = tabulate([row_of(own) for own in rows], header, tablefmt=style, disable_numparse=True)
+    table_format = "github" if markdown else "simple"
+    table = tabulate([row_of(own) for own in rows], header, tablefmt=table_format, disable_numparse=True)
     return f"{table}\n\n{reading(rows)}"
 
 

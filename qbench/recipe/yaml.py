@@ -1,6 +1,5 @@
 """Recipes as files: YAML with the line of every field, and `extends`, which lets one recipe override another."""
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Hashable
@@ -10,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from qbench.errors import InputError
+from qbench.errors import InputError, closest
 from qbench.evaluate.facts import is_task_path
 from qbench.files import shown_path
 from qbench.limited_yaml import LimitedLoader, TooLargeError, each_node
@@ -161,8 +160,8 @@ def _read_one(file: Path) -> RecipeFile:
 def _instead(missing: Path) -> str:
     """Which recipe may be meant: one of a similar name in the same folder or in `recipes`; or how to make one."""
     beside = [*missing.parent.glob("*.yaml"), *Path("recipes").glob("*.yaml")]
-    if near := difflib.get_close_matches(missing.stem, sorted({file.stem for file in beside}), n=1):
-        return f" Did you mean {next(file for file in beside if file.stem == near[0])}?"
+    if near := closest(missing.stem, {file.stem for file in beside}):
+        return f" Did you mean {next(file for file in beside if file.stem == near)}?"
     return " `qbench init` writes a first recipe."
 
 

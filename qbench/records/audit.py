@@ -19,7 +19,7 @@ UNQUANTIZED = "none-16"  # the label of the baseline: nothing of the model is qu
 # a typical weight is still nearer to its own level than to another; one step too far puts the median at 1.
 MAX_MEDIAN_STEPS = 0.75
 MAX_MEDIAN_BIAS = 0.5
-# ŵ compared with w as a whole. Honest layers at 2 bits and more have a cosine of at least 0.8 and a slope of 0.96 to
+# ŵ compared with w as a whole. Correct layers at 2 bits and more have a cosine of at least 0.8 and a slope of 0.96 to
 # 1.02; scales with the wrong sign or size, rows out of order or another layer's codes do not. One bit clips most
 # weights: its slopes (0.47 to 1.09) say nothing, and cosines go down to 0.45.
 MIN_COSINE, MIN_COSINE_1_BIT = 0.5, 0.25

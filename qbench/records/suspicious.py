@@ -31,8 +31,8 @@ from qbench.records.samples import AGGREGATIONS
 from qbench.records.schema import CellRef, Record
 from qbench.records.store import StoredRecord
 
-# Share of a task's documents that are equal to the last bit. Between two honest cells of mini it is 0 in 1,154 of 1,155
-# comparisons, and 0.6% (1 of 158 documents) in the other; it is 1 for the same weights.
+# Share of a task's documents that are equal to the last bit. Between different cells of mini it is 0 in 1,154 of
+# 1,155 comparisons, and 0.6% (1 of 158 documents) in the other; it is 1 for the same weights.
 MAX_EQUAL = 0.5
 # How far log-likelihoods L move per unit of the audit's relative weight error: the median over documents of the mean of
 # |ΔL| / min(|L|, √|L|). The divisor is what noise in the logits does to L: it scales 1 - p of a sure token, and adds up
@@ -86,7 +86,7 @@ def suspicious_records(
 def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
     """The cells whose documents contradict their name, with the plainest reason for each.
 
-    A cell that is accused is not used as evidence against others.
+    Once a cell is suspicious, the later rules leave it out.
     """
     read_once(evidence)
     found: dict[CellRef, Suspicion] = {}
@@ -206,7 +206,7 @@ def _equal_tasks(cell: MeasuredCell, other: MeasuredCell) -> Iterator[_EqualTask
 def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Suspicion]:
     """Metrics that do not follow from their log-likelihoods, although they do in most cells.
 
-    A task may define acc differently from lm-eval; then few cells agree, if any, and none is accused.
+    A task may define acc differently from lm-eval; then few cells agree, if any, and none is suspicious.
     """
     every = (*evidence.cells, *evidence.references)
     agreeing = Counter(key for cell in every for key, off in cell.following.items() if not off)

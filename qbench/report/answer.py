@@ -27,8 +27,8 @@ READ_CLAIMS = (
     f"{ALPHA:g} after adjustment for {{comparisons}} (Holm)."
 )
 READ_SCALES = (
-    "Points and logits: the same for accuracies. Damage ratio: damage ÷ {reference}'s damage, in nats; it says nothing "
-    "if {reference} lost almost nothing."
+    "Points and logits: the same difference, in points and in logits of accuracy. Damage ratio: damage ÷ "
+    "{reference}'s damage, in nats; it says nothing if {reference} lost almost nothing."
 )
 READ_PUBLISHED = (
     "Published numbers have no per-document results. The intervals therefore ignore that all models saw the same "

@@ -88,12 +88,12 @@ def _draw(axes: "Axes", models: Sequence[ModelDivergence], look: Look, marker: s
 
 
 def _draw_floor(axes: "Axes", models: Sequence[ModelDivergence], smallest: float) -> None:
-    """The unquantized model in other batches: a line, or its value at the bottom if it is far below the points."""
+    """The unquantized model with different batches: a line, or its value at the bottom if it is far below."""
     floor = next((model.mean.value for model in models if model.quantization.is_unquantized), None)
     if floor is None:
         return
     if floor >= MAX_FLOOR_DISTANCE * smallest:
-        axes.axhline(floor, color=FAINT, linestyle="--", linewidth=1, label="floor: unquantized, other batches")
+        axes.axhline(floor, color=FAINT, linestyle="--", linewidth=1, label="floor: unquantized, different batches")
     else:
         text = f"↓ floor: {magnitude(floor)}"
         axes.text(0.02, 0.02, text, transform=axes.transAxes, fontsize=SMALL["xtick.labelsize"])

@@ -25,7 +25,7 @@ UNKNOWN_DOCUMENTS = 100  # of a published task that we do not know; a low guess,
 
 @dataclass(frozen=True)
 class Spread:
-    """The least distance of an honest cell from the unquantized model, and from another cell of its width."""
+    """The least distance of a really quantized cell from the unquantized model, and from another cell of its width."""
 
     flips: float  # share of answers that change from right to wrong or back
     log_perplexity: float  # standard deviation
@@ -156,14 +156,14 @@ def _spread(bits: int) -> Spread:
 
 
 def _deviation(m: Measure, own: Score, spread: Spread) -> float:
-    """The standard deviation of a score between honest cells: in percent, or in units of perplexity."""
+    """The standard deviation of a score between really quantized cells: in percent, or in units of perplexity."""
     if is_share(m.metric):
         return 100 * math.sqrt(spread.flips / _documents(m, own))
     return spread.log_perplexity * own.value if is_perplexity(m.metric) else math.inf
 
 
 def _chance_within(limit: float, m: Measure, own: Score, spread: Spread) -> float:
-    """The probability that the rounded scores of two honest cells are no further apart than this."""
+    """The probability that the rounded scores of two really quantized cells are no further apart than this."""
     deviation = _deviation(m, own, spread)
     if not math.isfinite(deviation):
         return 1.0  # an unknown metric

@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,31 +137,34 @@ def _tables(report: ReportData, kind: TableKind) -> PageSection | None:
     tables = kind.tables(report)
     if not tables:
         return None
-    drawn, why = _drawn(lambda: kind.figures(report, COLUMN))
-    if len(drawn) == 1:  # alone, it fills the page; several stand side by side
-        drawn, why = _drawn(lambda: kind.figures(report, PLOT_WIDTH))
+    drawn, why = _drawn(report, _figures(report, kind))
     texts = [" ".join(shared_reading(tables)), *why, *kind.remarks(report)]
     return PageSection(kind.name, kind.title_for(report), texts, kind.lead(report), tables=tables, plots=drawn)
+
+
+def _figures(report: ReportData, kind: TableKind) -> "Iterator[tuple[str, Figure]]":
+    """A kind's figures: several stand side by side; a single one fills the page."""
+    figures = kind.figures(report, COLUMN)
+    first = list(islice(figures, 2))
+    yield from kind.figures(report, PLOT_WIDTH) if len(first) == 1 else chain(first, figures)
 
 
 def _plots(report: ReportData) -> PageSection:
     from qbench.report.plots import figures
 
-    drawn, why = _drawn(lambda: figures(report, PLOT_WIDTH))
-    if why == [MORE_PLOTS]:
-        why = [MORE_PLOTS.format(source=report.results.source)]
+    drawn, why = _drawn(report, figures(report, PLOT_WIDTH))
     return PageSection("plots", "Plots", why if drawn or why else ["There is nothing to draw."], plots=drawn)
 
 
-def _drawn(figures: "Callable[[], Iterator[tuple[str, Figure]]]") -> tuple[list[PagePlot], list[str]]:
+def _drawn(report: ReportData, figures: "Iterator[tuple[str, Figure]]") -> tuple[list[PagePlot], list[str]]:
     """Pictures to put into the page, and a sentence that says why there are none, or not all."""
     from qbench.report.drawing import PlotError, inline_svg
 
     drawn: list[PagePlot] = []
     try:
-        for name, figure in figures():
+        for name, figure in figures:
             if sum(len(plot.svg) for plot in drawn) > MAX_PLOT_CHARACTERS:
-                return drawn, [MORE_PLOTS]
+                return drawn, [MORE_PLOTS.format(source=report.results.source)]
             drawn.append(PagePlot(name, str(figure.get_label()), inline_svg(figure)))
     except PlotError as error:
         return [], [str(error)]

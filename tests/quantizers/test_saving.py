@@ -368,6 +368,25 @@ def test_the_unquantized_model_is_not_replaced(softpick, tmp_path):
     save_quantized(model, folder)  # over a quantized one
 
 
+@pytest.mark.parametrize("weights", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_a_config_and_weights_of_any_format_are_an_unquantized_model(softpick, tmp_path, weights):
+    model, _ = softpick("hqq", 4)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / weights).touch()
+    with pytest.raises(CheckpointError, match="holds an unquantized model"):
+        save_quantized(model, tmp_path)
+
+
+@pytest.mark.parametrize(("config", "files"), [("{}", []), ("[]", ["model.safetensors"]), ("{", ["model.safetensors"])])
+def test_a_folder_without_a_model_is_not_refused(softpick, tmp_path, config, files):
+    model, _ = softpick("hqq", 4)
+    (tmp_path / "config.json").write_text(config)
+    for name in files:
+        (tmp_path / name).touch()
+    save_quantized(model, tmp_path)
+    assert packed_form(load_checkpoint(tmp_path)).quantization == packed_form(model).quantization
+
+
 QUIET = """
 import sys
 import torch
