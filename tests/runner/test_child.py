@@ -60,10 +60,8 @@ def test_preloading_leaves_a_gpu_alone_and_visible() -> None:
     assert done.stdout.split() == ["3", "1"]
 
 
-SERVER = """
+LOOK = """
 import os, sys
-from pathlib import Path
-from multiprocessing.connection import wait
 from qbench.runner import child
 from qbench.runner.hub import OFFLINE_VARIABLES
 
@@ -72,6 +70,15 @@ class Look:
         offline = [os.environ.get(name) for name in OFFLINE_VARIABLES]
         gpu = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")]
         send((offline, gpu, os.environ[child.PRELOAD_METHODS], "bitsandbytes" in sys.modules))
+"""
+
+SERVER = """
+import os, sys
+from pathlib import Path
+from multiprocessing.connection import wait
+from qbench.runner import child
+from qbench.runner.hub import OFFLINE_VARIABLES
+from look import Look  # children do not import this script
 
 if __name__ == "__main__":
     child.HEAVY = ()  # importing them takes seconds
@@ -93,10 +100,12 @@ if __name__ == "__main__":
 def test_cells_are_offline_and_on_cuda_import_their_libraries_themselves(
     device: str, seen: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "look.py").write_text(SERVER)
+    (tmp_path / "look.py").write_text(LOOK)
+    (tmp_path / "server.py").write_text(SERVER)
     names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
     environment = {name: value for name, value in os.environ.items() if name not in names}
-    command = [sys.executable, tmp_path / "look.py", device, tmp_path / "log.txt"]
+    environment["PYTHONPATH"] = str(tmp_path)
+    command = [sys.executable, tmp_path / "server.py", device, tmp_path / "log.txt"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.stdout.strip() == seen, done.stderr + (tmp_path / "log.txt").read_text()
 

@@ -15,7 +15,7 @@ from ..small_recipe import config, write_recipe
 from .driver import events_of, run_here
 
 RULED_OUT = {
-    "gptq-4-g128": "gptq-4-g128: model.layers.0.self_attn.q_proj…group_size 128…96 inputs: -1, 16, 32 would",
+    "gptq-4-g128": "gptq-4-g128: model.layers.0.self_attn.q_proj…group_size 128…96 inputs…-1, 16, 32",
     "gptq-4-g7": "gptq-4-g7: …group_size is 7…-1, 16, 32, 64",
     "rtn-4-mxfp4": "",
     "hqq-4-g40": "hqq-4-g40: …40…9216 weights",
