@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # what type checkers and editors see of _EXPORTS
     from qbench.report.render import table as table
     from qbench.runner.matrix import run as run
 
+    __version__: str
+
 DISTRIBUTION = "qbench-harness"  # on PyPI, qbench is another project's
 
 # Resolved on first use: reports and checks import qbench and must not wait for torch.

@@ -102,6 +102,9 @@ def test_an_audit_has_a_short_repr_and_a_frame() -> None:
     frame = audit.to_frame()
     assert list(frame.name) == [layer.name for layer in audit.layers]
     assert {"storage_bits", "snr_db", "relative_error"} < set(frame.columns)
+    unquantized = audit.model_copy(update={"layers": ()}).to_frame()
+    assert len(unquantized) == 0
+    assert list(unquantized.columns) == list(frame.columns)
 
 
 def test_an_audit_that_fails_says_so_and_names_are_not_markup() -> None:

@@ -26,7 +26,10 @@ ANY_WEIGHTS = ("*.safetensors", *PICKLES)
 def save_checkpoint(
     model: LlamaForCausalLM, folder: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> None:
-    """Write a dense model in the Llama layout: anyone can load softmax models, only qbench loads other attentions."""
+    """Write a dense model in the Llama layout: anyone can load softmax models, only qbench loads other attentions.
+
+    A model that is in the folder is replaced.
+    """
     _check_dense(model)
     write_checkpoint(model, folder, model.state_dict(), tokenizer)
 
@@ -58,6 +61,8 @@ def write_checkpoint(
     """Write a model's config and tokenizer with its tensors, dense or packed."""
     kind = attentions()[attention_kind(model)]
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; a model is saved to a folder.")
     folder.mkdir(parents=True, exist_ok=True)
     # config.json is removed first and written last: a folder without it is not a checkpoint, so what an interrupted
     # save leaves behind does not load as the old model or as a mixture.

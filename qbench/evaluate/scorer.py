@@ -37,9 +37,7 @@ class ScoringError(InputError):
 class Scorer(HFLM):
     """An lm-eval model over any model from load_checkpoint or quantize.
 
-    Tokenization, chat templates and generation are HFLM's. batch_tokens: how many tokens run at a time, by default
-    BATCH_TOKENS; halved whenever memory runs out. token_cache: a folder that keeps token ids for the next model
-    with the same tokenizer.
+    Tokenization, chat templates and generation are HFLM's.
     """
 
     def __init__(
@@ -50,6 +48,23 @@ class Scorer(HFLM):
         batch_tokens: int | None = None,
         token_cache: Path | None = None,
     ) -> None:
+        """Score a model that is in memory.
+
+            lm_eval.simple_evaluate(Scorer(model, tokenizer), tasks=["arc_easy"])
+
+        max_length: in tokens, by default what the model's config says. batch_tokens: how many tokens run at a time, by
+        default BATCH_TOKENS; halved whenever memory runs out. token_cache: a folder that keeps token ids for the next
+        model with the same tokenizer.
+        """
+        if not isinstance(model, LlamaForCausalLM):
+            raise ScoringError(
+                f"model is a {type(model).__name__}; it must be a model from load_checkpoint or quantize."
+            )
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ScoringError(
+                f"tokenizer is a {type(tokenizer).__name__}; it must be a tokenizer of transformers, such as "
+                "qbench.tokenizer.load_tokenizer returns."
+            )
         for name, value in (("max_length", max_length), ("batch_tokens", batch_tokens)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ScoringError(f"{name} is {value!r}; it must be a positive integer, or None.")

@@ -68,7 +68,7 @@ def explanation(report: GateReport) -> str:
     adjusted = (
         f"adjusted by Holm's method for the {able} of {len(report.tested)} hypotheses that can fail"
         if able
-        else f"none of the {len(report.tested)} hypotheses can fail"
+        else "no change is large enough to fail"
     )
     return (
         "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "

@@ -134,10 +134,9 @@ class GateReport:
     def __repr__(self) -> str:
         """The verdict in a line."""
         outcome = "passed" if self.passed else "failed"
+        scores = sum(tested.hypothesis.is_score for tested in self.tested)
         found = f"{len(self.worse)} worse, {len(self.better)} better, {len(self.unclear)} unclear"
-        return (
-            f"GateReport({self.run} {outcome} against {self.baseline}: {counted(len(self.tested), 'score')}, {found})"
-        )
+        return f"GateReport({self.run} {outcome} against {self.baseline}: {counted(scores, 'score')}, {found})"
 
     def _repr_markdown_(self) -> str:
         """The whole report, for a notebook."""

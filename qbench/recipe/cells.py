@@ -1,5 +1,6 @@
 """Cells: one checkpoint × one quantization (× one calibration draw). Imports no torch, so a plan takes a second."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
@@ -160,12 +161,14 @@ def _attention_code(attention: str) -> dict[str, str]:
 
 def load_recipe(file: Path | str, **changes: Any) -> Recipe:
     """Read and check a recipe; changes: fields given on the command line, which override the recipe's."""
+    if not isinstance(file, str | os.PathLike):
+        raise RecipeError(f"The recipe is a {type(file).__name__}; it must be the path of a YAML file.")
     read = read_recipe_file(Path(file))
     content = read.content | {name: value for name, value in changes.items() if value is not None}
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
-        raise as_sentence(read, error, fields_at) from None
+        raise as_sentence(replace(read, content=content), error, fields_at) from None
     recipe._file = read
     recipe = recipe.model_copy(update={"data": _data_for_tasks(recipe, read)})
     if changes.get("limit"):  # a limit on the command line overrides those of all tasks

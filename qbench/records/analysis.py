@@ -14,6 +14,7 @@ texts. Quartiles cannot be pooled; they are facts. The axes of the arrays:
 
 import io
 from dataclasses import dataclass, fields
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from qbench.errors import InputError
+from qbench.numbers import counted
 from qbench.records.analysis_facts import AnalysisFacts, LinearDamage, Quartiles
 from qbench.records.samples import one_array, open_parquet, parquet_errors
 
@@ -133,6 +135,16 @@ class Analysis:
             found, wanted = getattr(self.sums, name).shape, (self.facts.texts, *shape)
             if found != wanted:
                 raise AnalysisError(f"The analysis has {name} of shape {list(found)}; it must be {list(wanted)}.")
+
+    def __repr__(self) -> str:
+        """What was measured, in a line; the figures are in `to_frame`."""
+        f = self.facts
+        texts = f"{counted(f.texts, 'text')} of up to {counted(f.length, 'token')}"
+        return f"Analysis({f.attention}: {texts}, {counted(f.layers, 'layer')} of {counted(f.heads, 'head')})"
+
+    def _repr_html_(self) -> str:
+        caption, figures = escape(repr(self)), self.to_frame()
+        return f"<p>{caption}</p>{figures[figures.length == self.facts.length].to_html(index=False, max_rows=60)}"
 
     def to_frame(self) -> "pd.DataFrame":
         """Every pooled figure, one row each: metric, setting, value, low, high, length, tokens, dtype, part, texts.

@@ -212,7 +212,7 @@ class Audit(_Stored):
     parts: tuple[PartAudit, ...] = ()  # what was done besides the weights, in the order of the label
 
     def __repr__(self) -> str:
-        """What it proves, in a line."""
+        """What it proves, in a line. The probe is a fixed batch of tokens, not a task."""
         facts = (f"{name} {value}" for name, value in self._in_short().items())
         return f"Audit({self.label}: {', '.join(facts)})"
 
@@ -230,15 +230,16 @@ class Audit(_Stored):
             "layers": f"{len(self.layers)}",
             "bits per weight": NOT_THERE if stored is None else f"{stored:.2f}",
             "signal to noise": NOT_THERE if snr is None else f"{snr:.1f} dB",
-            "KL": NOT_THERE if self.kl is None else f"{self.kl:.3g} nats",
-            "equal top-1": NOT_THERE if self.top1_agreement is None else f"{self.top1_agreement:.1%}",
+            "probe KL": NOT_THERE if self.kl is None else f"{self.kl:.3g} nats",
+            "probe top-1": NOT_THERE if self.top1_agreement is None else f"{self.top1_agreement:.1%}",
         }
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per quantized layer."""
         import pandas as pd
 
-        return pd.DataFrame([layer.model_dump() for layer in self.layers])
+        columns = [*LayerAudit.model_fields, *LayerAudit.model_computed_fields]
+        return pd.DataFrame([layer.model_dump() for layer in self.layers], columns=columns)
 
     @property
     def part_labels(self) -> str:

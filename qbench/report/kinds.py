@@ -104,7 +104,7 @@ KINDS = {
             help="the damage to one metric per task, in one table",
             title="Summary",
             tables=summary_tables,
-            rows=NoRows("All of its numbers are in --kind headline, --kind damage and --kind delta."),
+            rows=NoRows("The kinds headline, damage and delta have all of its numbers."),
             lead=answer,
             remarks=caveats,
         ),

@@ -7,6 +7,8 @@ from qbench.output import on_one_line
 from qbench.report.tables import Field, Table, shared_reading
 
 TONES = {"better": " ▲", "worse": " ▼", "same": "", None: ""}
+# Code in a sentence is shown as code; all other signs of Markdown are escaped.
+MARKUP = re.compile(r"(`qbench [^`|]*`)|([\\`*_|~]|\](?=\())")
 ALIGNMENTS = {"l": "left", "c": "center", "r": "right"}
 
 
@@ -44,4 +46,4 @@ def _field(field: Field) -> str:
 
 def _escape(text: str) -> str:
     text = on_one_line(text).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*_|~]|\](?=\())", r"\\\1", text)
+    return MARKUP.sub(lambda found: found[1] or f"\\{found[2]}", text)

@@ -25,7 +25,10 @@ class Pictures(dict[str, "Figure"]):
 
     def only(self, pattern: str) -> "Pictures":
         """Those whose names match, such as *-score."""
-        return Pictures({name: figure for name, figure in self.items() if fnmatch(name, pattern)})
+        found = Pictures({name: figure for name, figure in self.items() if fnmatch(name, pattern)})
+        if not found:
+            raise ReportError(f"No figure is called {pattern}; there are {', '.join(self) or 'none'}.")
+        return found
 
     def _repr_html_(self) -> str:
         return "\n".join(map(_picture, self.values()))

@@ -64,9 +64,9 @@ def render(
 ) -> str:
     """The tables of results that were read."""
     _check_format(format, FORMATS)
-    for option, given in (("--standalone", standalone), ("--columns", columns)):
+    for option, given in (("standalone", standalone), ("columns", columns)):
         if given and format != "latex":
-            raise ReportError(f"{option} needs --format latex; the format is {format}.")
+            raise ReportError(f"{option} is only for the format latex; the format is {format}.")
     if format == "html":
         from qbench.report.html import page  # reads audits, and so needs numpy
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qbench.errors import some
 from qbench.machine import git_commit, machine
@@ -93,17 +93,20 @@ def run(
     limit: int | None = None,
     device: str | None = None,
     trust_task_code: bool | None = None,
-    **how: Any,
+    only: str | None = RunOptions.only,
+    executor: str = RunOptions.executor,
+    reuse_stale: bool = RunOptions.reuse_stale,
+    preflight: bool | None = RunOptions.preflight,
 ) -> Run:
     """Run every cell of a recipe that has no finished record, and return all records, with their tables and plots.
 
         done = run("recipes/mini.yaml", only="*hqq-3*")
 
-    how: only, executor, reuse_stale and preflight, as for `qbench run`.
+    The arguments are the options of `qbench run`.
     """
     loaded = load_recipe(recipe, limit=limit, device=device, trust_task_code=trust_task_code)
     folder = Path(out) if out else loaded.out()
-    run_matrix(loaded, folder, RunOptions(**how))
+    run_matrix(loaded, folder, RunOptions(only, reuse_stale, executor, preflight))
     found = read_results(folder)
     return Run(**{field.name: getattr(found, field.name) for field in fields(found)})
 

@@ -18,6 +18,7 @@ from qbench.records.schema import Record
 
 SILENCE = 60  # seconds without a line of a running cell in a log
 ALMOST = 0.999  # a bar that is full would stop its clock
+FEW_SECONDS = 8  # as time left; an estimate cannot say more
 WIDE = 100  # columns of a terminal that has room for long bars
 MAX_WORDS = 26  # letters of what a cell is doing
 Expected = Mapping[str, Mapping[str, float]]  # estimated seconds by cell and phase
@@ -87,8 +88,8 @@ class PlainView:
         if self.done == self.total or not work:
             return ""
         speed = sum(cell.seconds or 0.0 for cell in ended) / work
-        left = sum(cell.work * (1 - cell.share) for cell in self.cells.values() if not cell.ended)
-        return f"; about {rough_duration(left * speed / self.slots)} left"
+        left = sum(cell.work * (1 - cell.share) for cell in self.cells.values() if not cell.ended) * speed / self.slots
+        return f"; about {rough_duration(left)} left" if left >= FEW_SECONDS else "; a few seconds left"
 
 
 class CellProgress:

@@ -34,6 +34,15 @@ def test_equal_to_the_plain_way_in_float64(kind: str, texts) -> None:
     compare(analysis, 200, plain(model, texts, kind), exact=True)
 
 
+def test_an_analysis_has_a_short_repr_and_shows_its_figures(texts) -> None:
+    analysis = analyze(tiny("softpick"), texts, lengths=[8])
+    assert "softpick" in repr(analysis)
+    assert len(repr(analysis)) < 200
+    shown = analysis._repr_html_()
+    assert all(f"<td>{metric}</td>" in shown for metric in ("sink_rate", "kurtosis"))
+    assert "<td>8</td>" not in shown  # the sweep is left to to_frame()
+
+
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_the_sweep_is_what_cut_texts_give(kind: str, texts) -> None:
     model = tiny(kind)

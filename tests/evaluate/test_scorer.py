@@ -379,6 +379,13 @@ def test_a_tokenizer_of_another_model_is_refused(softmax_model, tokenizer) -> No
         Scorer(softmax_model, larger)
 
 
+def test_names_instead_of_a_model_and_a_tokenizer_are_refused(softmax_model, tokenizer) -> None:
+    with pytest.raises(ScoringError, match=r"model is a str.*load_checkpoint"):
+        Scorer("folder", tokenizer)
+    with pytest.raises(ScoringError, match=r"tokenizer is a str.*load_tokenizer"):
+        Scorer(softmax_model, "folder")
+
+
 @pytest.mark.parametrize("name", ["max_length", "batch_tokens"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
 def test_a_length_that_is_not_a_positive_integer_is_refused(softmax_model, tokenizer, name, value) -> None:

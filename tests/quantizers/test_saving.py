@@ -366,6 +366,8 @@ def test_the_unquantized_model_is_not_replaced(softpick, tmp_path):
         save_quantized(model, tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     save_quantized(model, folder)  # over a quantized one
+    with pytest.raises(CheckpointError, match=r"config\.json is a file.*folder"):
+        save_quantized(model, tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])

@@ -280,6 +280,13 @@ def test_a_limit_on_the_command_line_is_for_all_tasks(tmp_path: Path) -> None:
     file = write_recipe(tmp_path, tasks={"piqa": {"limit": 3}, "mine": None}, limit=2)
     assert load_recipe(file).limits() == {"piqa": 3, "mine": 2}
     assert load_recipe(file, limit=1).limits() == {"piqa": 1, "mine": 1}
+    with pytest.raises(RecipeError, match=r"limit.* 0.* 1 or more"):
+        load_recipe(write_recipe(tmp_path), limit=0)  # the recipe has no limit
+
+
+def test_a_recipe_is_a_file() -> None:
+    with pytest.raises(RecipeError, match=r"dict.*path"):
+        load_recipe({"tasks": ["piqa"]})
 
 
 def test_limits_reach_the_tasks_of_a_group(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from qbench.report.kinds import KINDS, NoRows
 from qbench.report.render import FOR_PROGRAMS, FORMATS
 
 from ..example_records import make_samples
+from ..messages import states
 from .examples import ALWAYS, PAPER, audit_of, cell, samples_of, write_cell, write_plan_of
 
 
@@ -138,15 +139,15 @@ def test_a_failed_audit_says_why_in_a_footnote(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
         (("table", "none"), "none does not exist"),
-        (("table", PAPER, "--standalone"), "--standalone needs --format latex; the format is md."),
-        (("table", PAPER, "--columns", "1"), "--columns needs --format latex; the format is md."),
-        (("table", PAPER, "--out", PAPER / "README.md" / "there.md"), "there.md cannot be written (File exists)."),
+        (("table", PAPER, "--standalone"), "standalone…latex…md"),
+        (("table", PAPER, "--columns", "1"), "columns…latex…md"),
+        (("table", PAPER, "--out", PAPER / "README.md" / "there.md"), "there.md…cannot be written…File exists"),
         (
             ("table", PAPER, "--kind", "summary", "--format", "csv"),
-            "--kind summary has no csv. All of its numbers are in --kind headline",
+            "summary…csv…headline",
         ),
         (("compare", PAPER, "--with", "none"), "none does not exist"),
         (("audit", "none"), "none does not exist"),
@@ -154,14 +155,14 @@ def test_a_failed_audit_says_why_in_a_footnote(tmp_path: Path, capsys: pytest.Ca
 )
 def test_a_wrong_call_is_2_and_a_sentence(
     arguments: tuple[object, ...],
-    message: str,
+    facts: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
-    assert message in capsys.readouterr().err
+    assert states(capsys.readouterr().err, facts)
 
 
 def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ def test_one_line_per_cell_with_the_time_left_by_estimated_work(capsys: pytest.C
     view.started("d")
     view.progress("d", "load", 1.0, "")
     assert view.left() == "; about 40 s left"  # a quarter of d is done
+    view.progress("d", "evaluate", 1.0, "")
+    view.finished("d", record(20))
+    view.started("e")
+    view.progress("e", "evaluate", 0.99, "")
+    assert view.left() == "; a few seconds left"
 
 
 def test_a_log_has_a_line_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
