@@ -183,8 +183,7 @@ def _check_usable(run: Path, new: Path) -> None:
         raise CheckError(f"{run} cannot be a baseline: {message}") from None
     if not report.passed:
         worse = [f"{outcome.hypothesis.name} is worse than itself" for outcome in report.worse]
-        reasons = [f"{failure.cell.name}: {failure.message}" for failure in report.failures] + worse
-        reasons += [f"{outcome.hypothesis.cell.name}: {sentence(outcome)}" for outcome in report.not_excluded]
+        reasons = [*_failures(report), *worse, *_missed_margins(report)]
         raise CheckError(
             f"{run} cannot be a baseline, because it fails the gate even against a copy of itself: "
             + " ".join(first_of(reasons, MAX_REASONS))
@@ -221,8 +220,16 @@ def _change(
         "moved": [
             {k: s[k] for k in ("cell", "task", "metric", "before", "after", "loss", "adjusted_p")} for s in moved
         ],
-        "findings": [f"{f.cell.name}: {f.message}" for f in report.failures] if report else [],
+        "findings": [*_failures(report), *_missed_margins(report)] if report else [],
     }
+
+
+def _failures(report: GateReport) -> list[str]:
+    return [f"{failure.cell.name}: {failure.message}" for failure in report.failures]
+
+
+def _missed_margins(report: GateReport) -> list[str]:
+    return [f"{outcome.hypothesis.cell.name}: {sentence(outcome)}" for outcome in report.not_excluded]
 
 
 def who() -> str:

@@ -58,7 +58,7 @@ def power(folder: Path, against: Path | None = None, cells: int | None = None) -
     table = recorded_noise(folder, against)
     every = len({h.cell for h in table})
     if cells is not None and not 1 <= cells <= every:
-        raise CheckError(f"--cells is {cells}; it must be from 1 to {every}, the cells of {folder} that are compared.")
+        raise CheckError(f"--cells is {cells}; it must be from 1 to {every}, the cells of {folder} that changed.")
     able = counted(np.array([h.smallest_p for h in table]), max(h.alpha for h in table))
     size = math.ceil(able * (cells or every) / every)
     return power_of(table, size)
@@ -87,6 +87,8 @@ def chance_to_find(documents: int, loss: float, tolerance: float, noise: Noise, 
         return 0.0
     if noise.answers:
         return _chance_of_answers(documents, loss, tolerance, noise, alpha)
+    if 0.5**documents > alpha:  # the smallest p of sign flips
+        return 0.0
     size = math.hypot(noise.spread, loss * math.sqrt(noise.stretch))  # √E[d²], what the score divides by
     beyond_chance = math.sqrt(documents) * loss - NormalDist().inv_cdf(1 - alpha) * size
     beyond_tolerance = math.sqrt(documents) * (loss - tolerance)
@@ -249,7 +251,14 @@ def recorded_noise(folder: Path, against: Path | None = None) -> list[Hypothesis
     results = read_results(folder)
     settings = settings_of(results)
     cells = draws_of_cells(list(_pairs(results, against, settings)))
-    table = [h for pairs in cells for h in _hypotheses(pairs, settings)]
+    found = [list(_hypotheses(pairs, settings)) for pairs in cells]
+    # Cells that did not change show no noise. Among many, they would make the median 0.
+    table = [h for own in found if any(each.changed_documents for each in own) for h in own]
+    if any(found) and not table:
+        raise CheckError(
+            f"{folder} and {against or 'its unquantized models'} have the same scores in every document, so there is "
+            "no noise to measure. Compare runs that differ."
+        )
     if not table:
         raise CheckError(
             f"{folder} has no pair of cells to measure noise from: it needs a quantized and an unquantized cell of the "

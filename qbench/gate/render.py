@@ -18,6 +18,9 @@ from qbench.output import on_one_line
 MAX_DIFFERENCES, MAX_UNCLEAR, MAX_PARTS = 20, 5, 10  # shown to people; JSON has all
 SCORE = ("cell", "task", "metric", "before", "after")
 DAMAGED = "Failures: damage above its limit (gate.max_damage; before: unquantized, after: quantized, tolerance: limit)"
+NOT_EXCLUDED = (
+    "Failures: losses above the required margin that cannot be excluded at 95% (gate.noninferiority; tolerance: margin)"
+)
 LOST_MOST = "Documents that lost most (id: before → after)"
 LOST_TOGETHER = "Losses behind each pooled loss that failed, in units of their tolerances"
 HEADER = (*SCORE, "loss", "95% interval", "at most (95%)", "tolerance", "p", "adjusted p")
@@ -49,8 +52,11 @@ def headline(report: GateReport) -> str:
         found.append(f"the pooled loss of {counted(pooled, 'cell')} is above its tolerance")
     if damaged:
         found.append(f"the damage to {counted(damaged, 'score')} is above its limit")
-    if report.not_excluded:
-        found.append(f"{counted(len(report.not_excluded), 'score')} may be worse by more than the required margin")
+    missed = [outcome.hypothesis for outcome in report.not_excluded]
+    if own := sum(h.is_score for h in missed):
+        found.append(f"{counted(own, 'score')} may be worse by more than the required margin")
+    if pooled := len(missed) - own:
+        found.append(f"the pooled loss of {counted(pooled, 'cell')} may be above the required margin")
     audits = sum(failure.found_by == "audit" for failure in report.failures)
     if audits:
         found.append(f"{counted(audits, 'failure')} in the audit")
@@ -70,9 +76,15 @@ def explanation(report: GateReport) -> str:
         if able
         else "no change is large enough to fail"
     )
+    margins = any(outcome.hypothesis.margin is not None for outcome in report.tested)
+    required = (
+        " A score also fails if a loss above its required margin cannot be excluded; if there are too few documents, "
+        "this happens although nothing got worse."
+    )
     return (
         "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "
-        f"{100 * max(alphas):g}% of checks fail (paired sign flips, {adjusted})."
+        f"{100 * max(alphas):g}% of checks fail{' for this reason' if margins else ''} (paired sign flips, {adjusted})."
+        f"{required if margins else ''}"
     )
 
 
@@ -125,8 +137,7 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
             if lines := tuple(f"{outcome.hypothesis.name}: {changed(outcome)}" for outcome in own):
                 yield ReportSection(title, lines=lines)
     if report.not_excluded:
-        title = "Failures: losses above the required margin (gate.noninferiority) that cannot be excluded at 95%"
-        yield ReportSection(title, outcomes=report.not_excluded)
+        yield ReportSection(NOT_EXCLUDED, outcomes=report.not_excluded)
     for cells, differing in _by_differences(report):
         yield ReportSection(f"What else differs from the baseline in {cells}", lines=differing)
     if report.better:
@@ -163,7 +174,7 @@ def row(outcome: TestedHypothesis) -> tuple[str, ...]:
         f"{signed_significant(h.loss)}{unit}",
         f"{signed_significant(low)} to {signed_significant(high)}",
         f"{signed_significant(h.upper)}{unit}" if h.is_bounded else "unknown",
-        amount(h.kind, h.tolerance),
+        amount(h.kind, h.tolerance if h.margin is None or outcome.verdict != "not_excluded" else h.margin),
         p_value(outcome.p),
         p_value(outcome.adjusted_p),
     )
@@ -175,7 +186,11 @@ def sentence(outcome: TestedHypothesis) -> str:
     low, high = h.interval
     if outcome.verdict == "not_excluded" and h.margin is not None:
         margin = amount(h.kind, h.margin)
-        return f"{h.metric} of {h.task} is only known to be {not_worse(outcome)} (95%); {margin} is required."
+        known = not_worse(outcome)
+        if h.is_unchanged:  # a pooled loss: the most that its answers alone may lose is known
+            n, most = counted(len(h.losses), "document"), f"{significant(h.upper)}{UNITS[h.kind]}"
+            known = f"unchanged in all {n}; of so few, answers alone may lose {most}"
+        return f"{h.metric} of {h.task} is only known to be {known} (95%); {margin} is required."
     if h.parts:
         what = f"The mean loss of its {len(h.parts)} scores, in units of their tolerances, is {significant(h.loss)}"
         return (

@@ -1,6 +1,6 @@
 """The gate: a run compared with its baseline, hypothesis by hypothesis."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -197,7 +197,7 @@ def check(
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # nothing is tested in a task with different documents
-        _check_overrides(settings, table, ignore_kl=bool(without_kl))
+        _check_overrides(settings, table, _tasks_with_kl(joined) if without_kl else set())
         _check_margins(settings, table)
     tested = judge(table, settings)
     bad = {o.hypothesis.cell for o in tested if o.verdict in ("worse", "not_excluded")} | {
@@ -385,12 +385,27 @@ def _without_kl(now: Results, then: Results, joined: Joined) -> list[str]:
     return [f"KL was not compared: {lacking[0]} has none. All other scores were compared.{renew}"]
 
 
-def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], ignore_kl: bool) -> None:
-    """An error if an override is for something that is not tested: it is a typo, or would silently do nothing."""
+def _tasks_with_kl(joined: Joined) -> set[str]:
+    """The tasks of which at least one side has KL."""
+    both = (stored for pair in joined.pairs for stored in pair)
+    return {metric.task for stored in both for metric in stored.record.metrics if metric.metric == KL}
+
+
+def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], without_kl: Collection[str]) -> None:
+    """An error if an override is for something that is not tested: it is a typo, or would silently do nothing.
+
+    without_kl: tasks of which only one side has KL. A tolerance for it is no error, but a margin is: it needs both.
+    """
     tested = {f"{h.task}.{h.metric}" for h in table}
     for task, metrics in settings.overrides.items():
-        for metric in metrics:
-            if (name := f"{task}.{metric}") not in tested and not (ignore_kl and metric == KL):
+        for metric, own in metrics.items():
+            name, lacks_kl = f"{task}.{metric}", metric == KL and task in without_kl
+            if lacks_kl and own.noninferiority is not None:
+                raise CheckError(
+                    f"gate.overrides.{name}.noninferiority is {own.noninferiority:g}, but only one of the two runs has "
+                    "KL. Leave it out, or compare runs that have it."
+                )
+            if name not in tested and not lacks_kl:
                 raise CheckError(
                     f"gate.overrides.{name} is not a tested metric; tested are {', '.join(sorted(tested))}."
                     + did_you_mean(name, tested)

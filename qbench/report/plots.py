@@ -168,7 +168,8 @@ def _unit(measure: Measure, damage: bool) -> str:
 def _set_bits(figure: "Figure", grid: Any, name: str) -> None:
     """One axis of bits for all panels, with numbers where no panel follows below."""
     shown = [axes for axes in grid.flat if axes.get_visible()]
-    drawn = [line for axes in shown for line in axes.lines if line.get_marker() in METHOD_MARKERS]
+    marked = (*METHOD_MARKERS, CROSS["marker"])  # the cells without a score too: outside, their crosses hit labels
+    drawn = [line for axes in shown for line in axes.lines if line.get_marker() in marked]
     widths = sorted({float(x) for line in drawn for x in line.get_xdata()})
     ticks = widths if name != "bits-per-weight" else range(0, int(widths[-1]) + 2, 2)
     for (row, column), axes in np.ndenumerate(grid):

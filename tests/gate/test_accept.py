@@ -141,3 +141,20 @@ def test_a_cell_of_a_baseline_is_below_100_kb(tmp_path: Path) -> None:
     size = sum(file.stat().st_size for file in (tmp_path / "mini").rglob("*") if file.is_file())
     assert size < 100_000
     assert not os.path.exists(tmp_path / ".mini.new")
+
+
+def test_a_missed_margin_is_logged(tmp_path: Path) -> None:
+    """Otherwise the log says that the check failed, and not why."""
+    baseline = tmp_path / "baseline"
+    assert accept(run(tmp_path / "first"), baseline, "first") == 0
+    gate = {"noninferiority": {"perplexity": 1}}
+    worse = {cell: POPULATION.samples(noise=0.01, loss=0.03) for cell in CELLS}
+    second = write_cells(tmp_path / "second", worse, gate=gate)
+    report = check(second, baseline)
+    missed = {o.hypothesis.cell.name for o in report.not_excluded}
+    assert missed
+    assert accept(second, baseline, "second") == 0
+    last = changes(baseline)[-1]
+    assert last["verdict"] == "fail"
+    assert {found.partition(":")[0] for found in last["findings"]} == missed
+    assert all("1% is required" in found for found in last["findings"])

@@ -158,6 +158,12 @@ def test_a_required_margin_fails_if_it_cannot_be_excluded(folders: tuple[Path, P
     text = to_text(report)
     assert text.startswith("FAIL: 1 score may be worse by more than the required margin")
     assert "gate.noninferiority" in text
+    (line,) = (line for line in text.splitlines() if "tolerance: margin" in line)
+    assert f"  {0.99 * edge:.6g}%" in text[text.index(line) :]  # the margin is shown, not the tolerance
+    explained = text.splitlines()[2]  # a margin may fail a run of which nothing got worse
+    assert "fail for this reason" in explained
+    assert "required margin" in explained
+    assert "margin" not in to_text(check(run, baseline)).splitlines()[2]
     assert 'failures="1"' in to_junit(report)
     assert failed.hypothesis.cell.name in report.differences
 
@@ -245,6 +251,10 @@ def test_unchanged_answers_do_not_promise_an_unchanged_pooled_loss(tmp_path: Pat
     assert failed.hypothesis.kind == "pooled"
     single = upper_end(np.zeros(60), np.ones(60), 1.0) / 0.005  # of one accuracy
     assert failed.hypothesis.upper == pytest.approx(2 / 3 * single)
+    report = check(folders[1], folders[0], settings)
+    text, most = to_text(report), f"{failed.hypothesis.upper:.3g}×"
+    assert text.startswith("FAIL: the pooled loss of 1 cell may be above the required margin (")  # it is not a score
+    assert f"unchanged in all 60 documents; of so few, answers alone may lose {most} (95%); 1× is" in to_junit(report)
 
 
 def test_the_statement_about_the_pooled_loss_of_answers_holds(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qbench.gate.pairing import CheckError
 from qbench.gate.render import sentence, to_json, to_text
-from qbench.gate.settings import GateSettings, Tolerances
+from qbench.gate.settings import GateSettings, Override, Tolerances
 from qbench.gate.verdict import check
 
 from .made_up import Population, make_cells, write_cells
@@ -112,3 +113,16 @@ def test_an_override_of_kl_is_no_typo_where_the_baseline_has_none(tmp_path: Path
     baseline = write_cells(tmp_path / "baseline", with_kl(None, None))
     gate = {"overrides": {"wikitext": {"kl": {"tolerance": 20}}}}
     assert check(write_cells(tmp_path / "run", with_kl(0.05, 0.05), gate=gate), baseline).passed
+
+
+def test_a_margin_for_kl_of_one_metric_needs_kl_on_both_sides(tmp_path: Path) -> None:
+    """Without an error, the check would pass although nothing was compared with the margin."""
+    baseline, run = write_cells(tmp_path / "b", with_kl(None, None)), write_cells(tmp_path / "r", with_kl(0.05, 0.05))
+    gate = GateSettings(overrides={"wikitext": {"kl": Override(noninferiority=3)}})
+    with pytest.raises(CheckError, match=r"overrides\.wikitext\.kl\.noninferiority is 3, but only one .* has KL"):
+        check(run, baseline, gate)
+    with pytest.raises(CheckError, match=r"noninferiority is 3"):
+        check(baseline, run, gate)
+    typo = GateSettings(overrides={"wikitexts": {"kl": Override(tolerance=20)}})
+    with pytest.raises(CheckError, match=r"wikitexts\.kl is not a tested metric"):
+        check(run, baseline, typo)

@@ -9,6 +9,7 @@ from scipy import stats
 
 from qbench.cli import main
 from qbench.gate.hypotheses import in_unit
+from qbench.gate.pairing import CheckError
 from qbench.gate.power import Noise, Power, binomial_tail, documents_needed, power, smallest_loss, to_text
 from qbench.gate.sign_flip import holm, settle
 
@@ -135,6 +136,31 @@ def test_more_noise_needs_more_documents(tmp_path: Path) -> None:
         assert quiet[key].found[0.8] < noisy[key].found[0.8]
         for loss, documents in quiet[key].needed.items():
             assert documents <= noisy[key].needed[loss]
+
+
+def test_fewer_documents_than_p_needs_find_nothing() -> None:
+    """Without noise, the normal formula promised that six documents are enough for 1%; their p is at least 2 ** -6."""
+    for alpha in (0.05, 0.01, 0.01 / 4):
+        needed = documents_needed(0.04, 0.02, Noise(0.0), alpha, 0.8)
+        assert needed == math.ceil(-math.log2(alpha))
+        assert settle([np.full(int(needed), 0.04)], [True], alpha)[0] <= alpha
+        assert settle([np.full(int(needed) - 1, 0.04)], [True], alpha)[0] > alpha
+        assert smallest_loss(int(needed) - 1, 0.02, Noise(0.0), alpha, 0.8) == math.inf
+
+
+def test_cells_that_did_not_change_say_nothing_about_noise(tmp_path: Path) -> None:
+    """Among many, they made the median 0: any loss above its tolerance was promised to be found."""
+    population, cells = Population(100), make_cells(6)
+    same = {cell: population.samples() for cell in cells}
+    base, copy = (write_cells(tmp_path / name, same) for name in ("base", "copy"))
+    changed = {cell: population.samples(0.1) for cell in cells[:2]}
+    few, all_of_them = write_cells(tmp_path / "few", same | changed), write_cells(tmp_path / "all", changed)
+    part = write_cells(tmp_path / "part", {cell: same[cell] for cell in cells[:2]})
+    assert power(few, base) == power(few, base, cells=2) == power(all_of_them, part)
+    with pytest.raises(CheckError, match="the same scores in every document"):
+        power(copy, base)
+    with pytest.raises(CheckError, match=r"from 1 to 2, the cells of .*few that changed"):
+        power(few, base, cells=3)
 
 
 def test_the_table_is_explained_by_a_row_that_sees_something() -> None:

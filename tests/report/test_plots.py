@@ -128,6 +128,10 @@ def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_re
     drawn = dict(figures(troubled_report))
     (legend,) = drawn["mini-score"].legends
     assert {"softmax: no score", "softpick: no score"} < {text.get_text() for text in legend.get_texts()}
+    for axes in (axes for name in ("mini-score", "mini-damage") for axes in drawn[name].axes if axes.get_visible()):
+        crosses = [float(x) for line in axes.lines if line.get_marker() == "x" for x in line.get_xdata()]
+        low, high = axes.get_xlim()
+        assert all(low < x < high for x in crosses), axes.get_title()  # outside they would lie on other panels
 
 
 def test_a_twin_that_does_not_exist_is_not_in_the_legend(tmp_path: Path) -> None:
