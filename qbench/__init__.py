@@ -4,7 +4,7 @@ import logging
 from importlib import import_module, metadata
 from typing import Any
 
-DISTRIBUTION = "qbench-harness"  # on PyPI, qbench is another project's
+DISTRIBUTION = "qbench-harness"  # the name qbench on PyPI belongs to another project
 
 # Resolved on first use: reports and checks import qbench and must not wait for torch.
 _EXPORTS = {

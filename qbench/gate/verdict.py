@@ -266,7 +266,7 @@ def parse_settings(values: Any, where: str) -> GateSettings:
         hint = ""
         if first["type"] == "extra_forbidden":
             allowed = list((PARTS[place[0]] if place else GateSettings).model_fields)
-            hint = f"{did_you_mean(name, allowed)} Allowed are {', '.join(allowed)}."
+            hint = f"{did_you_mean(name, allowed)} Allowed: {', '.join(allowed)}."
         raise CheckError(f"{'.'.join([where, *place, name])} {problem(first)}{hint}") from None
 
 
@@ -393,7 +393,7 @@ def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], ignore
         for metric in metrics:
             if (name := f"{task}.{metric}") not in tested and not (ignore_kl and metric == KL):
                 raise CheckError(
-                    f"gate.overrides.{name} is not a tested metric; tested are {', '.join(sorted(tested))}."
+                    f"gate.overrides.{name} is not a tested metric; these are tested: {', '.join(sorted(tested))}."
                     + did_you_mean(name, tested)
                 )
 
@@ -404,7 +404,7 @@ def _check_margins(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
     for kind, margin in settings.noninferiority:
         if margin is not None and kind not in tested:
             raise CheckError(
-                f"gate.noninferiority.{kind} is {margin:g}, but the two runs have no {kind} in common; tested are "
+                f"gate.noninferiority.{kind} is {margin:g}, but the two runs have no {kind} in common; these are tested: "
                 f"{', '.join(sorted(tested))}. Leave it out, or compare runs that have it."
             )
 

@@ -134,8 +134,8 @@ def test_a_baseline_against_itself(run: Path, capsys: pytest.CaptureFixture[str]
 
 OTHER_RUNS = [
     ({SOFTMAX: make_samples(12, seed=1), SOFTPICK: make_samples(12, seed=1)}, "have no document in common"),
-    ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "and the run has mini-softmax-hqq-3-g128"),
-    ({cell_ref(family="340M"): make_samples(12)}, "and the run has 340M-softmax-hqq-3-g64"),
+    ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "the run has mini-softmax-hqq-3-g128"),
+    ({cell_ref(family="340M"): make_samples(12)}, "the run has 340M-softmax-hqq-3-g64"),
     (dict.fromkeys((SOFTMAX, SOFTPICK), make_samples(12, tasks=["piqa", "sciq"])), "The task arc_easy is in"),
 ]
 

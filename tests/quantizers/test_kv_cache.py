@@ -129,7 +129,7 @@ def _float(extra: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def quantized_model(kind: str, settings: dict[str, Any], **axes: Any) -> LlamaForCausalLM:
-    """A small model with random weights in float64: rounding to few bits makes steps of float32's last digits."""
+    """A small model with random weights in float64: rounding to a few bits turns a change of float32's last digits into a step."""
     torch.manual_seed(0)
     config = tiny.config(num_hidden_layers=2, hidden_size=64, intermediate_size=64, head_dim=DIM)
     set_attention(config, attentions()[kind])

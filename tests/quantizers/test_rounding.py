@@ -1,4 +1,4 @@
-"""Rounding to few bits: against plain definitions in float64, value by value, and against torchao."""
+"""Rounding to a few bits: against plain definitions in float64, value by value, and against torchao."""
 
 from collections.abc import Callable
 from itertools import pairwise

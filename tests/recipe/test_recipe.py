@@ -89,8 +89,8 @@ WRONG = [
         "gate: {overrides: {arc_easy: {acc: {alfa: 0.1}}}}",
         "gate.overrides.arc_easy.acc.alfa: …tolerance, alpha, noninferiority.",
     ),
-    ("gate: {max_damage: {none-16: {acc: 1}}}", "max_damage.none-16.acc: …Allowed are accuracy, perplexity, gold_log"),
-    ("gate: {max_damage: {accuracy: 1}}", "gate.max_damage.accuracy …1…mapping…Allowed are accuracy, perplexity"),
+    ("gate: {max_damage: {none-16: {acc: 1}}}", "max_damage.none-16.acc: …Allowed…accuracy, perplexity, gold_log"),
+    ("gate: {max_damage: {accuracy: 1}}", "gate.max_damage.accuracy …1…mapping…Allowed…accuracy, perplexity"),
     ("gate: {max_damage: {none-61: {accuracy: 1}}}", "gate.max_damage.none-61: …none-16…Did you mean none-16?"),
     # impossible values
     ("checkpoints: {}", "checkpoints …{}…at least one"),

@@ -88,8 +88,8 @@ def _filter(sample: Mapping[str, Any], filters: Sequence[str], seen: Mapping[str
     if name in seen:
         again = "" if name == "none" else f" for the filter {name}"
         raise LmEvalError(
-            f"{where}: document {sample['doc_id']} is there again, after line {seen[name]}; it must be there "
-            f"once{again}."
+            f"{where}: document {sample['doc_id']} appears a second time (first on line {seen[name]}); it must "
+            f"appear once{again}."
         )
     return name
 
