@@ -200,7 +200,7 @@ def test_a_misspelled_word_is_answered_with_the_nearest(
 
 
 def test_few_choices_are_listed_without_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
-    """gpu is nearest to cpu, which is not what it means."""
+    """cpu is the most similar name to gpu, but a misleading suggestion."""
     with pytest.raises(SystemExit):
         main(["run", "recipe.yaml", "--device", "gpu"])
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Imports only look down: DESIGN.md's layers, read from the code."""
+"""Modules import only from lower layers (DESIGN.md), as read from the code."""
 
 import ast
 from collections.abc import Iterator
@@ -127,7 +127,7 @@ def test_the_lazy_names_lead_somewhere() -> None:
 
 
 def test_no_import_is_relative() -> None:
-    """They would be invisible to the test of layers."""
+    """The test of layers would not see them."""
     relative = [
         module
         for module, file in modules().items()

@@ -1,4 +1,4 @@
-"""Small real cases for `qbench doctor`: compares each attention kernel with the reference code, and audits each quantizer.
+"""Small real cases for `qbench doctor`: compares attention kernels with the reference code, and audits quantizers.
 
 python -m qbench.doctor.checks GROUP DEVICE FILE [DTYPE]    runs a group, and appends a JSON line to the file when a
 case starts and when it ends: if a case kills the process, its name is in the file. A group is `attention`, a method or

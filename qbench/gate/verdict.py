@@ -132,7 +132,7 @@ class GateReport:
         return not self.worse and not self.not_excluded and not self.failures
 
     def __repr__(self) -> str:
-        """The verdict in a line."""
+        """The verdict in one line."""
         outcome = "passed" if self.passed else "failed"
         found = f"{len(self.worse)} worse, {len(self.better)} better, {len(self.unclear)} unclear"
         return (
@@ -404,8 +404,8 @@ def _check_margins(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
     for kind, margin in settings.noninferiority:
         if margin is not None and kind not in tested:
             raise CheckError(
-                f"gate.noninferiority.{kind} is {margin:g}, but the two runs have no {kind} in common; these are tested: "
-                f"{', '.join(sorted(tested))}. Leave it out, or compare runs that have it."
+                f"gate.noninferiority.{kind} is {margin:g}, but the two runs have no {kind} in common; these are "
+                f"tested: {', '.join(sorted(tested))}. Leave it out, or compare runs that have it."
             )
 
 

@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def refused(run: Path, baseline: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command says as it refuses."""
+    """The command's error message."""
     assert main(["check", str(run), "--baseline", str(baseline)]) == 2
     said = capsys.readouterr()
     assert not said.out

@@ -16,7 +16,7 @@ CELLS = make_cells(2)
 
 
 def test_small_losses_that_all_point_one_way_are_found_together(tmp_path: Path) -> None:
-    """Every accuracy loses four answers of 150, and nothing wins one: four coins alone are never surer than 1/16."""
+    """Every accuracy loses four answers of 150, and none gains one: four coins alone never give a p below 1/16."""
     tasks = ["arc_easy", "piqa", "sciq"]
     before, after = (Population(150, tasks).samples() for _ in range(2))
     for task in tasks:

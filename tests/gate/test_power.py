@@ -26,12 +26,12 @@ def test_the_documents_needed_give_the_power_aimed_at(loss: float, aimed: float)
     for _ in range(300):
         losses = draw.normal(loss, 0.5, size=n)
         found += losses.mean() > tolerance and settle([losses], [True], alpha)[0] <= alpha
-    # Of few documents, sign flips have lighter tails than the formula's normal ones.
+    # With few documents, sign flips have lighter tails than the formula's normal distribution.
     assert aimed - 0.07 <= found / 300 <= aimed + (0.07 if n > 100 else 0.15)
 
 
 def found_by_the_gate(documents: int, loss: float, noise: Noise, alpha: float, tolerance: float = 0.005) -> float:
-    """How often the gate's test finds a loss of answers, if as many answers change as the noise says."""
+    """How often the gate's test finds a loss of answers, if the recorded share of answers changes."""
     changing = max(noise.spread**2 + loss**2, loss)
     lost, won = (changing + loss) / 2, (changing - loss) / 2
     draw, found = np.random.default_rng(1), 0
@@ -64,7 +64,7 @@ def test_documents_that_are_promised_to_be_enough_are(spread: float, loss: float
 
 @pytest.mark.parametrize("documents", [20, 30, 50, 100])
 def test_few_documents_see_what_mcnemars_exact_test_sees_in_them(documents: int) -> None:
-    """Many answers change here, but few in all: 25.7 points of 50 documents were promised with 80% and found in 28%."""
+    """A large share of few documents changes: 25.7 points of 50 documents were promised with 80% and found in 28%."""
     noise, alpha = Noise(0.3, answers=True), 0.01 / 264
     loss = smallest_loss(documents, 0.005, noise, alpha, 0.8)
     assert found_by_the_gate(documents, loss, noise, alpha) == pytest.approx(0.8, abs=SURE)

@@ -1,4 +1,4 @@
-"""What ships compiles for real GPUs without spills, and costs little more than softmax; no GPU needed."""
+"""The kernels compile for real GPUs without spills, and cost little more than softmax; no GPU needed."""
 
 import itertools
 from dataclasses import replace

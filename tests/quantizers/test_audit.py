@@ -82,7 +82,7 @@ def test_other_bits_than_asked_for(sabotage, method, used, asked, admits):
     def quantizer(real, model, settings):
         real(bits=used)
         for layer in packed_layers(model, settings["targets"]):
-            if not admits:  # says that it has the bits asked for, and unpacks its codes with those it has
+            if not admits:  # claims the requested bits, but unpacks its codes with the actual ones
                 codes, weight, storage = layer.codes(), layer.dequantize(), layer.storage()
                 layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
                 shown = layer.settings()

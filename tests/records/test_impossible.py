@@ -1,4 +1,4 @@
-"""Scores that no model can have: found by arithmetic, with the precision that they were given in."""
+"""Scores that no model can have: found by arithmetic, within the precision that they were published with."""
 
 from pathlib import Path
 

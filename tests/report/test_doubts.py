@@ -1,4 +1,4 @@
-"""The audit of results: it finds what cannot be right, and nothing else."""
+"""`qbench audit` finds results that cannot be right, and nothing else."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_in_the_paper_it_finds_the_1_8b_rows_of_hqq_and_nothing_else(paper: Repo
         "1.8B-softmax-hqq-2 and 1.8B-softmax-hqq-3",
         "1.8B-softpick-hqq-2 and 1.8B-softpick-hqq-3",
     ]
-    # What is shown is that they are not of 2 or 3 bits; an 8-bit model would score the same.
+    # This shows only that they are not of 2 or 3 bits; an 8-bit model would score the same.
     assert {f.where for f in found if "unquantized or nearly lossless" in f.why} == HQQ
 
 

@@ -1,4 +1,4 @@
-"""Marks: a star, and what remains after adjusting for the table."""
+"""Marks: stars, and which of them remain after adjusting for the table."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from qbench.uncertainty import ChanceSource, Estimate
 
 
 def difference(z: float) -> Difference:
-    """One that is so many standard errors from zero."""
+    """A difference that is this many standard errors from zero."""
     estimate = Estimate(z, (ChanceSource(1.0, float("inf")),))
     return Difference(z, Interval(z - 1.96, z + 1.96, abs(z) > 1.96, estimate, (z - 1.96, z + 1.96)))
 

@@ -68,8 +68,8 @@ def cells_of(
     if cells and len(cells) != len(outputs):
         models = some([output.model for output in outputs])
         raise LmEvalError(
-            f"{counted(len(cells), '--cell option')} for {counted(len(outputs), 'model')} ({models}); give one per model, "
-            "in this order, or map the models' names to cells in a file (--cells)."
+            f"{counted(len(cells), '--cell option')} for {counted(len(outputs), 'model')} ({models}); give one per "
+            "model, in this order, or map the models' names to cells in a file (--cells)."
         )
     named: list[NamedCell | None] = [*cells] or [_by_name(output, by_model or {}) for output in outputs]
     _check_all_used(outputs, by_model or {})
@@ -78,8 +78,8 @@ def cells_of(
         if cell.name in [other.name for other in found[:i]]:
             first = outputs[[other.name for other in found].index(cell.name)]
             raise LmEvalError(
-                f"{first.folder} and {outputs[i].folder} would both be the cell {cell.name}; give them different cells with "
-                f"--cell, such as --cell {EXAMPLE}."
+                f"{first.folder} and {outputs[i].folder} would both be the cell {cell.name}; give them different cells "
+                f"with --cell, such as --cell {EXAMPLE}."
             )
     return found
 
