@@ -252,7 +252,7 @@ def test_the_unquantized_model_of_the_baseline_fails_too(
     assert "the baseline's mini-softmax-none-16" in found
 
 
-def test_another_checkpoint_is_said_first_and_judged_by_scores_alone(
+def test_another_checkpoint_is_reported_first_and_judged_by_scores_alone(
     run: Path, reference: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = report_of(run, reference, lambda identity: identity["what"].update(checkpoint="0" * 64))

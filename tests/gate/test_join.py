@@ -212,7 +212,7 @@ def test_wrong_settings_are_refused(
     assert message in refused(folder, baseline, capsys)
 
 
-def test_metrics_that_are_no_means_of_documents_are_not_passed_over(tmp_path: Path) -> None:
+def test_metrics_that_are_not_means_of_documents_are_not_skipped(tmp_path: Path) -> None:
     """If nothing can be tested, the gate does not pass."""
     samples = make_samples(DOCUMENTS, tasks=["lambada_openai"])
     for side in ("baseline", "run"):

@@ -45,7 +45,7 @@ SURE = 0.04  # three standard errors of a share of 80% among 1,000
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05, 0.1, 0.3])
-def test_a_loss_that_is_promised_to_be_seen_is_seen_though_few_answers_change(spread: float) -> None:
+def test_a_promised_loss_is_found_although_few_answers_change(spread: float) -> None:
     """The normal formula assumes that every loss has the recorded spread. With 400 documents and a spread of 0.1 it
     promised to find 2.46 points in 80% of cases, and simulation found them in 6%; with a spread of 0 it promised 0.5
     points, which is two documents."""
@@ -72,7 +72,7 @@ def test_few_documents_see_what_mcnemars_exact_test_sees_in_them(documents: int)
     assert documents_needed(1.2, 0.005, noise, alpha, 0.8) == math.inf  # points of more than all answers
 
 
-def test_a_metric_with_an_alpha_of_its_own_is_seen_as_promised_too() -> None:
+def test_a_loss_in_a_metric_with_its_own_alpha_is_found_as_promised() -> None:
     """p was resampled for the largest alpha of the table alone; where another was smaller, 72% were found of 80%."""
     own = 0.0001
     loss, draw, found = smallest_loss(400, 0.02, Noise(0.5), own / 12, 0.8), np.random.default_rng(0), 0

@@ -376,7 +376,7 @@ def test_a_kernel_that_does_not_run_the_packed_weights(sabotage):
     assert states(reason, "Packed and dense logits…1e-04…float32")
 
 
-def test_a_failed_audit_of_a_copy_says_that_the_model_is_as_it_was(untrained, monkeypatch, probe):
+def test_a_failed_audit_of_a_copy_reports_that_the_model_is_unchanged(untrained, monkeypatch, probe):
     before = logits(untrained, probe)
     monkeypatch.setattr(quantizer("hqq"), "quantize_linears", lambda *_, **__: None)
     with pytest.raises(AuditError, match="model passed in"):

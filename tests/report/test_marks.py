@@ -46,7 +46,7 @@ def test_a_star_alone_is_not_marked() -> None:
     assert "about 1.0" in sentence
 
 
-def test_one_metric_per_task_decides_and_the_others_are_held_to_its_cutoff() -> None:
+def test_one_metric_per_task_sets_the_cutoff_for_the_others() -> None:
     """Three metrics of the same answers are one piece of evidence: they do not lower the bar three times."""
     primary = [(Measure(f"t{n}", "acc_norm", "higher"), difference(z)) for n, z in enumerate([4.0, 0.1, 0.2, 0.3])]
     others = [(Measure(f"t{n}", "acc", "higher"), difference(z)) for n, z in enumerate([4.0, 0.1, 0.2, 2.4])]
