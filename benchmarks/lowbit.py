@@ -1,4 +1,4 @@
-"""What activations and a KV cache in few bits cost a real model: word perplexity, and time.
+"""What low-bit activations and a low-bit KV cache cost a real model: word perplexity, and time.
 
     python benchmarks/lowbit.py MODEL PAGES [--words 3000] [--timed 2] [--only a8,kv4]
 

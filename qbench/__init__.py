@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of _EXPORTS
 
     __version__: str
 
-DISTRIBUTION = "qbench-harness"  # on PyPI, qbench is another project's
+DISTRIBUTION = "qbench-harness"  # the name qbench on PyPI belongs to another project
 
 # Resolved on first use: reports and checks import qbench and must not wait for torch.
 _EXPORTS = {

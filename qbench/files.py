@@ -29,7 +29,7 @@ MARK = "`qbench accept` made the .new and .old folders next to this file; the ne
 
 
 def read_content(file: Path, error: type[InputError] = InputError, most: int = MAX_FILE_BYTES) -> bytes:
-    """The bytes of a file; the error says why there are none: a pipe would block, and a huge file fill the memory."""
+    """The bytes of a file; an error for pipes, which would block, and for files that could fill the memory."""
     try:
         if file.exists() and not file.is_file():
             raise error(f"{file} is not a regular file.")
@@ -56,7 +56,7 @@ def parse_json(content: bytes | str, where: object, error: type[InputError] = In
     except ValueError as problem:  # not UTF-8, not JSON, or a number with thousands of digits
         raise error(f"{where} is not JSON ({' '.join(str(problem).split())}).") from None
     if too_deep:
-        raise error(f"{where} has values more than {MAX_JSON_DEPTH} levels deep; no file of this kind has.")
+        raise error(f"{where} is nested more than {MAX_JSON_DEPTH} levels deep; no valid file of this kind is.")
     return value
 
 

@@ -107,7 +107,7 @@ def why_not_cuda() -> str:
         alike = ",".join(gpu.id for gpu in found.gpus if gpu.name == most)
         there = ", ".join(f"{n} × {name}" for name, n in kinds.items())
         return (
-            f"The GPUs are of {len(kinds)} kinds ({there}), which round differently, so their cells cannot be "
+            f"There are {len(kinds)} kinds of GPU ({there}), which round differently, so their cells cannot be "
             f"compared. Choose one kind with `export {VISIBLE}={alike}`."
         )
     return ""

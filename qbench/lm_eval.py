@@ -43,13 +43,13 @@ class CheckpointScorer(Scorer):
     ) -> None:
         if unknown:
             known = [name for name in inspect.signature(CheckpointScorer).parameters if name != "unknown"]
-            raise ScoringError(f"model_args has {', '.join(unknown)}; supported are {', '.join(known)}.")
+            raise ScoringError(f"model_args has {', '.join(unknown)}; supported: {', '.join(known)}.")
         if str(batch_size) not in ("1", "auto"):
             raise ScoringError(
                 f"batch_size is {batch_size}; batches are sized in tokens: give batch_tokens in model_args instead."
             )
         if dtype not in DTYPES:
-            raise ScoringError(f"model_args has dtype={dtype}; supported are {', '.join(DTYPES)}.")
+            raise ScoringError(f"model_args has dtype={dtype}; supported: {', '.join(DTYPES)}.")
         if not torch.cuda.is_available() and (device or "cuda").startswith("cuda"):
             device = "cpu"  # lm-eval's default is cuda:0 on every machine
         super().__init__(

@@ -1,5 +1,5 @@
-"""What commands print, made safe: no name in a record can act on the terminal or on GitHub's runner, and no reader who
-goes away stops the work."""
+"""What commands print, made safe: no name in a record can act on the terminal or on GitHub's runner, and work goes on
+if the reader closes the pipe."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ from typing import TextIO
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline: ESC starts commands of a terminal
 BUT_FOR_BARS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # progress bars return to the start of the line
-# GitHub's runner obeys lines that begin with ::error::, and ##[error] in any place.
+# GitHub's runner obeys lines that begin with ::error::, and ##[error] anywhere in a line.
 RUNNER_COMMAND = re.compile(r"^(?P<indent>\s*):(?=:)|##\[", re.M)
 # For terminals that can show ASCII only.
 ASCII = str.maketrans(
@@ -34,12 +34,12 @@ ASCII = str.maketrans(
 
 
 class SafeOutput(io.TextIOBase):
-    """A text stream that escapes control characters, and that never raises when nobody reads it."""
+    """A text stream that escapes control characters, and that does not raise if the pipe is closed."""
 
     def __init__(self, stream: TextIO) -> None:
         """Print to this stream."""
         self.stream = stream
-        self.lost: OSError | None = None  # why output could not be written, other than that the reader left
+        self.lost: OSError | None = None  # why output could not be written, except for a closed pipe
         self._at_line_start = True
 
     @property
@@ -84,7 +84,7 @@ class SafeOutput(io.TextIOBase):
     def _losses_noted(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # `| head -1`: go on, for nobody
+        except BrokenPipeError:  # `| head -1`: go on without output
             self._silence()
         except OSError as error:  # a full disk
             self.lost = error
@@ -142,7 +142,7 @@ def terminal() -> TextIO:
 
 @contextlib.contextmanager
 def safe_output() -> Iterator[tuple[SafeOutput, SafeOutput]]:
-    """Standard output and error as safe ones; a closed one is a file that keeps nothing."""
+    """Make standard output and error safe; a closed one becomes /dev/null."""
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nothing:
         out, err = (SafeOutput(stream if stream is not None else nothing) for stream in before)
@@ -165,9 +165,9 @@ def _escaped(found: re.Match[str]) -> str:
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Keep back what a package prints and logs while it is imported; if the import fails, it goes to stderr.
+    """Hide what a package prints and logs while it is imported; if the import fails, print it to stderr.
 
-    The root logger stays as it is: gptqmodel sets it to INFO, and then every library of the process speaks.
+    The root logger stays as it is: gptqmodel sets it to INFO, and then every library in the process logs.
     """
     root, printed = logging.getLogger(), io.StringIO()
     level, handlers = root.level, root.handlers[:]

@@ -37,7 +37,7 @@ _parts = [Part()]
 
 @contextmanager
 def working_on(part: Part) -> Iterator[None]:
-    """Say what the bars inside count."""
+    """Set what the bars inside count."""
     _parts.append(part)
     try:
         yield

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENIZER_FILE = "tokenizer.json"
-# What transformers reads besides; it would fail on a bad one with a KeyError of its own.
+# What transformers reads besides; on a bad one, it would fail with an unclear KeyError.
 JSON_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 TRIED = " Is it 42?\n"  # some files load, and fail at the first text
 

@@ -38,7 +38,7 @@ def wanted(error: Mapping[str, Any]) -> str:
         return f"be one of {', '.join(choices(error))}"
     if kind == "must":
         return error["msg"]
-    return MUST[kind].format(**context) if kind in MUST else f"be right: {error['msg']}"
+    return MUST[kind].format(**context) if kind in MUST else f"be valid: {error['msg']}"
 
 
 def wanted_by(errors: Iterable[Mapping[str, Any]]) -> str:
@@ -54,7 +54,7 @@ def problem(error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return "is missing."
     if error["type"] == "value_error":
-        return f"is {shown(error['input'])}: {error['ctx']['error']}."
+        return f"is {shown(error['input'])}; {error['ctx']['error']}."
     return f"is {shown(error['input'])}; it must {wanted(error)}."
 
 

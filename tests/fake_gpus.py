@@ -41,7 +41,7 @@ class FakeGpu:
 
 
 def a100s(count: int) -> list[FakeGpu]:
-    """So many of one kind."""
+    """This many GPUs of one kind."""
     return [FakeGpu(uuid=f"GPU-aaaa{n:04}") for n in range(count)]
 
 

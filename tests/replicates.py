@@ -52,7 +52,7 @@ def write_cells(
 
 
 def twins(losses: Mapping[str, Mapping[int | None, float]], documents: int = 40) -> dict[CellRef, pd.DataFrame | None]:
-    """The unquantized cells and draws that lose so much, by attention and draw."""
+    """The unquantized cells, and draws that lose the given amounts, by attention and draw."""
     cells: dict[CellRef, pd.DataFrame | None] = {unquantized(kind): make_samples(documents) for kind in losses}
     return cells | {
         gptq(kind, draw): make_samples(documents, loss) for kind, own in losses.items() for draw, loss in own.items()

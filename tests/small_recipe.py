@@ -1,4 +1,4 @@
-"""A recipe with everything that a plan reads, and nothing that could run: no weights are loaded."""
+"""A recipe with everything that a plan reads, but no weights: it can be planned and not run."""
 
 import json
 from pathlib import Path

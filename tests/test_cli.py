@@ -141,7 +141,7 @@ def cached_dataset(home: Path, owner: str, name: str, document: dict[str, str]) 
     (folder / "dataset_info.json").write_text(json.dumps(fields))
 
 
-def test_without_network_it_says_what_is_missing_and_finds_what_is_cached(tmp_path: Path) -> None:
+def test_without_network_missing_files_are_listed_and_cached_ones_found(tmp_path: Path) -> None:
     home = tmp_path / "home"
     cached_checkpoint(home, "whole", {"config.json": "{}", "model.safetensors": "weights"})
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
@@ -200,7 +200,7 @@ def test_a_misspelled_word_is_answered_with_the_nearest(
 
 
 def test_few_choices_are_listed_without_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
-    """gpu is nearest to cpu, which is not what it means."""
+    """cpu is the most similar name to gpu, but a misleading suggestion."""
     with pytest.raises(SystemExit):
         main(["run", "recipe.yaml", "--device", "gpu"])
     said = capsys.readouterr().err

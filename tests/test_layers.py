@@ -1,4 +1,4 @@
-"""Imports only look down: DESIGN.md's layers, read from the code."""
+"""Modules import only from lower layers (DESIGN.md), as read from the code."""
 
 import ast
 from collections.abc import Iterator
@@ -136,7 +136,7 @@ def test_type_checkers_see_the_names_that_can_be_imported() -> None:
 
 
 def test_no_import_is_relative() -> None:
-    """They would be invisible to the test of layers."""
+    """The test of layers would not see them."""
     relative = [
         module
         for module, file in modules().items()

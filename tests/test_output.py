@@ -1,4 +1,4 @@
-"""What commands print is safe: names cannot act, readers may leave, disks may be full, terminals may be ASCII."""
+"""Safe output: names with control characters, closed pipes, full disks and ASCII terminals."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""The documentation is true: its commands and examples run, its tables are what the commands print, its links lead."""
+"""The documentation is true: its commands and examples run, its tables are what commands print, its links work."""
 
 import argparse
 import importlib.util
@@ -28,7 +28,7 @@ PAGES = [README, *DOCS, CONTRIBUTING, ROOT / "CHANGELOG.md", *ROOT.glob("re*/*/R
 # A fenced block, with the line before it if that ends with a file's name: the block is that file.
 BLOCK = re.compile(r"(?:^(?P<before>.*)`(?P<file>[\w./]+)`:\n\n)?^```(?P<kind>\w*)\n(?P<text>[\s\S]*?)^```$", re.M)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-ONLY_PARSED = {"On a GPU"}  # needs a GPU and the Hub; otherwise only check that these are commands
+ONLY_PARSED = {"On a GPU"}  # needs a GPU and the Hub: only check that these are commands
 NEEDS_OPTIMUM = "Who else reads the folders"
 OTHER_REPOSITORY = "In your own repository"  # tests/setup/test_wheel.py runs it, outside the clone
 # Sections of docs whose commands are run; the others are only parsed.
@@ -108,7 +108,7 @@ class Clone:
         }
 
     def shell(self, command: str) -> str:
-        """What a command prints; it must end well."""
+        """What a command prints; it must succeed."""
         done = subprocess.run(
             ["sh", "-c", command], cwd=self.folder, env=self.environment, text=True, capture_output=True, check=False
         )
@@ -155,7 +155,7 @@ RUN = [
 
 @pytest.mark.parametrize(("page", "title"), RUN)
 def test_examples_run(page: Path, title: str, clone: Clone) -> None:
-    """In the order in which they stand; of `make`, what it would do: the next test does it."""
+    """In their order on the page; `make` is a dry run here: the next test runs it."""
     found = sections(page)[title]
     own_code = any(str(block.file).startswith("qbench/") for block in found)
     for block in found:
@@ -198,11 +198,11 @@ def test_no_block_is_overlooked() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_make_bench_and_make_check_run(clone: Clone) -> None:
-    """On the twins, wherever this is; `make test` is what runs this."""
+    """On the twins, with or without a GPU; `make test` is not run, since it runs this."""
     commands = {c for found in sections(README).values() for block in found for c in block.commands if is_make(c)}
     assert commands == {"make bench", "make check", "make test"}
     venv = Path(sys.prefix)
-    here = f"VENV={venv} RECIPE=recipes/mini.yaml --old-file {venv}/installed"  # set up already, and not to be touched
+    here = f"VENV={venv} RECIPE=recipes/mini.yaml --old-file {venv}/installed"  # set up already; must not change
     report = "report: results/runs/mini/report.html"
     assert report in clone.shell(f"make bench {here}")
     assert report in clone.shell(f"timeout 60 make bench {here}"), "the second time it takes seconds"
@@ -216,11 +216,11 @@ def test_doctor_checks(clone: Clone) -> None:
 
 
 class ParsedError(BaseException):
-    """In place of doing what was parsed; not an Exception, which `main` would report as a bug."""
+    """Raised instead of running the parsed command; not an Exception, which `main` would report as a bug."""
 
 
 def parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the command line takes it, and whether the recipe that it names is one."""
+    """Whether the command line accepts it, and whether the recipe that it names is valid."""
     original = argparse.ArgumentParser.parse_args
 
     def parse_only(*arguments: object, **named: object) -> None:
@@ -287,7 +287,7 @@ def test_the_recipe_of_the_docs_is_one(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Made:
-    """What docs/tables.py makes of results/mini."""
+    """What docs/tables.py generates from results/mini."""
 
     script: ModuleType
     summary: str
@@ -308,14 +308,14 @@ def made() -> Made:
 
 
 def test_the_tables_are_those_of_the_results(made: Made) -> None:
-    """Where this fails, results/mini or the tables' look has changed: `make docs` writes them again."""
+    """If this fails, results/mini or the tables' format has changed: `make docs` regenerates them."""
     readme = README.read_text(encoding="utf-8")
     assert made.script.with_table(readme, made.summary) == readme
     assert made.page == (ROOT / "docs" / "mini.md").read_text(encoding="utf-8")
 
 
 def test_the_summary_has_the_numbers_of_the_long_tables(made: Made) -> None:
-    """Every score and every damage in README.md is in docs/mini.md."""
+    """Every score and damage in README.md is also in docs/mini.md."""
     rows, _, _ = made.summary.partition("\n\n")
     for number in re.findall(r"[-+]?\d+\.\d\d", rows):
         assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", made.page), number

@@ -1,4 +1,4 @@
-"""The tokenizer is what its tokenizer.json says, with the special tokens and templates that HFLM would have."""
+"""The tokenizer follows its tokenizer.json, with the special tokens and templates that HFLM would have."""
 
 import json
 import random

@@ -23,7 +23,7 @@ def read_texts(source: Calibration, tokenizer: Any) -> tuple[list[Tensor], list[
     """
     found = list(islice(_texts(source, tokenizer), source.samples))
     if not found:
-        raise AnalysisError(f"{source.source} has no text; an analysis needs at least one.")
+        raise AnalysisError(f"{source.source} contains no text; an analysis needs at least one text.")
     missing = source.samples - len(found)
     notes = [f"{source.source} has {counted(len(found), 'text')}, but samples is {source.samples}."] if missing else []
     return [token_ids(text, tokenizer, source.length) for text in found], notes

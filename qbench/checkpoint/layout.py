@@ -106,7 +106,7 @@ def is_fla(fields: dict[str, Any], file: Path) -> bool:
     known = list(dict.fromkeys(kind.model_type for kind in attentions().values()))
     if model_type != "llama" and model_type not in known:
         raise CheckpointError(
-            f"{file}: model_type is {shown(model_type)}; supported are 'llama' (Hugging Face's Llama layout) and "
+            f"{file}: model_type is {shown(model_type)}; supported: 'llama' (Hugging Face's Llama layout) and "
             f"{', '.join(map(repr, known))} (flash-linear-attention's)."
         )
     return model_type != "llama"
@@ -180,7 +180,7 @@ def _said_of_attention(fields: dict[str, Any], file: Path) -> dict[str, list[str
         values = {known: kind.name for kind in kinds for known in getattr(kind, own)}
         if not isinstance(value, str) or value not in values:
             near = did_you_mean(value, values)
-            raise CheckpointError(f"{file}: {name} is {value!r}; supported are {', '.join(values)}.{near}")
+            raise CheckpointError(f"{file}: {name} is {value!r}; supported: {', '.join(values)}.{near}")
         says[f"{name} {value!r}"] = [values[value]]
     for flag in (kind.fla_flag for kind in kinds if kind.fla_flag):
         value = fields.get(flag)

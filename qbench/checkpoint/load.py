@@ -188,7 +188,7 @@ def _check_headers(folder: Path, sizes: Sizes, kind: Attention, fla: bool, store
     if sizes.num_hidden_layers > len(layers):
         raise CheckpointError(
             f"{folder / CONFIG}: num_hidden_layers is {sizes.num_hidden_layers}, but the weights have "
-            f"{counted(len(layers), 'layer')}; the tensors of the others are missing."
+            f"{counted(len(layers), 'layer')}; the tensors of the other layers are missing."
         )
     for name, shape in tensor_shapes(sizes, kind).items():
         source = fla_name(name) if fla else name

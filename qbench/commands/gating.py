@@ -16,7 +16,7 @@ from qbench.output import print_styled, runner_command
 if TYPE_CHECKING:
     from qbench.gate.verdict import GateReport
 
-ON_SCREEN = "default: a drawn table on a terminal, text if piped"
+ON_SCREEN = "default: a formatted table on a terminal, text in a pipe"
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
 
 
@@ -71,7 +71,7 @@ def add_import(commands: Commands) -> None:
 
 
 def add_accept(commands: Commands) -> None:
-    purpose = "replace a baseline with a run, without asking; print what changes, and log the reason in CHANGES.jsonl"
+    purpose = "replace a baseline with a run, without confirmation; print what changes, and log why in CHANGES.jsonl"
     example = (
         'qbench accept results/runs/mini --baseline results/mini --reason "transformers 5.23 uses a different kernel"'
     )

@@ -9,7 +9,10 @@ from qbench.errors import InputError
 from qbench.numbers import counted
 
 SUFFIXES = {".tex": "latex", ".csv": "csv", ".json": "json", ".html": "html"}
-ON_SCREEN = "default: drawn tables on a terminal, md if piped, in a file what its name says (.tex, .csv, .json, .html)"
+ON_SCREEN = (
+    "default: formatted tables on a terminal, md in a pipe; with --out, the format of the file's extension "
+    "(.tex, .csv, .json, .html; md for any other)"
+)
 
 
 def add_table(commands: Commands) -> None:

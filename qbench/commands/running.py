@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_init(commands: Commands) -> None:
-    purpose = "write a first recipe, with two small models and five tasks that need no GPU and no network"
+    purpose = "write a starter recipe with two small models and five tasks; it needs no GPU and no network"
     example = "qbench init && qbench run recipes/mine.yaml --limit 20"
     parser = add(commands, "init", _init, purpose, example)
     parser.add_argument(
@@ -120,8 +120,8 @@ def _init(options: argparse.Namespace) -> int:
     from qbench.recipe.starter import write_starter
 
     mine, mini = write_starter(options.folder)
-    print(f"{mine}: a recipe to start from; try it: qbench run {shlex.quote(str(mine))} --limit 20")
-    print(f"{mini}: softpick against softmax with three quantizers; about two minutes on 2 cores")
+    print(f"{mine}: a recipe to start from. Try it: qbench run {shlex.quote(str(mine))} --limit 20")
+    print(f"{mini}: softpick against softmax with three quantizers; takes about two minutes on 2 cores")
     return DONE
 
 

@@ -10,7 +10,7 @@ def add_runs(commands: Commands) -> None:
     purpose = "list the records of a folder with their age and size; --prune removes those that newer ones replaced"
     parser = add(commands, "runs", _runs, purpose, "qbench runs results/runs/mini --prune")
     parser.add_argument("folder", type=Path, metavar="DIR", help=RECORDS)
-    prune = "remove records that newer ones replaced (superseded), without asking, and print which"
+    prune = "remove superseded records (newer ones replaced them) without confirmation, and list them"
     parser.add_argument("--prune", action="store_true", help=prune)
 
 
@@ -41,7 +41,7 @@ def add_doctor(commands: Commands) -> None:
     parser.add_argument(
         "--report",
         action="store_true",
-        help="write checks, tracebacks and timings to qbench-doctor.md, a file to share",
+        help="write checks, tracebacks and timings to qbench-doctor.md, a file that you can send to others",
     )
 
 

@@ -1,4 +1,4 @@
-"""Small real cases for `qbench doctor`: compares each attention kernel with the definition, and audits each quantizer.
+"""Small real cases for `qbench doctor`: compares attention kernels with the reference code, and audits quantizers.
 
 python -m qbench.doctor.checks GROUP DEVICE FILE [DTYPE]    runs a group, and appends a JSON line to the file when a
 case starts and when it ends: if a case kills the process, its name is in the file. A group is `attention`, a method or
@@ -67,7 +67,7 @@ def _backends(kind: Attention, device: str, dtypes: Dtypes) -> Iterator[tuple[st
 
 
 def check_attention(kind: Attention, backend: str, device: str, dtype: torch.dtype) -> str:
-    """Compare output and gradients with those of the definition in float64."""
+    """Compare output and gradients with the reference code's in float64."""
     worst = 0.0
     for shape, padded in SHAPES:
         found = _attention(kind, shape, padded, dtype, dtype, backend, device)
@@ -76,7 +76,7 @@ def check_attention(kind: Attention, backend: str, device: str, dtype: torch.dty
             error = ((found[name].cpu().double() - answer).norm() / answer.norm()).item()
             _check_error(f"{name} of {list(shape)}", error, TOLERANCE[dtype])
             worst = max(worst, error)
-    measured = f"within {worst:.0e} of the definition, gradients too"
+    measured = f"within {worst:.0e} of the float64 reference, including gradients"
     return f"{measured}; it has no kernel and is slow" if kind.function else measured
 
 

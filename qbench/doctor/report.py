@@ -237,7 +237,7 @@ def backends() -> list[Support]:
         Support("triton", (), triton and cuda, note if triton else "needs triton (Linux only): pip install triton"),
         Support("cpu", (), True, "used for models on the CPU"),
         Support("sdpa", (), True, "torch's softmax attention: any device"),
-        Support("reference", (), True, "the definition: any device, slow"),
+        Support("reference", (), True, "plain reference code: any device, slow"),
     ]
 
 
@@ -363,9 +363,9 @@ def verdict(report: DoctorReport) -> str:
     if report.missing:
         return f"qbench cannot run on this machine; not installed: {', '.join(report.missing)}."
     if report.checks is None:
-        return "Kernels and quantizers were not checked; --checks checks them."
+        return "Kernels and quantizers were not checked; add --checks to check them."
     if report.failed:
         count = f"{len(report.failed)} of {counted(len(report.checks), 'check')} FAILED"
-        wrong = f"{count}: {', '.join(report.failed)}. Results that depend on them would be wrong or missing;"
-        return f"{wrong} `qbench doctor --report` writes a report to send."
+        wrong = f"{count}: {', '.join(report.failed)}. Results that depend on them would be wrong or missing."
+        return f"{wrong} `qbench doctor --report` writes a report that you can send us."
     return f"All checks passed ({len(report.checks)})."

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
 SAMPLE = 4000  # characters of a task's text
-KL_TOKENS = 8000  # of a task that KL is measured on, if it has so many
+KL_TOKENS = 8000  # per task that KL is measured on, or all if there are fewer
 PAGES = "loglikelihood_rolling"  # lm-eval's type of tasks that score whole pages
 MAX_FILES = 50_000  # of a folder with task files or data; lm-eval's has 17,000
 
@@ -149,7 +149,7 @@ def files_below(folder: Path) -> list[Path]:
         found += [Path(place, name) for name in names]
         if len(found) > MAX_FILES:
             raise InputError(
-                f"{folder} has more than {MAX_FILES:,} files; task files and data must be in a folder of their own."
+                f"{folder} has more than {MAX_FILES:,} files; put task files and data in a smaller folder."
             )
     return found
 

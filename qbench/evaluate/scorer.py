@@ -1,4 +1,4 @@
-"""Scorer: takes lm-eval's requests and gives HFLM's numbers, in float32, without the work that HFLM repeats."""
+"""Scorer: answers lm-eval's requests with HFLM's numbers, in float32, without the work that HFLM repeats."""
 
 import logging
 import math

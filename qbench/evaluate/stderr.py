@@ -25,7 +25,7 @@ def standard_error(aggregate: Callable[..., Any], items: Sequence[Any]) -> float
                 return float(ESTIMATES[aggregate](items))
         except (OverflowError, FloatingPointError):
             return None  # the spread is too large for a float
-    # If lm-eval has no standard error for a metric, there is none here; it says so without computing anything.
+    # If lm-eval has no standard error for a metric, there is none here; lm-eval's lookup computes nothing.
     if metrics.stderr_for_metric(aggregate, bootstrap_iters=1) is None:
         return None
     return bootstrap_stderr(aggregate, items)

@@ -154,7 +154,7 @@ def _find(name: str, folders: Sequence[PathLike]) -> tuple[TaskManager, list[str
         known = [entry for entry in manager.all_subtasks if path.is_dir() or _file(manager, entry) == path.resolve()]
         if not known:
             raise TaskError(
-                f"{name}: there is no task; it must be a .yaml file that contains 'task:', or a folder of such files."
+                f"{name} contains no task; it must be a .yaml file with 'task:', or a folder of such files."
             )
         return manager, known
     for given in folders:
@@ -230,10 +230,13 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
         raise
     except Exception as error:  # anything that the Hub, the task's file, its functions or its templates raise
         if isinstance(error, OSError | datasets.exceptions.DatasetsError) or "Couldn't find cache" in str(error):
+            local = (
+                " Paths in a task file are relative to the working folder." if "Unable to find '/" in str(error) else ""
+            )
             raise MissingDatasetError(
                 f"The dataset of the task {name} is not in the Hugging Face cache and could not be downloaded "
-                f"({one_line(error)}). Run `qbench fetch` on a machine with network access, or give a local file: "
-                f"`data: {{{name}: FILE.jsonl}}`."
+                f"({one_line(error)}).{local} Run `qbench fetch` on a machine with network access, or give a local "
+                f"file: `data: {{{name}: FILE.jsonl}}`."
             ) from error
         file = _file(manager, name)
         if file and not SOURCES & load_yaml(file, resolve_func=False).keys():

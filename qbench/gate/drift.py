@@ -66,7 +66,7 @@ def in_words(changed: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
     changed = list(changed)
     for part, words in PARTS.items():
         if cells := [name for name, parts in changed if part in parts]:
-            yield f"{words}: {some(cells)}." if len(cells) < len(changed) else f"{words}: all cells."
+            yield f"{words} ({some(cells) if len(cells) < len(changed) else 'all cells'})."
 
 
 def other_versions(before: Record, after: Record) -> str:
@@ -142,7 +142,7 @@ def draws_changes(pairs: Sequence[tuple[Audit, Audit]], settings: GateSettings, 
             then, now = [value(layer) for layer in before], [value(layer) for layer in after]
             moved = Estimate(fmean(now) - fmean(then), (of_two_samples(then, now),))
             if abs(moved.value) > allowed * abs(fmean(then)) and moved.p <= level:
-                drifts.setdefault(name, f"{what} changed by more than {percent(allowed)} on the mean over draws")
+                drifts.setdefault(name, f"{what} changed by more than {percent(allowed)} on average over draws")
     return _by_layers(drifts)
 
 

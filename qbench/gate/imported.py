@@ -48,8 +48,8 @@ def _check_same_models(run: list[ModelOutput], baseline: list[ModelOutput], here
     now, then = ([output.model for output in outputs] for outputs in (run, baseline))
     if sorted(now) != sorted(then):
         raise CheckError(
-            f"{here} has results of {some(now)}, and {there} of {some(then)}: the names differ. Name folders with one "
-            "model each, such as the two that lm-eval made in them."
+            f"{here} has results of {some(now)}, and {there} of {some(then)}: the model names do not match. Give "
+            "folders with one model each, such as the subfolders that lm-eval wrote."
         )
 
 

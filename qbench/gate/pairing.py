@@ -132,9 +132,9 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     new = [cell for cell in wanted if _key(cell) not in before]
     if not any(key in before for key in after):
         raise CheckError(
-            f"{baseline.folder} has no cell of {run.folder}: it has {_some(list(before))}, and the run has "
-            f"{_some(list(after))}. Update the baseline with `qbench accept`; for lm-eval's output, compare folders "
-            "with one model each."
+            f"{run.folder} and {baseline.folder} have no cell in common: the run has {_some(list(after))}, and "
+            f"the baseline {_some(list(before))}. Update the baseline with `qbench accept`; for lm-eval's output, "
+            "compare folders with one model each."
         )
     extra = [key for key in before if key not in planned]
     dropped = extra if run.plan is not None and not settings.baseline_may_hold_more else []

@@ -1,4 +1,4 @@
-"""All losses of a cell as one: finds many small losses that point the same way, although none is found alone."""
+"""All losses of a cell as one: finds many small losses in the same direction, of which none is significant alone."""
 
 from collections.abc import Sequence
 from itertools import groupby

@@ -65,7 +65,7 @@ def power(folder: Path, against: Path | None = None, cells: int | None = None) -
 
 
 def power_of(table: Sequence[Hypothesis], size: int) -> list[Power]:
-    """Power by task and metric, if so many hypotheses count."""
+    """Power by task and metric, if this many hypotheses count."""
     by_metric: dict[tuple[str, str], list[Hypothesis]] = defaultdict(list)
     for hypothesis in table:
         by_metric[hypothesis.task, hypothesis.metric].append(hypothesis)

@@ -63,7 +63,7 @@ def headline(report: GateReport) -> str:
     if others := len(report.failures) - audits:
         found.append(f"{counted(others, 'failure')} in the records")
     what = ", ".join(found) or f"none of {counted(scores, 'score')} got worse"
-    alone = " by scores alone (the checkpoint differs from the baseline's)" if report.by_scores_alone else ""
+    alone = " (judged by scores alone: the checkpoint differs from the baseline's)" if report.by_scores_alone else ""
     return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what} ({report.run} compared with {report.baseline})"
 
 
@@ -115,7 +115,9 @@ def not_worse(outcome: TestedHypothesis) -> str:
     h = outcome.hypothesis
     if h.is_unchanged:
         n = len(h.losses)
-        share = 100 * (1 - 0.05 ** (1 / n))  # if so many change, n documents show no change with a probability of 5%
+        share = 100 * (
+            1 - 0.05 ** (1 / n)
+        )  # if this share changes, n documents show no change with a probability of 5%
         return f"unchanged in all {counted(n, 'document')}, so fewer than {significant(share)}% of new ones change"
     return f"not worse by more than {significant(max(h.upper, 0.0))}{UNITS[h.kind]}"
 

@@ -132,7 +132,7 @@ class GateReport:
         return not self.worse and not self.not_excluded and not self.failures
 
     def __repr__(self) -> str:
-        """The verdict in a line."""
+        """The verdict in one line."""
         outcome = "passed" if self.passed else "failed"
         scores = sum(tested.hypothesis.is_score for tested in self.tested)
         found = f"{len(self.worse)} worse, {len(self.better)} better, {len(self.unclear)} unclear"
@@ -265,7 +265,7 @@ def parse_settings(values: Any, where: str) -> GateSettings:
         hint = ""
         if first["type"] == "extra_forbidden":
             allowed = list((PARTS[place[0]] if place else GateSettings).model_fields)
-            hint = f"{did_you_mean(name, allowed)} Allowed are {', '.join(allowed)}."
+            hint = f"{did_you_mean(name, allowed)} Allowed: {', '.join(allowed)}."
         raise CheckError(f"{'.'.join([where, *place, name])} {problem(first)}{hint}") from None
 
 
@@ -407,7 +407,7 @@ def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], withou
                 )
             if name not in tested and not lacks_kl:
                 raise CheckError(
-                    f"gate.overrides.{name} is not a tested metric; tested are {', '.join(sorted(tested))}."
+                    f"gate.overrides.{name} is not a tested metric; these are tested: {', '.join(sorted(tested))}."
                     + did_you_mean(name, tested)
                 )
 
@@ -418,8 +418,8 @@ def _check_margins(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
     for kind, margin in settings.noninferiority:
         if margin is not None and kind not in tested:
             raise CheckError(
-                f"gate.noninferiority.{kind} is {margin:g}, but the two runs have no {kind} in common; tested are "
-                f"{', '.join(sorted(tested))}. Leave it out, or compare runs that have it."
+                f"gate.noninferiority.{kind} is {margin:g}, but the two runs have no {kind} in common; these are "
+                f"tested: {', '.join(sorted(tested))}. Leave it out, or compare runs that have it."
             )
 
 

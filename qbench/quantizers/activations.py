@@ -1,4 +1,4 @@
-"""Quantized activations, simulated: the inputs of linear layers are rounded to few bits and back, in the run's dtype.
+"""Quantized activations, simulated: the inputs of linear layers are rounded to a few bits and back, in the run's dtype.
 
 Scales per token and per block come from the values themselves. Scales per tensor are static: they are measured on
 calibration text that runs through the unquantized model, so they are the same whatever the method for the weights.
@@ -47,7 +47,7 @@ class InputQuantizer:
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments with a rounded input."""
         x, *rest = arguments
-        if x.is_inference():  # nothing tells whether it was changed in place
+        if x.is_inference():  # inference tensors have no version counter: changes in place would go unnoticed
             return self._rounded(x), *rest
         last, given = self.last, (x, x._version, self.amax)
         if last.given is None or last.given[0] is not x or last.given[1:] != given[1:]:

@@ -1,4 +1,4 @@
-"""What rounding to few bits should give, by plain definitions in float64. Audits compare it with what models compute.
+"""What rounding to a few bits should give, by plain definitions in float64. Audits compare it with what models compute.
 
 Nothing here is shared with rounding.py: a mistake there is not repeated here.
 """

@@ -1,4 +1,4 @@
-"""Seeing what modules are called with."""
+"""Hooks that pass on what modules are called with."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A quantized KV cache, simulated: keys and values are rounded to few bits and back inside the attention call.
+"""A quantized KV cache, simulated: keys and values are rounded to a few bits and back inside the attention call.
 
 Keys are rounded after their rotation. Every query sees the rounded ones, whether a text is read at once, after a cached
 prefix, or token by token: caches hold exact keys and values, and each attention call rounds them.

@@ -1,4 +1,4 @@
-"""Rounding to few bits, simulated: a tensor in, the values that would be stored and read back out, in the same dtype.
+"""Rounding to a few bits, simulated: a tensor in, the values that would be stored and read back out, in the same dtype.
 
 Formats of number_formats.py have symmetric grids; `min_max` has a zero point. Everything is computed in float32, or in
 float64 for float64 tensors, and rounded to the tensor's dtype at the end.

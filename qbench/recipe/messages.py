@@ -22,7 +22,7 @@ def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[F
         return read.error(field, f"the name is {shown(first['input'])}; it must {wanted(first)}.")
     if kind == "extra_forbidden":
         allowed = fields_at(field[:-1])
-        return read.error(field, f"unknown field.{did_you_mean(field[-1], allowed)} Allowed are {', '.join(allowed)}.")
+        return read.error(field, f"unknown field.{did_you_mean(field[-1], allowed)} Allowed: {', '.join(allowed)}.")
     if kind == "missing":
         *around, name = field
         return read.error(tuple(around), f"{'has' if around else 'the recipe has'} no `{name}`.")
@@ -31,7 +31,7 @@ def as_sentence(read: RecipeFile, error: ValidationError, fields_at: Callable[[F
     # A union gives one error for each type that the value could have had.
     alike = [e for e in found if written_field(read.content, e["loc"], e["type"]) == field]
     hint = did_you_mean(first["input"], choices(first)) if kind == "literal_error" else ""
-    hint += f" Allowed are {', '.join(fields_at(field))}." if kind == "model_type" else ""
+    hint += f" Allowed: {', '.join(fields_at(field))}." if kind == "model_type" else ""
     return read.error(field, f"is {shown(first['input'])}; it must {wanted_by(alike)}.{hint}")
 
 

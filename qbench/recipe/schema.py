@@ -234,7 +234,9 @@ class Recipe(_RecipePart):
         if isinstance(value, dict):
             return value
         if not (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
-            raise must("be a list of names, or a mapping from each task to its settings: `piqa: {limit: 100}`")
+            raise must(
+                "be a list of at least one name, or a mapping from each task to its settings: `piqa: {limit: 100}`"
+            )
         if twice := [name for name in value if value.count(name) > 1]:
             raise must(f"name each task once; {twice[0]} is listed twice")
         return {name: {} for name in value}

@@ -345,7 +345,7 @@ def massive_places(analysis: Analysis, setting: str = "sun") -> "pd.DataFrame":
 
     sums, which = analysis.sums, MASSIVE.index(setting)
     rank = np.arange(sums.largest.shape[2])
-    text, state, place = np.nonzero(rank < sums.massive[:, :, which, None])  # the first so many of the listed
+    text, state, place = np.nonzero(rank < sums.massive[:, :, which, None])  # the listed values that are massive
     found = pd.DataFrame(
         {
             "state": state,

@@ -69,7 +69,7 @@ def _not_negative(value: float) -> float:
     return value
 
 
-Energy = Annotated[float, AfterValidator(_not_negative)]  # NaN if the weights are: the audit says so
+Energy = Annotated[float, AfterValidator(_not_negative)]  # NaN if the weights are; the audit reports that
 
 
 class _Stored(BaseModel):

@@ -52,10 +52,10 @@ def out_of_range(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:
         if is_share(claim.metric) and not 0 <= claim.value <= 1:
             yield ImpossibleScore(claim, f"{score(claim.shown)} is not a percentage.")
         if is_perplexity(claim.metric) and claim.value < 1:
-            why = f"{score(claim.value)} is below 1, the perplexity of a model that knows the text."
+            why = f"{score(claim.value)} is below 1; a perplexity cannot be."
             yield ImpossibleScore(claim, why)
         if is_nats(claim.metric) and claim.value < -claim.precision:
-            yield ImpossibleScore(claim, f"{significant(claim.value)} is below 0, which no divergence is.")
+            yield ImpossibleScore(claim, f"{significant(claim.value)} is below 0; a divergence cannot be negative.")
 
 
 def other_direction(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:
@@ -74,7 +74,7 @@ def not_of_whole_documents(scores: Sequence[ClaimedScore]) -> Iterator[Impossibl
         nearest = round(claim.value * claim.documents) / claim.documents
         if abs(claim.value - nearest) > claim.precision:
             shown, possible = significant(claim.shown, 6), fixed(100 * nearest, 4)
-            why = f"{shown} is not a share of {claim.documents} documents; the nearest one is {possible}."
+            why = f"{shown} is impossible with {claim.documents} documents; the nearest possible value is {possible}."
             yield ImpossibleScore(claim, why)
 
 
@@ -107,11 +107,13 @@ def _words_below_bytes(own: Mapping[str, ClaimedScore]) -> Iterator[ImpossibleSc
 
 
 def _too_sure(own: Mapping[str, ClaimedScore]) -> Iterator[ImpossibleScore]:
-    """A target that is not the likeliest text has a probability of at most one half, so acc limits the perplexity."""
+    """A target that is not the most likely text has a probability of at most one half, so acc limits the perplexity."""
     perplexity, accuracy = own.get("perplexity"), own.get("acc")
     if not perplexity or not accuracy:
         return
     least = 2 ** (1 - (accuracy.value + accuracy.precision))
     if perplexity.value < least - perplexity.precision:
-        why = f"{score(perplexity.value)} is too low for acc {score(accuracy.shown)}: at least {score(least)}."
+        why = (
+            f"{score(perplexity.value)} is too low for acc {score(accuracy.shown)}; it must be at least {score(least)}."
+        )
         yield ImpossibleScore(perplexity, why)

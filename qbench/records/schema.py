@@ -36,9 +36,7 @@ class CellRef(_RecordPart, WithoutUnused):
     draw: Annotated[int, Field(ge=1)] | None = None  # of calibration, if there are several
     step: Annotated[int, Field(ge=0)] | None = None  # of training, if it is not the final model
     measured: Measured | None = None  # None: scores
-    unnamed: Literal[True] | None = (
-        None  # nobody said what it is: family is the model's name, the rest was not recorded
-    )
+    unnamed: Literal[True] | None = None  # not described by the user: family is the model's name, the rest is unknown
 
     @property
     def name(self) -> str:

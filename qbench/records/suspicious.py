@@ -175,7 +175,7 @@ class _EqualTask:
 
     task: str
     equal: int
-    informative: int  # of so many documents
+    informative: int  # of this many documents
 
 
 def _measured_twice(found: _EqualTask, other: str) -> str:

@@ -68,7 +68,7 @@ class AnalysisSet:
     maps: tuple[DrawnMaps, ...] = ()
     sensitivities: tuple[tuple[CellRef, tuple[LinearDamage, ...]], ...] = ()
     scores: tuple[PublishedScore, ...] = ()
-    failures: tuple[str, ...] = ()  # sentences: what has no analysis, and why
+    failures: tuple[str, ...] = ()  # which models have no analysis, and why; one sentence each
     notes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of models by note
 
     @property

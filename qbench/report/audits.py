@@ -10,7 +10,7 @@ from qbench.report.tables import Column, Field, Table, number_field
 
 CAPTION = "Measured on the quantized models: stored bits per weight, weight errors, and next-token predictions."
 READ_BITS = (
-    "Quantized: share of the target weights that is quantized. Code bits: stored bits per code, as the method packs "
+    "Quantized: share of the target weights that were quantized. Code bits: stored bits per code, as the method packs "
     "them (HQQ packs ten 3-bit codes into 32 bits: 3.2 bits per code, more if words are not full). Storage bits: plus "
     "scales and zeros."
 )

@@ -142,7 +142,8 @@ def _ends(terms: Sequence[tuple[int, list[Resampled]]], in_units: bool) -> tuple
 def _smoothing(count: int) -> np.ndarray:
     """Two extra documents, one for each side, as Agresti and Min (2005) add them to paired proportions.
 
-    Without them four documents that changed, all one way, would exclude zero; McNemar's exact test needs six.
+    Without them, four documents that all changed in the same direction would exclude zero;
+    McNemar's exact test needs six.
     """
     draw = np.random.default_rng([SEED, count, 1])
     return draw.poisson(size=RESAMPLES) - draw.poisson(size=RESAMPLES)

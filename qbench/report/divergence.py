@@ -18,7 +18,7 @@ from qbench.report.tidy import DataRow
 
 READ_KL = (
     "KL(unquantized ‖ quantized) in nats per token: mean, median, 99th and 99.9th percentile over tokens. Top-1: "
-    "tokens for which both models have the same likeliest token. Δp: root mean square change of the right token's "
+    "share of positions where both models rank the same token first. Δp: root mean square change of the right token's "
     "probability. ln ratio: ln(quantized ÷ unquantized perplexity), per token. r: correlation of the right token's "
     "log-probabilities. The unquantized row is the noise floor: the same model with different batches."
 )

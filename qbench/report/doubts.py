@@ -94,7 +94,7 @@ def _same_scores(report: ReportData) -> Iterator[Doubt]:
 
 
 def _low_bits_without_damage(report: ReportData) -> Iterator[Doubt]:
-    """A published cell of few bits that scores like a nearly lossless one in every task."""
+    """A published low-bit cell that scores like a nearly lossless one in every task."""
     for result in _published(report):
         pairs = _pairs(report, result, report.results.unquantized(result))
         limits = {m: LOSSLESS_SPREADS * _deviation(m, y, SPREADS[8]) for m, _, y in pairs}

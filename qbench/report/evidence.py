@@ -1,4 +1,4 @@
-"""Intervals, flips and chance of the scores of cells, from their per-document results."""
+"""Intervals, flips and chance levels of cells' scores, from their per-document results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

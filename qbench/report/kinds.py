@@ -125,7 +125,7 @@ KINDS = {
         ),
         TableKind(
             name="delta",
-            help="softpick − softmax, or each attention − the reference of the recipe",
+            help="softpick − softmax, or each attention − the recipe's reference",
             title="Δ: {comparison}",
             tables=delta_tables,
             rows=delta_rows,
@@ -149,7 +149,7 @@ KINDS = {
         ),
         TableKind(
             name="kl",
-            help="KL from the unquantized model over tokens: percentiles, equal top-1, perplexity ratio",
+            help="KL per token from the unquantized model: mean, percentiles, top-1 agreement, perplexity ratio",
             title="KL from the unquantized model",
             tables=kl_tables,
             rows=kl_rows,
@@ -178,8 +178,8 @@ KINDS = {
         ),
         TableKind(
             name="lowbit",
-            help="activations and KV cache in few bits, next to the largest activation and kurtosis",
-            title="Activations and KV cache in few bits",
+            help="low-bit activations and KV cache, next to the largest activation and kurtosis",
+            title="Low-bit activations and KV cache",
             tables=_of("lowbit", "low_bit_tables"),
             rows=_of("lowbit", "low_bit_rows"),
             on_page=_of("lowbit", "has_low_bit"),

@@ -46,7 +46,7 @@ def figure_width(width: float | str) -> float:
         inches = 0.0
     if not MIN_INCHES <= inches <= MAX_INCHES:
         allowed = f"column, page, or {MIN_INCHES:g} to {MAX_INCHES:g} inches"
-        raise InputError(f"{width!r} is not a width of a figure; use {allowed}.")
+        raise InputError(f"{width!r} is not a figure width; use {allowed}.")
     return inches
 
 

@@ -1,4 +1,4 @@
-"""Activations and KV cache in few bits, in the form of papers on attention without outliers.
+"""Low-bit activations and KV cache, in the form of papers on attention without outliers.
 
 One line per model: its unquantized score, its largest |x| and kurtosis, and its scores under a few quantizations; below
 it what quantization cost it more than the reference, paired by document.
@@ -26,7 +26,7 @@ from qbench.report.tidy import DataRow
 LOW_BIT = re.compile(r"-(a|kv)\d+(-|$)")  # in labels: activations, KV cache
 OTHER_AXIS = re.compile(r"-(mask|a\d|kv\d)")  # before the end of a label: more is quantized than a column says
 READ_LOW_BIT = (
-    "Activations and KV cache are simulated: rounded to few bits and back inside the model. W8A8: weights and inputs "
+    "Activations and KV cache are simulated: rounded to a few bits and back inside the model. W8A8: weights and inputs "
     "of linear layers as 8-bit integers, with a static scale per tensor or a scale per token. KV4: keys and values in "
     "4 bits."
 )
@@ -157,8 +157,8 @@ def _table(own: LowBitFamily, measure: Measure) -> Table:
         reading.insert(1, READ_LINES.format(reference=kind_name(own.kinds[0]), tones=tones))
     table = Table(
         name=f"lowbit-{own.family}-{measure.task}",
-        title=f"{own.family}, {task_name(measure.task)}: few bits",
-        caption=f"{task_name(measure.task)}, {metric_name(measure)}, with activations or KV cache in few bits.",
+        title=f"{own.family}, {task_name(measure.task)}: low bits",
+        caption=f"{task_name(measure.task)}, {metric_name(measure)}, with low-bit activations or KV cache.",
         reading=reading,
         columns=[
             Column("Model", "l"),

@@ -1,4 +1,4 @@
-"""The damage of activations and KV cache in few bits: one panel per task, one line per quantization."""
+"""The damage of low-bit activations and KV cache: one panel per task, one line per quantization."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -33,7 +33,9 @@ def low_bit_figures(report: ReportData, width: float) -> Iterator[tuple[str, "Fi
 def _figure(own: LowBitFamily, styles: Looks, width: float) -> "Figure":
     lines = len(own.quantizations)
     rows, _ = shape = side_by_side(len(own.measures), width - LABELS)
-    caption = f"Damage of few bits, simulated: {own.family}. Quantized − unquantized; bars: 95%."
+    caption = (
+        f"Damage of low-bit activations and KV cache (simulated): {own.family}. Quantized − unquantized; bars: 95%."
+    )
     figure = new_figure(width, 0.4 + rows * (0.5 + lines * (0.14 + 0.05 * len(own.kinds))), caption)
     grid = panel_grid(figure, len(own.measures), shape, sharey=True)
     labels = [about.label for about in own.quantizations]

@@ -34,7 +34,7 @@ def remarks_on_suspicious(report: ReportData) -> list[str]:
 
 
 def remarks_on_delta(report: ReportData) -> list[str]:
-    """What to look at instead if Δ tables are columns of dashes."""
+    """What to look at instead if Δ tables contain only dashes."""
     results = report.results
     instead = "so there is no Δ; see --kind damage and --kind summary."
     return [

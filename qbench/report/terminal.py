@@ -1,4 +1,4 @@
-"""Tables on a terminal: in colour, with merged cells, wrapped at its width. ▲ and ▼ say what the colours say."""
+"""Tables on a terminal: in colour, with merged cells, wrapped at its width. ▲ and ▼ mean the same as the colours."""
 
 import io
 import re

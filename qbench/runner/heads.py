@@ -35,5 +35,5 @@ def _chosen(analyses: Sequence[Analysis]) -> list[tuple[int, int]]:
         return largest_sinks(analyses[0], HEADS)
     try:
         return differing_heads(analyses[0], analyses[1], HEADS)
-    except AnalysisError:  # the models have different shapes: nothing to draw side by side
+    except AnalysisError:  # the models have different shapes and cannot be drawn side by side
         return []

@@ -1,4 +1,4 @@
-"""Checks within seconds whether the Hugging Face Hub is reachable; its library would try again for minutes."""
+"""Checks within seconds whether the Hugging Face Hub is reachable; its library would keep retrying for minutes."""
 
 import http.client
 import os

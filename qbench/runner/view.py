@@ -22,7 +22,7 @@ FEW_SECONDS = 8  # as time left; an estimate cannot say more
 WIDE = 100  # columns of a terminal that has room for long bars
 MAX_WORDS = 26  # letters of what a cell is doing
 Expected = Mapping[str, Mapping[str, float]]  # estimated seconds by cell and phase
-BY_CHANCE = ("out-of-memory", "killed", "crashed", "timeout")  # kinds of failures that another try may mend
+BY_CHANCE = ("out-of-memory", "killed", "crashed", "timeout")  # kinds of failures that may not recur on a retry
 
 
 class PlainView:
@@ -30,7 +30,7 @@ class PlainView:
 
     def __init__(self, names: Sequence[str], before: int = 0, expected: Expected = MappingProxyType({})) -> None:
         self.total, self.done, self.failed = len(names), 0, 0
-        self.by_chance = 0  # failures that another try may mend
+        self.by_chance = 0  # failures that may not recur on a retry
         self.before = before  # cells that were done when the run started
         self.slots = 1  # cells that run at once
         self.seconds = 0.0  # the sum over all cells that have ended
@@ -104,7 +104,7 @@ class CellProgress:
         self._phases: list[str] = []
 
     def reached(self, phase: str, share: float) -> None:
-        """A share of a phase is done. A cell's progress never goes back."""
+        """A share of a phase is done. A cell's progress never decreases."""
         if phase not in self._phases:
             self._phases.append(phase)
         before = sum(self.expected.get(name, 0.0) for name in self._phases[: self._phases.index(phase)])

@@ -1,4 +1,4 @@
-"""Typical mistakes of measuring code, and input that cannot be measured."""
+"""Typical mistakes in measuring code, and input that cannot be measured."""
 
 import warnings
 

@@ -97,7 +97,7 @@ def written(folder: Path, module: str = MODULE) -> Path:
 
 
 @pytest.mark.parametrize("add", [pytest.param(in_the_table, marks=pytest.mark.slow), by_an_entry_point])
-def test_the_one_of_the_docs_runs_and_the_doctor_says_that_it_is_slow(tmp_path: Path, add) -> None:
+def test_the_attention_in_the_docs_runs_and_the_doctor_reports_that_it_is_slow(tmp_path: Path, add) -> None:
     entry_point = re.search(r'`sigmoid =\s+"(\S+)"`', PAGE)
     assert entry_point
     assert entry_point[1] == "my_attention:SIGMOID"

@@ -1,4 +1,4 @@
-"""Checkpoints small enough to write in a test, in both layouts, and the logits that they must give."""
+"""Checkpoints small enough to write in a test, in both layouts, and their correct logits."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Checkpoints made to hurt: small files that ask for unbounded work, paths that leave the folder, wrong types."""
+"""Malicious checkpoints: small files that ask for unbounded work, paths that leave the folder, wrong types."""
 
 import json
 import os

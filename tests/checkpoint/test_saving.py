@@ -1,4 +1,4 @@
-"""Saving: what is saved loads again, and only qbench runs attentions other than softmax."""
+"""Saving: saved models load again, and only qbench runs attentions other than softmax."""
 
 import json
 import subprocess

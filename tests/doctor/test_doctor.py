@@ -230,7 +230,7 @@ class TestOfARecipe:
         assert not doctor.doctor(True, recipe)
 
     @pytest.mark.parametrize("gpus", [0, 1])
-    def test_a_recipe_for_cuda_without_a_usable_gpu_is_1_and_a_sentence(
+    def test_a_recipe_for_cuda_without_a_usable_gpu_exits_with_1_and_a_reason(
         self, gpus: int, driver: Driver, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if gpus:

@@ -199,7 +199,7 @@ def test_running_out_of_memory_changes_nothing(
     [
         ([[5], [3]], 100, [[5], [3]]),  # all, if there are fewer
         ([[50], [3], [50]], 43, [[20], [3], [20]]),  # the longest are cut
-        ([[50], [3], [50]], 42, [[20], [3], [19]]),  # exactly so many
+        ([[50], [3], [50]], 42, [[20], [3], [19]]),  # 42 in all, not 43
         ([[30, 30, 30], [30]], 45, [[23], [22]]),  # first windows, of all documents
         ([[30, 30, 30], [30]], 73, [[25, 24], [24]]),
         ([[1]], 1, [[1]]),

@@ -1,4 +1,4 @@
-"""Scores with activations and KV cache in few bits do not depend on batches, padding or the order of documents."""
+"""Scores with low-bit activations and KV cache do not depend on batches, padding or the order of documents."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def requests() -> list[Instance]:
 
 @pytest.mark.parametrize("kind", ["softmax", "scaled_softpick"])
 def test_scores_do_not_depend_on_batches_padding_or_order(kind: str) -> None:
-    # In float64: a product of another shape may differ in its last bit, and rounding to few bits makes a step of it.
+    # In float64: a product of another shape may differ in its last bit, which rounding to a few bits turns into a step.
     model = load_checkpoint(MINI / kind, dtype=torch.float64)
     few = {"activations": {"bits": 8}, "kv_cache": {"bits": 2, "group_size": 4}}
     model, _ = quantize(model, "rtn", 4, **few)

@@ -45,7 +45,7 @@ ESCAPES = (
 
 
 class Attack:
-    """A task in a folder of its own, and the file that its code would make."""
+    """A task in a separate folder, and the file that its code would create."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.proof, self.data = folder / "tasks", folder / "proof", folder / "mine.jsonl"
@@ -115,7 +115,7 @@ def test_groups_and_tags(attack: Attack) -> None:
         attack.refused(name)
 
 
-@pytest.mark.slow  # what is not in the folder is looked for in all of lm-eval
+@pytest.mark.slow  # tasks that are not in the folder are looked up in lm-eval
 def test_tasks_written_in_a_group(attack: Attack) -> None:
     attack.write("inline.yaml", "group: our_group\ntask: [{task: x, doc_to_text: !function code.text}]\n")
     attack.refused("our_group")

@@ -119,7 +119,7 @@ def test_a_folder_of_task_files_and_a_single_file(tmp_path: Path, write: Write) 
     assert [d.requests[0].args for d in build_documents(task)] == [("1+1", " 2"), ("1+2", " 3")]
     with pytest.raises(TaskError, match=r"nowhere.*folder"):
         load_tasks(["sums_of_mine"], folders=["nowhere"])
-    with pytest.raises(TaskError, match=r"none.yaml: .*'task:'"):
+    with pytest.raises(TaskError, match=r"none.yaml .*'task:'"):
         load_tasks([str(tmp_path / "none.yaml")])
 
 

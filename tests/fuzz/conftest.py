@@ -1,4 +1,4 @@
-"""Every damaged file is read offline, with folders of its own."""
+"""Damaged files are read offline, each test with separate folders."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What tests of renewing a baseline share."""
+"""Fixtures for the tests of `qbench accept`."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ from .accepting import run
 
 @pytest.fixture
 def accepted_baseline(tmp_path: Path) -> Path:
-    """A baseline to renew."""
+    """A baseline to replace."""
     return run(tmp_path / "results" / "mini")

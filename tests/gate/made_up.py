@@ -84,7 +84,7 @@ class Population:
 
 
 def layer_audit(name: str, **changes: Any) -> LayerAudit:
-    """An honest layer at 3 bits."""
+    """A correct layer at 3 bits."""
     fields: dict[str, Any] = {
         "name": name,
         "weights": 4096 * 16,
@@ -113,7 +113,7 @@ def layer_audit(name: str, **changes: Any) -> LayerAudit:
 
 
 def make_audit(layers: int = 28, **changes: Any) -> Audit:
-    """An audit of so many layers; changes are to all of them."""
+    """An audit of this many layers; changes apply to all of them."""
     own = tuple(layer_audit(f"model.layers.{i // 7}.part{i % 7}", **changes) for i in range(layers))
     return Audit(
         **{name: sum(getattr(layer, name) for layer in own) for name in TOTALS},
@@ -146,6 +146,6 @@ def write_cells(
 
 
 def make_cells(count: int) -> list[CellRef]:
-    """So many cells of two twins."""
+    """This many cells of two twins."""
     kinds = ("softmax", "softpick")
     return [cell_ref(kinds[i % 2], bits=3, label=f"hqq-3-g{i // 2}") for i in range(count)]

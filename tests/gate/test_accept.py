@@ -1,4 +1,4 @@
-"""Renewing a baseline: what it then has, and a log of why."""
+"""Replacing a baseline: what it contains afterwards, and the log of reasons."""
 
 import os
 import shutil

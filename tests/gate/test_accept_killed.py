@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 
 def die_at(step: int, how: Callable[[], None], setattr_: Callable[[object, str, object], None]) -> None:
-    """Die before this step of an accept, and before all later ones: a killed process does not tidy up."""
+    """Die before this step of an accept, and before all later ones: a killed process does not clean up."""
     interrupt(lambda count: how() if count >= step else None, setattr_)
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_lost_when_a_step_fails(
         with pytest.MonkeyPatch.context() as patch:
             interrupt(fail, patch.setattr)
             code = accept(folder, accepted_baseline)
-        if code == 0:  # the new baseline is in place: only what tidies up could still fail
+        if code == 0:  # the new baseline is in place: only the clean-up could still fail
             break
         said = capsys.readouterr().err
         assert code == 2

@@ -1,4 +1,4 @@
-"""What is no baseline is not replaced, what others put beside one is kept, and what no check could use is refused."""
+"""Accept replaces only baselines, keeps other people's files in them, and refuses runs that no check could use."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def test_what_is_not_done_is_no_baseline(
     assert accept(folder, accepted_baseline, "  ") == 2
     said = capsys.readouterr()
     assert "--reason is empty" in said.err
-    assert not said.out  # one error, and no comparison before it
+    assert not said.out  # only the error, without a comparison above it
     assert accept(folder, folder) == 2
     said = capsys.readouterr()
     assert "is the baseline itself" in said.err

@@ -31,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def benchmark(*arguments: object, script: Path = BENCHMARK) -> subprocess.CompletedProcess[str]:
-    """The script in this process: its imports take longer than it does."""
+    """Run the script in this process: its imports take longer than its work."""
     command, code, out, err = [str(script), *map(str, arguments)], 0, io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", command)
@@ -68,7 +68,7 @@ def test_a_loss_is_found_and_chance_is_not(folders: tuple[Path, Path]) -> None:
             assert power == 100
             # At most 1% of swapped tables fail: three or more of ten is one chance in 9,000.
             assert alarms <= 20, rule
-        assert shares["relative"][1] >= 50  # a rule that takes chance for a loss is seen here
+        assert shares["relative"][1] >= 50  # a rule that mistakes chance for a loss fails here
 
 
 def test_the_pooled_loss_finds_what_single_tests_do_not() -> None:
@@ -99,7 +99,7 @@ def test_cells_of_other_labels_are_paired_by_renaming(folders: tuple[Path, Path]
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_skewed_losses_are_judged_with_and_without_the_second_look(folders: tuple[Path, Path], recorded: bool) -> None:
-    """Of few documents, none is cut back any more: the last two columns are the same."""
+    """With few documents, none is cut back: the last two columns are equal."""
     base, _ = folders
     cells = {cell_ref(method="none", bits=16, label="none-16"): 0.0, cell_ref(): 0.05}
     run = write_cells(base.parent / "skewed", {cell: Population(60).samples(noise) for cell, noise in cells.items()})

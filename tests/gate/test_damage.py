@@ -46,7 +46,7 @@ def test_what_is_excluded_does_not_depend_on_the_limit(run: Path) -> None:
         assert outcome.hypothesis.upper == pytest.approx(large[name].hypothesis.upper)
         assert outcome.hypothesis.changed_documents == large[name].hypothesis.changed_documents
     answers = [o.hypothesis.changed_documents for o in small.values() if o.hypothesis.kind == "accuracy"]
-    assert max(answers) < 20  # of 400: the limit does not make a change of an unchanged answer
+    assert max(answers) < 20  # of 400: subtracting the limit does not turn an unchanged answer into a change
 
 
 def test_damage_is_the_difference_to_the_unquantized_model_of_the_run(run: Path) -> None:

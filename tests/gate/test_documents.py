@@ -80,7 +80,7 @@ def test_other_documents_are_told(tmp_path: Path) -> None:
 
 
 def test_a_part_of_documents_that_occur_twice_is_a_part(tmp_path: Path) -> None:
-    """So that --limit is seen: of a, b, a, c the first three are three."""
+    """A --limit is noticed: the first three of a, b, a, c count as three documents."""
     rows = [choices([-1.0, -2.0], [0], name=name) for name in "abac"]
     assert pair(tmp_path, to_frame(rows), to_frame(rows[:3]))["arc_easy"] == OtherDocuments("arc_easy", 4, 3, 3)
 

@@ -1,4 +1,4 @@
-"""Draws of calibration at the gate: replicates are compared with replicates, and their spread counts."""
+"""Draws of calibration at the gate: replicates are compared with replicates, and the verdict includes their spread."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ ONE_OTHER = "other"  # windows of another calibration
 def cells(
     losses: Mapping[int | None, float], kinds: Sequence[str] = ("softmax",), seed: int = 0
 ) -> dict[CellRef, pd.DataFrame]:
-    """An unquantized cell of each kind, and its draws that lose so much."""
+    """An unquantized cell of each kind, and draws that lose the given amounts."""
     plain = {unquantized(kind): POPULATION.samples() for kind in kinds}
     return plain | {
         gptq(kind, draw): POPULATION.samples(NOISE, loss, 100 * seed + (draw or 0))
@@ -41,7 +41,7 @@ def cells(
 
 
 def spread(seed: int, more: float = 0.0) -> dict[int | None, float]:
-    """Losses of equally good draws, and of how much worse all of them are."""
+    """Losses of equally good draws, all of them made worse by the same amount."""
     drawn = 0.3 + SPREAD * np.random.default_rng(seed).normal(size=len(DRAWS)) + more
     return dict(zip(DRAWS, drawn.tolist(), strict=True))
 
@@ -73,7 +73,7 @@ def test_equally_good_draws_pass_as_replicates(baseline: Path, tmp_path: Path, s
 
 
 def test_of_equally_good_single_draws_many_fail(tmp_path: Path) -> None:
-    """What replicates are for: without them half of these runs fail, and the other half's losses are gains."""
+    """Why replicates exist: without them half of these runs fail, and the others seem to improve."""
     runs = [
         write_cells(tmp_path / str(draw), cells({None: loss}, seed=draw), f"{ONE_OTHER}{draw}")
         for draw, loss in spread(0).items()
@@ -87,7 +87,7 @@ def test_a_real_loss_fails_with_other_draws_and_with_the_same(baseline: Path, tm
     worse = cells(spread(3, more=0.5), seed=3)
     assert failed_by_scores(check(write_cells(tmp_path / "other", worse, ONE_OTHER), baseline))
     same = cells({draw: loss + 0.1 for draw, loss in spread(0).items()})
-    assert failed_by_scores(check(write_cells(tmp_path / "same", same), baseline))  # paired: the spread goes out
+    assert failed_by_scores(check(write_cells(tmp_path / "same", same), baseline))  # paired: the spread cancels
 
 
 def test_a_small_loss_is_seen_by_pairs_of_draws_and_not_by_other_draws(baseline: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_another_calibration_is_said_first(baseline: Path, tmp_path: Path) -> No
     lines = text.splitlines()
     assert "calibration" in lines[5]
     assert f"mini-softmax-{LABEL}" in lines[5]
-    assert not any("draw-1" in line for line in lines[:7])  # a cell is named once
+    assert not any("draw-1" in line for line in lines[:7])  # each cell is named only once
 
 
 @pytest.mark.parametrize(("before", "after"), [((None,), DRAWS), (DRAWS, (None,)), (DRAWS[:3], DRAWS)])
@@ -169,7 +169,7 @@ def test_means_are_over_draws_and_spread_is_between_them(tmp_path: Path) -> None
 
 
 def test_the_spread_of_the_same_draws_does_not_count(tmp_path: Path) -> None:
-    """Nothing was drawn anew: what is beyond the chance of documents is a loss of the run."""
+    """With the same draws, a loss beyond the chance of documents is the run's."""
     then, now = cells(spread(0)), cells({draw: loss + 0.2 for draw, loss in spread(0).items()})
     folders = [write_cells(tmp_path / name, own) for name, own in (("then", then), ("now", now))]
     by_draw = [{s.record.cell.draw: s for s in read_results(f).current if s.record.cell.draw} for f in folders]
@@ -220,6 +220,6 @@ def test_a_drift_of_draws_must_be_beyond_chance_and_beyond_its_limit() -> None:
         return draws_changes(list(zip(audits(then), audits(now), strict=True)), GateSettings(), 1e-4)
 
     steady = [1.0, 1.0001, 0.9999]
-    assert not changes(steady, [1.005, 1.0051, 1.0049])  # sure, and within 1%
-    assert not changes([0.9, 1.0, 1.1], [1.0, 1.1, 1.2])  # 10%, and chance
+    assert not changes(steady, [1.005, 1.0051, 1.0049])  # certain, but within 1%
+    assert not changes([0.9, 1.0, 1.1], [1.0, 1.1, 1.2])  # 10%, but may be chance
     assert changes(steady, [1.05, 1.0501, 1.0499])

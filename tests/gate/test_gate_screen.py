@@ -1,4 +1,4 @@
-"""A check and its power on a terminal: tables no wider than it, that lack nothing of the plain report."""
+"""`check` and `power` on a terminal: tables that fit its width and contain everything in the plain report."""
 
 import re
 import sys

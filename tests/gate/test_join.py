@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def refused(run: Path, baseline: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command says as it refuses."""
+    """The command's error message."""
     assert main(["check", str(run), "--baseline", str(baseline)]) == 2
     said = capsys.readouterr()
     assert not said.out
@@ -134,8 +134,8 @@ def test_a_baseline_against_itself(run: Path, capsys: pytest.CaptureFixture[str]
 
 OTHER_RUNS = [
     ({SOFTMAX: make_samples(12, seed=1), SOFTPICK: make_samples(12, seed=1)}, "have no document in common"),
-    ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "and the run has mini-softmax-hqq-3-g128"),
-    ({cell_ref(family="340M"): make_samples(12)}, "and the run has 340M-softmax-hqq-3-g64"),
+    ({cell_ref(label="hqq-3-g128"): make_samples(12)}, "the run has mini-softmax-hqq-3-g128"),
+    ({cell_ref(family="340M"): make_samples(12)}, "the run has 340M-softmax-hqq-3-g64"),
     (dict.fromkeys((SOFTMAX, SOFTPICK), make_samples(12, tasks=["piqa", "sciq"])), "The task arc_easy is in"),
 ]
 
@@ -212,7 +212,7 @@ def test_wrong_settings_are_refused(
     assert message in refused(folder, baseline, capsys)
 
 
-def test_metrics_that_are_no_means_of_documents_are_not_passed_over(tmp_path: Path) -> None:
+def test_metrics_that_are_not_means_of_documents_are_not_skipped(tmp_path: Path) -> None:
     """If nothing can be tested, the gate does not pass."""
     samples = make_samples(DOCUMENTS, tasks=["lambada_openai"])
     for side in ("baseline", "run"):

@@ -187,7 +187,7 @@ def test_a_recipe_may_write_the_unit(folders: tuple[Path, Path], tmp_path: Path)
 
 
 def test_a_run_with_too_few_documents_for_its_margin_is_no_baseline(tmp_path: Path) -> None:
-    """Every later check would fail, whatever it finds."""
+    """With this baseline every later check would fail."""
     gate = {"noninferiority": {"accuracy": 0.5}}
     run = write_cells(tmp_path / "run", {CELLS[0]: Population(50).samples()}, gate=gate)
     with pytest.raises(CheckError, match=r"cannot be a baseline.*0\.5 points"):
@@ -239,7 +239,7 @@ def test_the_statement_about_a_pooled_loss_of_answers_and_pages_holds(share: flo
     mean = share * math.exp(0.5) * 5 * h.lost_answers * size / h.weights.sum()
     tables = [replace(h, losses=np.concatenate([np.zeros(len(h.losses) - size), own])) for own in pages]
     assert np.mean([own.is_unchanged or own.upper >= mean for own in tables]) >= 0.95 - SURE
-    answers = [replace(own, only_answers=True) for own in tables]  # what would be said if pages could lose no more
+    answers = [replace(own, only_answers=True) for own in tables]  # the statement if pages could lose no more
     assert np.mean([own.upper >= mean for own in answers]) < 0.9
 
 

@@ -17,7 +17,7 @@ CELLS = make_cells(2)
 
 
 def test_small_losses_that_all_point_one_way_are_found_together(tmp_path: Path) -> None:
-    """Every accuracy loses four answers of 150, and nothing wins one: four coins alone are never surer than 1/16."""
+    """Every accuracy loses four answers of 150, and none gains one: four coins alone never give a p below 1/16."""
     tasks = ["arc_easy", "piqa", "sciq"]
     before, after = (Population(150, tasks).samples() for _ in range(2))
     for task in tasks:
@@ -87,7 +87,7 @@ def test_a_loss_in_kl_alone_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacking", ["baseline", "run"])
-def test_without_kl_on_one_side_that_is_said_once_and_the_rest_is_checked(lacking: str, tmp_path: Path) -> None:
+def test_kl_missing_on_one_side_is_reported_once_and_the_rest_is_checked(lacking: str, tmp_path: Path) -> None:
     sides = {"baseline": (0.05, 0.05), "run": (0.05, 0.05), lacking: (None, None)}
     folders = {name: write_cells(tmp_path / name, with_kl(*values)) for name, values in sides.items()}
     report = check(folders["run"], folders["baseline"])

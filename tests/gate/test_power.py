@@ -27,12 +27,12 @@ def test_the_documents_needed_give_the_power_aimed_at(loss: float, aimed: float)
     for _ in range(300):
         losses = draw.normal(loss, 0.5, size=n)
         found += losses.mean() > tolerance and settle([losses], [True], alpha)[0] <= alpha
-    # Of few documents, sign flips have lighter tails than the formula's normal ones.
+    # With few documents, sign flips have lighter tails than the formula's normal distribution.
     assert aimed - 0.07 <= found / 300 <= aimed + (0.07 if n > 100 else 0.15)
 
 
 def found_by_the_gate(documents: int, loss: float, noise: Noise, alpha: float, tolerance: float = 0.005) -> float:
-    """How often the gate's test finds a loss of answers, if as many answers change as the noise says."""
+    """How often the gate's test finds a loss of answers, if the recorded share of answers changes."""
     changing = max(noise.spread**2 + loss**2, loss)
     lost, won = (changing + loss) / 2, (changing - loss) / 2
     draw, found = np.random.default_rng(1), 0
@@ -46,7 +46,7 @@ SURE = 0.04  # three standard errors of a share of 80% among 1,000
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05, 0.1, 0.3])
-def test_a_loss_that_is_promised_to_be_seen_is_seen_though_few_answers_change(spread: float) -> None:
+def test_a_promised_loss_is_found_although_few_answers_change(spread: float) -> None:
     """The normal formula assumes that every loss has the recorded spread. With 400 documents and a spread of 0.1 it
     promised to find 2.46 points in 80% of cases, and simulation found them in 6%; with a spread of 0 it promised 0.5
     points, which is two documents."""
@@ -65,7 +65,7 @@ def test_documents_that_are_promised_to_be_enough_are(spread: float, loss: float
 
 @pytest.mark.parametrize("documents", [20, 30, 50, 100])
 def test_few_documents_see_what_mcnemars_exact_test_sees_in_them(documents: int) -> None:
-    """Many answers change here, but few in all: 25.7 points of 50 documents were promised with 80% and found in 28%."""
+    """A large share of few documents changes: 25.7 points of 50 documents were promised with 80% and found in 28%."""
     noise, alpha = Noise(0.3, answers=True), 0.01 / 264
     loss = smallest_loss(documents, 0.005, noise, alpha, 0.8)
     assert found_by_the_gate(documents, loss, noise, alpha) == pytest.approx(0.8, abs=SURE)
@@ -73,7 +73,7 @@ def test_few_documents_see_what_mcnemars_exact_test_sees_in_them(documents: int)
     assert documents_needed(1.2, 0.005, noise, alpha, 0.8) == math.inf  # points of more than all answers
 
 
-def test_a_metric_with_an_alpha_of_its_own_is_seen_as_promised_too() -> None:
+def test_a_loss_in_a_metric_with_its_own_alpha_is_found_as_promised() -> None:
     """p was resampled for the largest alpha of the table alone; where another was smaller, 72% were found of 80%."""
     own = 0.0001
     loss, draw, found = smallest_loss(400, 0.02, Noise(0.5), own / 12, 0.8), np.random.default_rng(0), 0

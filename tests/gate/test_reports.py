@@ -1,4 +1,4 @@
-"""What a check leaves behind: terminal, Markdown, JUnit, annotations, JSON; and the command's exit codes."""
+"""What a check writes: terminal, Markdown, JUnit, annotations, JSON; and the command's exit codes."""
 
 import json
 import subprocess

@@ -20,7 +20,7 @@ RECIPE = {
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """By sabotage: who found it (the cell's own audit, the gate's audit, the scores)."""
+    """For each sabotage, what found it (the cell's own audit, the gate's audit, the scores)."""
     folder = tmp_path_factory.mktemp("sabotage")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     command = [sys.executable, "benchmarks/sabotage.py", str(folder / "recipe.yaml"), "--only", "*softpick*"]

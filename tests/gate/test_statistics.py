@@ -181,7 +181,7 @@ def heavy(draw: np.random.Generator, n: int) -> np.ndarray:
 
 @pytest.mark.parametrize("documents", [8, 60, 400])
 def test_false_alarms_of_whole_tables_stay_below_alpha(documents: int) -> None:
-    """20 hypotheses per table, heavy tails and answers, alpha 10%: with 300 tables, the chance of 43 failures is 1%."""
+    """20 hypotheses per table, heavy-tailed or answers, alpha 10%: 43 failures in 300 tables have a chance of 1%."""
     draw = np.random.default_rng(5)
     failed = 0
     for _ in range(300):

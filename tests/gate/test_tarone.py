@@ -17,7 +17,7 @@ ALPHA = 0.05
 
 
 def step_by_step(p: Floats, smallest: Floats, alpha: float) -> set[int]:
-    """Which hypotheses fail, by the definition: remove what fails at Tarone's level of those left, and start again."""
+    """Which hypotheses fail by definition: remove those that fail at Tarone's level for those left, and repeat."""
     left: set[int] = set(range(len(p)))
     while left:
         k = next(k for k in range(1, len(p) + 1) if sum(smallest[i] <= alpha / k for i in left) <= k)
@@ -57,7 +57,7 @@ def test_what_cannot_fail_takes_no_level() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_of_all_signs_at_most_alpha_fail(seed: int) -> None:
-    """Four hypotheses of ten documents, judged for each of the 1,024 ways to swap them: no sampling, no normal law."""
+    """Four hypotheses of ten documents, judged for all 1,024 ways to swap them: nothing is sampled or approximated."""
     draw = np.random.default_rng(seed)
     losses = [draw.integers(-3, 4, size=10) * (draw.uniform(size=10) < share) for share in (1.0, 0.8, 0.6, 0.3)]
     tolerances = draw.choice([0, 2, 6], size=4)

@@ -1,4 +1,4 @@
-"""The workflow and the job for GPU runners in docs/gate.md are YAML, and call what exists."""
+"""The workflow and the job for GPU runners in docs/gate.md are valid YAML, and call only commands that exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A small cell on the simulated device: load ▸ quantize ▸ audit ▸ score, and what made the host wait."""
+"""A small cell on the simulated device: load ▸ quantize ▸ audit ▸ score, and what makes the host wait."""
 
 from collections import Counter
 from collections.abc import Iterator

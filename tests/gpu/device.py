@@ -44,7 +44,7 @@ PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.addmm_.d
 
 
 class PretendedCuda:
-    """What was asked of the device while it was simulated."""
+    """What happened on the simulated device."""
 
     def __init__(self, memory: int) -> None:
         self.memory = memory

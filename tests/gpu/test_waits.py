@@ -1,4 +1,4 @@
-"""How often the host waits for the device, by phase; and planted mistakes are found."""
+"""How often the host waits for the device, by phase; planted mistakes are found."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -194,7 +194,7 @@ tiny_scores = _constant(0, 0, size=2.0**-22)  # scores of about 1e-7: e^x - 1 is
 
 
 def in_turn(arguments: Iterable[Any], quick: int, axes: Callable[..., Iterable[Any]] = lambda *own: own) -> list[Any]:
-    """For parametrize: so many of the arguments are in `make test`, the others are slow.
+    """For parametrize: this many of the arguments are in `make test`, the others are slow.
 
     axes: what an argument has on each axis; by default its own values. Every value of every axis is in `make test`, and
     about as often as the others.

@@ -1,4 +1,4 @@
-"""The front door: each wrong call gets one sentence that names the argument and what would be right."""
+"""The public function: each wrong call is an error that names the argument and what would be right."""
 
 import os
 import subprocess

@@ -18,7 +18,7 @@ SHAPES = [*cases.SHAPES[:-9:4], *cases.SHAPES[-9:], *cases.DECODING, *cases.EMPT
 
 
 def pairs_in_turn(quick, interpreted, *others, axes=lambda pair, *own: (pair, *own)):
-    """Each pair with each of the others. `make test` has so many of them, and so many with Triton's interpreter, which
+    """Each pair with each of the others. `make test` runs `quick` of them, or fewer with Triton's interpreter, which
     takes about a second for what a GPU does at once.
 
     axes: as those of in_turn, of a pair and the others.

@@ -1,4 +1,4 @@
-"""What ships compiles for real GPUs without spills, and costs little more than softmax; no GPU needed."""
+"""The kernels compile for real GPUs without spills, and cost little more than softmax; no GPU needed."""
 
 import itertools
 from dataclasses import replace
@@ -64,7 +64,7 @@ def shipped(arch, head_dim, normalizers, kernels):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("arch", "head_dim", "normalizers", "kernels"), TARGETS)
-def test_what_ships_does_not_spill_and_is_what_the_documentation_says(arch, head_dim, normalizers, kernels, compiled):
+def test_the_kernels_do_not_spill_and_match_the_documentation(arch, head_dim, normalizers, kernels, compiled):
     rows = compiled(shipped(arch, head_dim, normalizers, kernels))
     check_resources(rows, kernels)
     page = documented_rows(head_dim)

@@ -85,7 +85,7 @@ def write_output(work: Path, output: str = "out", packages: Path | None = None, 
 
 
 def main(folder: Path) -> None:
-    """Write the output without what says something about this machine only."""
+    """Write the output without the fields that describe only this machine."""
     out = write_output(folder)
     for file in out.rglob("results_*.json"):
         content = json.loads(file.read_text())

@@ -239,7 +239,7 @@ def test_cells_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_metrics_that_are_no_means_are_shown_and_not_tested(tmp_path: Path) -> None:
-    """F1's pairs are labels and not a value with a divisor, BLEU's are texts, and nobody knows which way `own` is."""
+    """F1's pairs are labels and not a value with a divisor, BLEU's are texts, and `own` has no known direction."""
     folders = [shutil.copytree(BASELINE, tmp_path / name) for name in ("one", "two")]
     for folder in folders:
         file = results_files(folder)[0]

@@ -98,7 +98,7 @@ def test_a_date_with_colons(tmp_path: Path) -> None:
 
 
 def test_images_do_not_count_as_settings(tmp_path: Path) -> None:
-    """lm-eval writes where an image is in memory, which is another place each time."""
+    """lm-eval writes an image's address in memory, which differs each time."""
     folders = [written(tmp_path / name, [{"acc": 1.0}], {"acc,none": 1.0}) for name in ("run", "base")]
     for folder in folders:
         file = folder / f"samples_task_{DATE}.jsonl"
@@ -109,7 +109,7 @@ def test_images_do_not_count_as_settings(tmp_path: Path) -> None:
 
 
 def test_documents_chosen_with_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """lm-eval 0.4.9 counts all documents then. A file that is cut off is still found."""
+    """lm-eval 0.4.9 counts all documents then. A truncated file is still found."""
     counts = {"n-samples": {"task": {"original": 9, "effective": 9}}}
     folder = written(tmp_path / "run", [{"acc": 1.0}] * 3, {"acc,none": 1.0}, **counts)
     assert cli.main(["import", "lm-eval", str(folder), "--out", str(tmp_path / "out")]) == 2

@@ -32,7 +32,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def few_documents(documents: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """train_model on a little text."""
+    """train_model on a short text."""
     monkeypatch.setattr(train, "corpus", lambda world: documents[:300])
     monkeypatch.setattr(train, "CHECKPOINT_STEPS", 5)
 

@@ -81,7 +81,7 @@ def outside(folder: Path, value: str = "nearest:QUANTIZER") -> list[Path]:
 
 
 class Here:
-    """A working folder and what Python finds from it."""
+    """A working folder, and what Python imports from it."""
 
     def __init__(self, folder: Path, path: list[Path]) -> None:
         folder.mkdir()

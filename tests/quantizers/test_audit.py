@@ -82,7 +82,7 @@ def test_other_bits_than_asked_for(sabotage, method, used, asked, admits):
     def quantizer(real, model, settings):
         real(bits=used)
         for layer in packed_layers(model, settings["targets"]):
-            if not admits:  # says that it has the bits asked for, and unpacks its codes with those it has
+            if not admits:  # claims the requested bits, but unpacks its codes with the actual ones
                 codes, weight, storage = layer.codes(), layer.dequantize(), layer.storage()
                 layer.codes, layer.dequantize, layer.storage = (lambda x=x: x for x in (codes, weight, storage))
                 shown = layer.settings()
@@ -376,7 +376,7 @@ def test_a_kernel_that_does_not_run_the_packed_weights(sabotage):
     assert states(reason, "Packed and dense logits…1e-04…float32")
 
 
-def test_a_failed_audit_of_a_copy_says_that_the_model_is_as_it_was(untrained, monkeypatch, probe):
+def test_a_failed_audit_of_a_copy_reports_that_the_model_is_unchanged(untrained, monkeypatch, probe):
     before = logits(untrained, probe)
     monkeypatch.setattr(quantizer("hqq"), "quantize_linears", lambda *_, **__: None)
     with pytest.raises(AuditError, match="model passed in"):

@@ -1,4 +1,4 @@
-"""The audit in half precision: the rounding of weights to 16 bits is not taken for codes in the wrong place."""
+"""The audit in half precision: the rounding of weights to 16 bits is not mistaken for misplaced codes."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_no_weight_of_an_honest_layer_is_misplaced(method, bits, dtype, drawn) -
 
 @pytest.mark.parametrize(("method", "bits"), [("bnb", 8), ("hqq", 8)])
 def test_measured_on_bfloat16_weights_honest_layers_come_near_the_limit(method, bits) -> None:
-    """Why the measure is taken before the rounding."""
+    """Why weights are measured before they are rounded."""
     source, layer = packed(method, bits, torch.bfloat16)
     assert measure_layer("x", source, layer).misplaced == 0
     rounded = layer.dequantize()

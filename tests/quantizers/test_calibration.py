@@ -1,4 +1,4 @@
-"""Calibration sources: what is drawn, what the hash says, and the sentences for what cannot be read."""
+"""Calibration sources: what is drawn, what the hash depends on, and the errors for files that cannot be read."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""GPTQ's loop over layers: what each is calibrated on, what it refuses, and gptqmodel's pipeline beside it."""
+"""GPTQ's loop over layers: what each is calibrated on, what it refuses, and a comparison with gptqmodel's pipeline."""
 
 import copy
 import importlib.util
@@ -68,7 +68,7 @@ def stages_with_inputs(model: LlamaForCausalLM, ids: list[Tensor]) -> Iterator[t
 
 
 def test_each_stage_is_calibrated_on_what_the_quantized_modules_before_it_put_out() -> None:
-    # The truth, without any cleverness: after each stage put it in place, and run the whole model up to the next.
+    # The plain way: after each stage, replace its layers and run the whole model up to the next stage.
     ids = tiny.calibration_ids(8)
     source, model, slow, shortcut = (tiny.trained_model() for _ in range(4))
     quantize_linears(model, 3, G64, targets=TARGETS, calibration=ids)

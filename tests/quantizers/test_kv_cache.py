@@ -129,7 +129,7 @@ def _float(extra: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def quantized_model(kind: str, settings: dict[str, Any], **axes: Any) -> LlamaForCausalLM:
-    """A small model with random weights in float64: rounding to few bits makes steps of float32's last digits."""
+    """A small model with random weights in float64: a float32 rounding error could become a whole step."""
     torch.manual_seed(0)
     config = tiny.config(num_hidden_layers=2, hidden_size=64, intermediate_size=64, head_dim=DIM)
     set_attention(config, attentions()[kind])
@@ -181,7 +181,7 @@ def test_generated_text_is_the_same_alone_and_padded_in_a_batch(kind: str) -> No
     mask[1, :5] = 0
     together = model.generate(batch, attention_mask=mask, **how)[:, -12:]
     assert torch.equal(together, torch.stack(alone))
-    # And what it says next is what one pass over the whole text says.
+    # Its next logits equal those of one pass over the whole text.
     text = torch.cat([ids[0], alone[0]])[None]
     assert torch.equal(logits(model, text)[0, 8:-1].argmax(-1), alone[0])
 

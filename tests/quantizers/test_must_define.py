@@ -1,4 +1,4 @@
-"""A quantizer that lacks a method says which, and where it is described."""
+"""A quantizer that lacks a method gets an error with its name and where it is described."""
 
 import pytest
 from torch import nn

@@ -1,4 +1,4 @@
-"""Rounding to few bits: against plain definitions in float64, value by value, and against torchao."""
+"""Rounding to a few bits: against plain definitions in float64, value by value, and against torchao."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -107,7 +107,7 @@ def test_an_nvfp4_block_whose_scale_is_zero_becomes_zeros() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
-def test_min_max_is_the_definition_and_exact_values_have_no_part_in_it(bits: int) -> None:
+def test_min_max_follows_the_definition_and_ignores_exact_values(bits: int) -> None:
     x = values().double()
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
     step = (high - low) / (2**bits - 1)

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: what is on disk, who can read it, and that it gives the same logits."""
+"""Quantized checkpoints: what is on disk, what can read it, and that the logits are the same."""
 
 import json
 import os

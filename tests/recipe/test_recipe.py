@@ -1,4 +1,4 @@
-"""Recipes: errors as sentences, the cells of a recipe, and what their keys depend on."""
+"""Recipes: error messages, the cells of a recipe, and what their keys depend on."""
 
 import json
 import os
@@ -89,8 +89,8 @@ WRONG = [
         "gate: {overrides: {arc_easy: {acc: {alfa: 0.1}}}}",
         "gate.overrides.arc_easy.acc.alfa: …tolerance, alpha, noninferiority.",
     ),
-    ("gate: {max_damage: {none-16: {acc: 1}}}", "max_damage.none-16.acc: …Allowed are accuracy, perplexity, gold_log"),
-    ("gate: {max_damage: {accuracy: 1}}", "gate.max_damage.accuracy …1…mapping…Allowed are accuracy, perplexity"),
+    ("gate: {max_damage: {none-16: {acc: 1}}}", "max_damage.none-16.acc: …Allowed…accuracy, perplexity, gold_log"),
+    ("gate: {max_damage: {accuracy: 1}}", "gate.max_damage.accuracy …1…mapping…Allowed…accuracy, perplexity"),
     ("gate: {max_damage: {none-61: {accuracy: 1}}}", "gate.max_damage.none-61: …none-16…Did you mean none-16?"),
     # impossible values
     ("checkpoints: {}", "checkpoints …{}…at least one"),
@@ -180,7 +180,7 @@ def test_a_required_field_that_is_not_there(tmp_path: Path) -> None:
 
 def test_an_unknown_task_is_reported_at_the_tasks(tmp_path: Path) -> None:
     file = write_recipe(tmp_path, tasks=["tasks/code.py"], data=None)
-    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: tasks: .*code\.py: .*'task:'"):
+    with pytest.raises(RecipeError, match=r"recipe\.yaml, line \d+: tasks: .*code\.py .*'task:'"):
         make_plan(load_recipe(file), tmp_path / "out")
 
 

@@ -1,4 +1,4 @@
-"""Records made to hurt: whatever a record contains, reading it ends in a sentence."""
+"""Malicious records: whatever a record contains, reading it ends with a clear error."""
 
 import hashlib
 import io

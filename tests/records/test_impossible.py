@@ -1,4 +1,4 @@
-"""Scores that no model can have: found by arithmetic, with the precision that they were given in."""
+"""Scores that no model can have: found by arithmetic, within the precision that they were published with."""
 
 from pathlib import Path
 
@@ -36,16 +36,16 @@ def test_the_reference_run_has_none() -> None:
         ([claim("acc", 1.01)], "acc", "101.00 is not a percentage"),
         ([claim("exact_match,strict-match", -0.1)], "exact_match,strict-match", "-10.00 is not a percentage"),
         ([claim("word_perplexity", 0.9)], "word_perplexity", "0.90 is below 1"),
-        ([claim("acc", 0.5025, 1000)], "acc", "50.25 is not a share of 1000 documents; the nearest one is 50.2000"),
+        ([claim("acc", 0.5025, 1000)], "acc", "50.25…1000 documents…50.2000"),
         ([claim("byte_perplexity", 2.0), claim("bits_per_byte", 1.5)], "bits_per_byte", "1.5000 is not log2"),
         ([claim("byte_perplexity", 2.0), claim("word_perplexity", 1.9)], "word_perplexity", "below byte_perplexity"),
-        ([claim("acc", 0.2), claim("perplexity", 1.5)], "perplexity", "1.50 is too low for acc 20.00: at least 1.74"),
+        ([claim("acc", 0.2), claim("perplexity", 1.5)], "perplexity", "1.50…acc 20.00…at least 1.74"),
     ],
 )
 def test_what_cannot_be_is_found_once(scores: list[ClaimedScore], metric: str, why: str) -> None:
     ((found, reason),) = reasons(*scores)
     assert found == metric
-    assert why in reason
+    assert all(fact in reason for fact in why.split("…"))
 
 
 def test_a_direction_that_is_the_other_one_is_found() -> None:

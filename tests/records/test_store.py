@@ -1,4 +1,4 @@
-"""Records on disk: whole or not there, and readable in one call."""
+"""Records on disk: complete or absent, and readable in one call."""
 
 from pathlib import Path
 

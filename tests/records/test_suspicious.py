@@ -1,4 +1,4 @@
-"""The rules on records: forged cells of results/mini are found, and no honest one is accused."""
+"""The rules on records: forged cells of results/mini are found, and correct ones pass."""
 
 import shutil
 import subprocess
@@ -64,7 +64,7 @@ def jittered(samples: pd.DataFrame, size: float) -> pd.DataFrame:
 
 
 def improved(samples: pd.DataFrame, nats: float) -> pd.DataFrame:
-    """The same samples with the right choice likelier."""
+    """The same samples, with a higher likelihood for the right choice."""
     values = [np.array(row) for row in samples["loglikelihoods"]]
     for row, gold in zip(values, samples["gold"], strict=True):
         if gold is not None:

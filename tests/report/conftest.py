@@ -12,13 +12,13 @@ from .examples import PAPER, write_mini, write_troubled
 
 @pytest.fixture(scope="session")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in which everything is well."""
+    """A run in which everything worked."""
     return write_mini(tmp_path_factory.mktemp("runs") / "mini")
 
 
 @pytest.fixture(scope="session")
 def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with all that can go wrong."""
+    """A run with everything that can go wrong."""
     return write_troubled(tmp_path_factory.mktemp("runs") / "troubled")
 
 

@@ -1,4 +1,4 @@
-"""Results made up for tests of reports: small, whole and with all that can go wrong."""
+"""Results made up for tests of reports: small ones, complete or with everything that can go wrong."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def samples_of(attention: str, label: str, documents: int = 40, seed: int = 0) -
 
 
 def write_cell(folder: Path, cell: CellRef, samples: pd.DataFrame | None, **changes: object) -> PlannedCell:
-    """A record, quantized ones with an audit; gives what a plan says of it."""
+    """Write a record, with an audit if it is quantized; returns its entry in the plan."""
     record = make_record(cell, samples, **changes)
     write_record(cell_folder(folder, cell, record.key), record, samples)
     return PlannedCell(cell=cell, key=record.key)
@@ -54,7 +54,7 @@ def write_mini(
     attentions: tuple[str, ...] = ("softmax", "softpick"),
     **recipe: object,
 ) -> Path:
-    """A run in which everything is well; recipe: fields of its plan's."""
+    """A run in which everything worked; recipe: fields for its plan's recipe."""
     planned = []
     for attention, label in ((attention, label) for attention in attentions for label in labels):
         samples = samples_of(attention, label, documents)

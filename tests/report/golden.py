@@ -1,4 +1,4 @@
-"""Golden files: what every format looks like, small enough to read. UPDATE_GOLDEN=1 rewrites them."""
+"""Golden files: one output of every format, small enough to read. UPDATE_GOLDEN=1 rewrites them."""
 
 import os
 from pathlib import Path

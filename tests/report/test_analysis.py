@@ -139,7 +139,7 @@ def test_a_folder_of_analyses_alone(tmp_path: Path) -> None:
         table(tmp_path)
 
 
-def test_what_failed_and_what_is_missing_is_said_beside_what_is_there(tmp_path: Path) -> None:
+def test_failures_and_missing_analyses_are_listed_next_to_the_results(tmp_path: Path) -> None:
     good = analysis_of("softmax")
     planned = [
         write_measured(tmp_path, "softmax", "analysis", good.facts, sums_to_parquet(good)),
@@ -298,7 +298,7 @@ def test_compare_puts_ours_beside_the_published_figures(tmp_path: Path) -> None:
     assert "340M, analysis: ours and published" in comparison(tmp_path, PAPER)
 
 
-def test_compare_puts_scores_beside_those_published_with_analyses(tmp_path: Path) -> None:
+def test_compare_puts_scores_next_to_those_published_with_analyses(tmp_path: Path) -> None:
     write_mini(tmp_path, labels=("none-16",), tasks=("arc_easy", "wikitext"), family="340M")
     text = comparison(tmp_path, PAPER)
     assert "340M, analysis: ours and published" in text

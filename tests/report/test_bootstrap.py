@@ -139,4 +139,4 @@ def test_a_tables_worth_is_fast() -> None:
     started = time.process_time()
     found = resample(columns)
     assert all(interval((1, a), (-1, b)) for a, b in zip(found[::2], found[1::2], strict=True))
-    assert time.process_time() - started < 2  # under one in peace
+    assert time.process_time() - started < 2  # less than one if nothing is wrong

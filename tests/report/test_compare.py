@@ -110,7 +110,7 @@ def test_calibration_draws_are_noise_and_one_draw_is_not_judged(tmp_path: Path) 
     single = read_report(
         write_cells(tmp_path / "one", twins({"softmax": numbered([0.2]), "softpick": numbered([0.2])}))
     )
-    published = several.results  # as if another had published our means
+    published = several.results  # as if somebody had published our means
     found = compare(several, several)
     assert {c.agrees for c in found if c.measure.metric != "bits_per_byte"} == {True}
     assert {c.agrees for c in found if c.measure.metric == "bits_per_byte"} == {None}

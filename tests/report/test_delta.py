@@ -1,4 +1,4 @@
-"""Rows: joins, differences on unrounded values, damage, flips, and why a number is not there."""
+"""Rows: joins, differences of unrounded values, damage, flips, and why a number is missing."""
 
 import csv
 import shutil
@@ -265,7 +265,7 @@ def test_damage_is_quantized_minus_its_own_baseline(paper: ReportData) -> None:
     assert r.differences["softpick"]
     assert r.damages["softmax"].score.value == pytest.approx(71.60 - 74.90)
     assert r.damages["softpick"].score.value == pytest.approx(72.10 - 77.30)
-    # Softpick is ahead by 0.50 here, and yet it lost more.
+    # Softpick is ahead by 0.50 here, but it lost more.
     assert r.differences["softpick"].value == pytest.approx(-1.90)
     assert r.differences["softpick"].tone(r.measure) == "worse"
 

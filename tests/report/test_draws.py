@@ -168,8 +168,8 @@ def documents_of(report: ReportData, attention: str, quantized: bool = True) -> 
     return [report.evidence.documents[cell]["wikitext"].metrics["word_perplexity"].values for cell in cells]
 
 
-def test_twins_share_their_draws_so_what_a_draw_does_to_both_goes_out(tmp_path: Path) -> None:
-    """Paired by draw, and by document: the difference of damages is sure though each damage is not."""
+def test_twins_share_their_draws_so_a_draws_effect_on_both_cancels(tmp_path: Path) -> None:
+    """Paired by draw, and by document: the difference of damages is significant although neither damage is."""
     shared = np.array([0.1, -0.1, 0.05, -0.04, 0.0])
     losses = {"softmax": numbered((0.40 + shared).tolist()), "softpick": numbered((0.30 + shared).tolist())}
     row = damage(read_report(write_cells(tmp_path / "shared", twins(losses))))

@@ -56,7 +56,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
 
 @pytest.fixture(scope="module")
 def small_troubled(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
-    """All that can go wrong with two tasks."""
+    """Everything that can go wrong, with two tasks."""
     return read_report(write_troubled(tmp_path_factory.mktemp("runs") / "troubled", tasks=TASKS))
 
 
@@ -314,7 +314,7 @@ needs_pdflatex = pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs 
 
 
 def compiled(text: str, folder: Path) -> str:
-    """The log of pdflatex; an error if it fails."""
+    """pdflatex's log; an error if it fails."""
     (folder / "t.tex").write_text(text, encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")

@@ -185,7 +185,7 @@ def test_replicates_are_one_line_whose_interval_has_their_spread(tmp_path: Path)
     assert "(one trained pair)" in answer(apart)[0]
 
 
-def test_replicates_with_other_documents_of_a_task_are_said_and_that_task_is_left_out(tmp_path: Path) -> None:
+def test_replicates_with_other_documents_of_a_task_are_reported_and_that_task_is_left_out(tmp_path: Path) -> None:
     """The families have equally many documents: only the contents differ."""
     planned = []
     for family in ("mini-1", "mini-2"):

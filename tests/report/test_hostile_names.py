@@ -1,4 +1,4 @@
-"""Names in records and failure reasons are data in every format: they do not act."""
+"""Names in records and failure reasons are data in every format: they are never interpreted."""
 
 import csv
 import io

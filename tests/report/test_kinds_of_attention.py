@@ -228,7 +228,7 @@ def test_a_family_without_the_reference_has_no_delta_and_says_so(tmp_path: Path)
         assert "There is no softmax model of mini here." in render(report, "md", kind)
     assert report.headlines == []
     damage = report.damages[0].damages["gated"].score
-    assert isinstance(damage, Difference)  # what quantization cost is known all the same
+    assert isinstance(damage, Difference)  # the cost of quantization is still known
 
 
 def test_families_of_other_kinds_stand_in_one_set(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which quantization a column of the few-bit table shows."""
+"""Which quantization a column of the low-bit table shows."""
 
 import pytest
 

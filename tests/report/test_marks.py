@@ -1,4 +1,4 @@
-"""Marks: a star, and what remains after adjusting for the table."""
+"""Marks: stars, and which of them remain after adjusting for the table."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from qbench.uncertainty import ChanceSource, Estimate
 
 
 def difference(z: float) -> Difference:
-    """One that is so many standard errors from zero."""
+    """A difference that is this many standard errors from zero."""
     estimate = Estimate(z, (ChanceSource(1.0, float("inf")),))
     return Difference(z, Interval(z - 1.96, z + 1.96, abs(z) > 1.96, estimate, (z - 1.96, z + 1.96)))
 
@@ -46,7 +46,7 @@ def test_a_star_alone_is_not_marked() -> None:
     assert "about 1.0" in sentence
 
 
-def test_one_metric_per_task_decides_and_the_others_are_held_to_its_cutoff() -> None:
+def test_one_metric_per_task_sets_the_cutoff_for_the_others() -> None:
     """Three metrics of the same answers are one piece of evidence: they do not lower the bar three times."""
     primary = [(Measure(f"t{n}", "acc_norm", "higher"), difference(z)) for n, z in enumerate([4.0, 0.1, 0.2, 0.3])]
     others = [(Measure(f"t{n}", "acc", "higher"), difference(z)) for n, z in enumerate([4.0, 0.1, 0.2, 2.4])]

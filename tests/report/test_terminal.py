@@ -1,4 +1,4 @@
-"""Tables on a terminal: all there, no wider than it, and in colour only if it has colours."""
+"""Tables on a terminal: complete, no wider than it, and in colour only if it supports colours."""
 
 import re
 import sys

@@ -126,7 +126,7 @@ def events_of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def results(out: Path) -> dict[str, Any]:
-    """The results by cell, without what may differ between two runs: cost, times and provenance."""
+    """The results by cell, without the fields that may differ between two runs: cost, times and provenance."""
     found = {}
     for stored in read_results(out).current:
         record = stored.record

@@ -13,7 +13,7 @@ from qbench.runner.child import HEAVY, PARENT, PRELOAD, PRELOAD_METHODS, how_it_
 
 from .driver import events_of, results, run
 
-# Looks like a machine with a GPU to imports: any call beyond asking whether there is one starts CUDA.
+# To imports this looks like a machine with a GPU: any call except asking for its existence starts CUDA.
 PRETEND = """
 import os, torch
 

@@ -1,4 +1,4 @@
-"""The folder of records: locked by one run, full, read-only; and a second run that finds everything done."""
+"""The folder of records: locked by another run, full, or read-only; and a second run with nothing left to do."""
 
 import contextlib
 import os

@@ -77,7 +77,7 @@ def test_a_hub_that_answers_is_asked(tmp_path: Path, answering: str, monkeypatch
 
 
 @pytest.mark.parametrize("change", [{"tokenizer": "owner/words"}, {"tasks": ["piqa", "mine", "sciq"]}])
-def test_a_hub_that_does_not_answer_is_said_and_only_the_cache_is_used(
+def test_an_unreachable_hub_is_reported_and_only_the_cache_is_used(
     change: dict[str, object],
     tmp_path: Path,
     closed: str,

@@ -1,4 +1,4 @@
-"""Activations and KV cache in few bits through a real run: records, audits, tables, plots, and what cannot be."""
+"""Low-bit activations and KV cache through a real run: records, audits, tables, plots, and what is refused."""
 
 import csv
 import io

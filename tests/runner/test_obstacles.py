@@ -1,4 +1,4 @@
-"""What config.json rules out is known at the plan, fails at once, and does not stop the other cells."""
+"""Cells that config.json rules out are marked in the plan, fail at once, and do not stop the other cells."""
 
 import json
 from pathlib import Path

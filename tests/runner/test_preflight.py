@@ -1,4 +1,4 @@
-"""What would fail after hours fails in the first minutes."""
+"""Problems that would appear after hours appear within the first minutes."""
 
 import re
 import shutil

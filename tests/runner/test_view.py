@@ -42,7 +42,7 @@ def test_one_line_per_cell_with_the_time_left_by_estimated_work(capsys: pytest.C
     assert first.endswith("; about 40 s left")  # 70 s of estimated work at this speed, two cells at once
     assert second.endswith("; about 1 min left")  # 60 s at half the speed
     assert third.startswith("[3/5] c: FAILED")
-    assert third.endswith("It broke; about 50 s left")  # without the reason's full stop; it says nothing of speed
+    assert third.endswith("It broke; about 50 s left")  # without the reason's full stop, and no estimate from a failure
     assert view.failed == 1
     view.started("d")
     view.progress("d", "load", 1.0, "")

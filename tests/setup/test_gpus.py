@@ -1,4 +1,4 @@
-"""Which GPUs are found and why others are not, with a fake driver library."""
+"""Which GPUs are found, and why others are not; with a fake driver library."""
 
 import subprocess
 import sys

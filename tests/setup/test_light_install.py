@@ -79,7 +79,7 @@ def test_commands_of_a_check_import_nothing_large(tmp_path: Path) -> None:
 
 
 def test_the_guard_would_notice(tmp_path: Path) -> None:
-    """Power needs SciPy, and says so."""
+    """`qbench power` needs SciPy, and reports if it is missing."""
     line = [sys.executable, "-c", BLOCKED.format(blocked=LARGE), "power", MINI]
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2

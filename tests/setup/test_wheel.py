@@ -1,4 +1,4 @@
-"""The wheel: what it has, under which name, and that it works in a new environment outside the clone."""
+"""The wheel: its name and content, and that it works in a new environment outside the clone."""
 
 import os
 import re

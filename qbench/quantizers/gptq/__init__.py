@@ -35,7 +35,8 @@ class GptqOptions(LinearOptions):
             return f"gptq's format packs {PACKED} values, so both must be multiples of {PACKED}"
         if size > 0 and inputs % size:
             fitting = ", ".join(str(other) for other in GROUP_SIZES if inputs % other == 0)
-            return f"gptq's group_size {size} must divide its {inputs} inputs: use {fitting} (-1: one group per row)"
+            allowed = f"use one of {fitting} (-1: one group per row)"
+            return f"gptq's group_size {size} must divide its {inputs} inputs; {allowed}"
         return ""
 
 

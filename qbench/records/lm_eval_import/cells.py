@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qbench.errors import did_you_mean, some
 from qbench.limited_yaml import LimitedLoader
+from qbench.numbers import counted
 from qbench.records.audit import names_weights
 from qbench.records.limits import Bits
 from qbench.records.lm_eval_import.fields import LmEvalError
@@ -21,7 +22,7 @@ EXAMPLE = "family=8B,attention=softmax,method=awq,bits=4"
 
 
 class NamedCell(BaseModel):
-    """A cell as --cell or a file of cells describes it; what is left out is that of an unquantized softmax model."""
+    """A cell as described by --cell or a file of cells; the defaults describe an unquantized softmax model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,8 +68,8 @@ def cells_of(
     if cells and len(cells) != len(outputs):
         models = some([output.model for output in outputs])
         raise LmEvalError(
-            f"--cell is given {len(cells)} times for {len(outputs)} models ({models}): once for each, in this order, "
-            "or map their names to cells in a file (--cells)."
+            f"{counted(len(cells), '--cell option')} for {counted(len(outputs), 'model')} ({models}); give one per "
+            "model, in this order, or map the models' names to cells in a file (--cells)."
         )
     named: list[NamedCell | None] = [*cells] or [_by_name(output, by_model or {}) for output in outputs]
     _check_all_used(outputs, by_model or {})
@@ -77,8 +78,8 @@ def cells_of(
         if cell.name in [other.name for other in found[:i]]:
             first = outputs[[other.name for other in found].index(cell.name)]
             raise LmEvalError(
-                f"{first.folder} and {outputs[i].folder} are both the cell {cell.name}; give them different cells with "
-                f"--cell, such as --cell {EXAMPLE}."
+                f"{first.folder} and {outputs[i].folder} would both be the cell {cell.name}; give them different cells "
+                f"with --cell, such as --cell {EXAMPLE}."
             )
     return found
 
@@ -114,7 +115,9 @@ def _cell(output: ModelOutput, named: NamedCell | None) -> CellRef:
         )
     bits = named.bits or (16 if named.method == "none" else None)
     if bits is None:
-        raise LmEvalError(f"The cell of {output.model} has the method {named.method}, but no bits; add bits=4, or so.")
+        raise LmEvalError(
+            f"The cell of {output.model} has the method {named.method}, but no bits; add them, such as bits=4."
+        )
     label = named.label or f"{named.method}-{bits}"
     if not names_weights(label, named.method, bits):
         raise LmEvalError(
@@ -144,5 +147,5 @@ def _validated(fields: Any, where: str, strict: bool) -> NamedCell:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
         allowed = list(NamedCell.model_fields)
-        hint = f"{did_you_mean(name, allowed)} Allowed are {', '.join(allowed)}." if "extra" in first["type"] else ""
+        hint = f"{did_you_mean(name, allowed)} Allowed: {', '.join(allowed)}." if "extra" in first["type"] else ""
         raise LmEvalError(f"{where}: {name} {problem(first)}{hint}") from None

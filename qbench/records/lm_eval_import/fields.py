@@ -19,7 +19,7 @@ def parse(text: str | bytes, where: str) -> dict[str, Any]:
     except RecursionError:
         raise LmEvalError(f"{where} is nested too deeply; lm-eval writes no such file.") from None
     except ValueError as problem:  # not UTF-8, not JSON, or a number with thousands of digits
-        raise LmEvalError(f"{where} is not JSON, it may be cut off ({' '.join(str(problem).split())}).") from None
+        raise LmEvalError(f"{where} is not JSON; it may be truncated ({' '.join(str(problem).split())}).") from None
     if not isinstance(value, dict):
         raise LmEvalError(f"{where} is {shown(value)}; lm-eval writes a JSON object.")
     return value

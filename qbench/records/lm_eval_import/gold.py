@@ -50,7 +50,7 @@ def _as_texts(document: Choices) -> Gold:
 
 
 def _of_two(document: Choices) -> Gold:
-    """From whether the likelier of two choices was right. Winogrande's choices are contexts of the same target."""
+    """From whether the more likely of two choices was right. Winogrande's choices are contexts of the same target."""
     if len(document.loglikelihoods) != 2 or document.accuracy not in (0, 1):
         return None
     likelier = int(document.loglikelihoods[1] > document.loglikelihoods[0])

@@ -38,9 +38,9 @@ def read_outputs(paths: Sequence[Path]) -> list[ModelOutput]:
     for path in paths:
         files = [file for candidate in _candidates(path) if (file := _read(candidate))]
         if not files:
-            what = "contains no" if path.is_dir() else "is not a folder or a file with"
+            what = "contains no" if path.is_dir() else "is not a folder or file with"
             raise LmEvalError(
-                f"{path} {what} results of lm-eval (results_<date>.json); run lm-eval with --output_path {path} "
+                f"{path} {what} lm-eval results (results_<date>.json); run lm-eval with --output_path {path} "
                 "--log_samples."
             )
         for file in files:

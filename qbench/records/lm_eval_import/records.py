@@ -60,7 +60,7 @@ def to_record(output: ModelOutput, cell: CellRef) -> StoredRecord:
     )
     stored = StoredRecord(record, output.folder, to_parquet(rows))
     if reasons := altered(stored):
-        raise LmEvalError(f"{output.folder}: {reasons[0]} The results and the samples are not of the same evaluation.")
+        raise LmEvalError(f"{output.folder}: {reasons[0]} The results and the samples come from different evaluations.")
     return stored
 
 
@@ -70,7 +70,7 @@ def _check_count(samples: SamplesFile, task: LmEvalTask, file: ResultsFile) -> N
     if task.documents is not None and found != task.documents and not chosen:
         raise LmEvalError(
             f"{samples.path} has {found} documents, but {file.path} counts {task.documents} of {task.name}; the file "
-            "is cut off, or of another evaluation."
+            "is truncated, or from another evaluation."
         )
     filters = {score.filter for score in task.scores}
     for document in samples.documents:
@@ -78,7 +78,7 @@ def _check_count(samples: SamplesFile, task: LmEvalTask, file: ResultsFile) -> N
             line = max(document.filters.values())
             raise LmEvalError(
                 f"{samples.path}, line {line}: document {document.row['doc_id']} lacks a line for the filter "
-                f"{sorted(lacking)[0]}, of which {file.path} has scores."
+                f"{sorted(lacking)[0]}, which {file.path} has scores for."
             )
 
 
@@ -125,7 +125,7 @@ def _aggregation(
     again = AGGREGATIONS[named].value(values, weights if score.is_weighted else np.ones(len(values)))
     if not _close(again, score.value):
         raise LmEvalError(
-            f"{where} are not of the same evaluation: {score.name} of {task.name} is {score.value:.6g}, but the "
+            f"{where} come from different evaluations: {score.name} of {task.name} is {score.value:.6g}, but the "
             f"documents give {again:.6g}."
         )
     return named

@@ -73,7 +73,7 @@ class ResultsFile:
 
     path: Path
     date: str  # as in the names of its sample files; empty if the name has none
-    model: str  # as lm-eval was told
+    model: str  # as it was named to lm-eval
     model_args: str
     tasks: tuple[LmEvalTask, ...]
     content: Mapping[str, Any]  # all of it, for provenance
@@ -113,7 +113,7 @@ def read_results_file(path: Path) -> ResultsFile:
 
 
 def _groups(content: Mapping[str, Any], where: str) -> set[str]:
-    """The names in `results` that are groups: they have subtasks, and no config of their own."""
+    """The names in `results` that are groups: they have subtasks, and no config."""
     subtasks = mapping(content, "group_subtasks", where)
     configs = mapping(content, "configs", where)
     named = {*mapping(content, "groups", where), *(name for name, own in subtasks.items() if own)}

@@ -88,8 +88,8 @@ def _filter(sample: Mapping[str, Any], filters: Sequence[str], seen: Mapping[str
     if name in seen:
         again = "" if name == "none" else f" for the filter {name}"
         raise LmEvalError(
-            f"{where}: document {sample['doc_id']} is there again, after line {seen[name]}; it must be there "
-            f"once{again}."
+            f"{where}: document {sample['doc_id']} appears a second time (first on line {seen[name]}); it must "
+            f"appear once{again}."
         )
     return name
 
@@ -141,7 +141,7 @@ def _document(sample: Mapping[str, Any], task: LmEvalTask, where: str) -> Sample
 
 
 def _scored(response: Any, is_page: bool, where: str) -> tuple[Any, Any]:
-    """The log-likelihood, and whether it is the likeliest text; of a page only the first is known."""
+    """The log-likelihood, and whether greedy decoding gives the text; for a page, only the former is known."""
     if is_page:
         return response[0] if isinstance(response, list) and response else response, None
     if isinstance(response, list) and len(response) == 2:
