@@ -11,12 +11,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import qbench
 from qbench.arguments import Parser
 from qbench.commands import gating, reporting, running, upkeep
 from qbench.commands.common import CRASHED, DONE, INTERRUPTED, WRONG
 from qbench.errors import InputError
+from qbench.github import add_to_summary, annotate, annotation
 from qbench.output import safe_output
 
 
@@ -42,14 +44,31 @@ def _main(arguments: Sequence[str] | None) -> int:
         print("\nqbench: stopped.", file=sys.stderr)
         return INTERRUPTED
     except InputError as error:
-        print(f"qbench: {error}", file=sys.stderr)
-        return WRONG
+        return _wrong(str(error))
+    except ModuleNotFoundError as error:
+        if (package := (error.name or "qbench").partition(".")[0]) == "qbench" or find_spec(package):
+            return _crashed()
+        return _wrong(
+            f"this command needs the package {package}, which is not installed here. A light installation can only "
+            "read results; for all commands, install qbench with its dependencies."
+        )
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            print(f"qbench: {str(error.filename)[:60]}… is too long for a path; use a shorter one.", file=sys.stderr)
-            return WRONG
-        print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
-        return CRASHED
+            return _wrong(f"{str(error.filename)[:60]}… is too long for a path; use a shorter one.")
+        return _crashed()
+
+
+def _wrong(message: str) -> int:
+    """Say what is wrong with the call, also to people who do not open the log of a CI job."""
+    print(f"qbench: {message}", file=sys.stderr)
+    annotate([annotation("error", "qbench", message)])
+    add_to_summary(f"### qbench: error\n\n{message}\n")
+    return WRONG
+
+
+def _crashed() -> int:
+    print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
+    return CRASHED
 
 
 def _crash_log() -> str:

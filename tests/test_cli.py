@@ -235,3 +235,16 @@ def test_progress_bars_are_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     assert main(["table", "/nowhere"]) == 2
     assert [os.environ.get(name) for name in names] == ["1", "1"]
+
+
+def test_a_command_that_a_light_installation_lacks_is_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def import_package(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'psutil_of_all'", name="psutil_of_all.parts")
+
+    monkeypatch.setattr("qbench.commands.running._load", import_package)
+    assert main(["run", "recipes/mini.yaml"]) == 2
+    assert states(capsys.readouterr().err, "psutil_of_all…not installed…install qbench")
+    monkeypatch.setattr("qbench.commands.running._load", lambda *_: __import__("qbench.no_such_module"))
+    assert main(["run", "recipes/mini.yaml"]) == 3  # ours is missing: a bug

@@ -15,7 +15,7 @@ LAYERS = (
     ("qbench.plugins", "qbench.gpus", "qbench.validation", "qbench.arguments", "qbench.limited_yaml"),
     ("qbench.student_t",),
     ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.output", "qbench.attention.kinds"),
-    ("qbench.uncertainty", "qbench.tokenizer"),
+    ("qbench.uncertainty", "qbench.tokenizer", "qbench.github"),
     ("qbench.gate.settings",),
     ("qbench.identity",),
     ("qbench.records",),

@@ -1,23 +1,22 @@
 """`qbench check`, `import`, `accept` and `power`."""
 
 import argparse
-import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qbench.commands.common import DONE, FAILED, RECORDS, Commands, add
 from qbench.errors import InputError
 from qbench.files import write_atomically
+from qbench.github import add_to_summary, annotate
 from qbench.numbers import byte_size, counted
-from qbench.output import print_styled, runner_command
+from qbench.output import print_styled
 
 if TYPE_CHECKING:
     from qbench.gate.verdict import GateReport
+    from qbench.records.store import StoredRecord
 
 ON_SCREEN = "default: a formatted table on a terminal, text in a pipe"
-STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # on GitHub's runners, it holds the path of a file
 
 
 def add_check(commands: Commands) -> None:
@@ -105,26 +104,20 @@ def _add_folders(
 
 
 def _check(options: argparse.Namespace) -> int:
-    from qbench.gate.render import annotations, error_annotation
+    from qbench.gate.render import annotations, error_junit
     from qbench.gate.verdict import check
 
     try:
         override = _gate_settings(options)
         report = check(options.folder, options.given or options.baseline, None, options.scores_only, override)
-    except InputError as error:  # on GitHub, people see it without opening the log
-        _annotate([error_annotation(str(error))])
-        _write_summary(f"### qbench check: not compared\n\n{error}\n")
+    except InputError as error:  # what reads the file must not find an older one
+        if options.junit:
+            _write_report(options.junit, error_junit(str(error)))
         raise
     _show(report)
     _write_reports(options, report)
-    _annotate(annotations(report))
+    annotate(annotations(report))
     return DONE if report.passed else FAILED
-
-
-def _annotate(lines: Iterable[str]) -> None:
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in lines:
-            runner_command(line)
 
 
 def _gate_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -159,9 +152,15 @@ def _import(options: argparse.Namespace) -> int:
         print(note)
     for own in stored:
         named = " (shown as unquantized; if it is not, describe it with --cell)" if own.record.cell.unnamed else ""
-        print(f"{own.record.cell.name}: {counted(len(own.record.metrics), 'score')}, not audited{named}")
+        print(f"{own.record.cell.name}: {counted(len(own.record.metrics), 'score')}{_source(own)}, not audited{named}")
     print(f"{counted(len(stored), 'record')} in {options.out}")
     return DONE
+
+
+def _source(stored: "StoredRecord") -> str:
+    """The folder that an imported record comes from: it shows whether the cells were given in the right order."""
+    imported = stored.record.imported
+    return f" from {Path(imported.files[0]).parent}" if imported else ""
 
 
 def _accept(options: argparse.Namespace) -> int:
@@ -215,16 +214,14 @@ def _show(report: "GateReport") -> None:
 def _write_reports(options: argparse.Namespace, report: "GateReport") -> None:
     from qbench.gate.render import to_json, to_junit, to_markdown
 
+    for file, render in ((options.junit, to_junit), (options.markdown, to_markdown), (options.json, to_json)):
+        if file is not None:
+            _write_report(file, render(report))
+    add_to_summary(to_markdown(report))
+
+
+def _write_report(file: Path, text: str) -> None:
     try:
-        for file, render in ((options.junit, to_junit), (options.markdown, to_markdown), (options.json, to_json)):
-            if file is not None:
-                write_atomically(file, render(report))
-        _write_summary(to_markdown(report))
+        write_atomically(file, text)
     except OSError as error:
-        raise InputError(f"{error.filename}: the report cannot be written ({error.strerror}).") from None
-
-
-def _write_summary(markdown: str) -> None:
-    if summary := os.environ.get(STEP_SUMMARY):
-        with open(summary, "a", encoding="utf-8") as out:
-            out.write(markdown)
+        raise InputError(f"{file}: the report cannot be written ({error.strerror}).") from None

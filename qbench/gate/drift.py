@@ -17,6 +17,7 @@ from qbench.uncertainty import Estimate, of_two_samples
 
 # Names of runs; they do not affect numbers.
 IGNORED = ("resolved_recipe.gate", "resolved_recipe.name", "machine.host")
+MIN_SLOWER = 10  # seconds; below that, other programs on the machine make more of a difference
 MAX_SHOWN = 80  # characters of a value
 # Parts of an identity. SETTINGS must equal the baseline's, or scores cannot be compared; PARTS are reported first.
 SETTINGS = ("dtype", "device", "seed", "max_length")
@@ -34,8 +35,10 @@ PARTS = {
 def differences(before: Record, after: Record) -> Iterator[str]:
     """Lines such as `packages.torch: 2.13.0 → 2.14.0`."""
     then, now = _facts(before), _facts(after)
+    # A cell may have failed before its threads were counted.
+    ignored = (*IGNORED, "machine.threads") if after.state == "failed" else IGNORED
     for name in dict.fromkeys([*then, *now]):
-        if then.get(name) != now.get(name) and not name.startswith(IGNORED):
+        if then.get(name) != now.get(name) and not name.startswith(ignored):
             yield f"{name}: {_shown(then.get(name))} → {_shown(now.get(name))}"
 
 
@@ -202,7 +205,8 @@ def cost_warnings(before: Record, after: Record, settings: GateSettings) -> Iter
         return
     seconds = sum(before.cost.seconds.values()), sum(after.cost.seconds.values())
     same_machine = before.provenance.machine == after.provenance.machine
-    if same_machine and seconds[0] > 0 and seconds[1] > settings.slower_ratio * seconds[0]:
+    slower = seconds[1] > settings.slower_ratio * seconds[0] and seconds[1] - seconds[0] > MIN_SLOWER
+    if same_machine and seconds[0] > 0 and slower:
         yield (
             f"It took {duration(seconds[1])}; the baseline took {duration(seconds[0])} "
             f"({fixed(seconds[1] / seconds[0])} times as long; the limit is {significant(settings.slower_ratio)})."

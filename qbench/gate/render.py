@@ -12,6 +12,7 @@ from tabulate import tabulate
 from qbench.errors import first_of, some
 from qbench.gate.settings import UNITS, MetricKind
 from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
+from qbench.github import annotation
 from qbench.numbers import counted, p_value, percent, signed_significant, significant
 from qbench.output import on_one_line
 
@@ -62,7 +63,9 @@ def headline(report: GateReport) -> str:
         found.append(f"{counted(audits, 'failure')} in the audit")
     if others := len(report.failures) - audits:
         found.append(f"{counted(others, 'failure')} in the records")
-    what = ", ".join(found) or f"none of {counted(scores, 'score')} got worse"
+    limits = sum(outcome.hypothesis.limit is not None for outcome in report.tested)
+    kept = f", and none of {counted(limits, 'damage')} is above its limit" if limits else ""
+    what = ", ".join(found) or f"none of {counted(scores, 'score')} got worse{kept}"
     alone = " (judged by scores alone: the checkpoint differs from the baseline's)" if report.by_scores_alone else ""
     return f"{'PASS' if report.passed else 'FAIL'}{alone}: {what} ({report.run} compared with {report.baseline})"
 
@@ -353,6 +356,16 @@ def to_junit(report: GateReport) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
+def error_junit(message: str) -> str:
+    """The same for a check that could not be made."""
+    counts = {"tests": "1", "failures": "0", "errors": "1", "skipped": "0"}
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "qbench check", **counts})
+    ElementTree.SubElement(_case(suite, "qbench check", "not compared"), "error", {"message": _printable(message)})
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
 def _add_score(suite: ElementTree.Element, outcome: TestedHypothesis, report: GateReport) -> None:
     hypothesis = outcome.hypothesis
     case = _case(suite, hypothesis.cell.name, f"{hypothesis.task} {hypothesis.what}")
@@ -398,19 +411,6 @@ def annotations(report: GateReport) -> Iterator[str]:
         rest = len(errors) - MAX_ANNOTATIONS + 1
         errors = [*errors[: MAX_ANNOTATIONS - 1], ("qbench check", f"{rest} more failures are in the report.")]
     for title, message in errors:
-        yield f"::error title={_property(title)}::{_data(message)}"
+        yield annotation("error", title, message)
     for warning in report.warnings[:MAX_ANNOTATIONS]:
-        yield f"::warning title={_property(warning.cell.name)}::{_data(warning.message)}"
-
-
-def error_annotation(message: str) -> str:
-    """The same for a check that could not be made."""
-    return f"::error title=qbench check::{_data(message)}"
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+        yield annotation("warning", warning.cell.name, warning.message)

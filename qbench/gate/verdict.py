@@ -45,7 +45,7 @@ from qbench.records.integrity import altered
 from qbench.records.metrics import KL
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef
-from qbench.records.store import Results
+from qbench.records.store import Results, StoredRecord
 from qbench.records.suspicious import evidence_of, suspicious_records
 from qbench.validation import problem
 
@@ -193,7 +193,7 @@ def check(
     table += damages(now, settings)
     suspected = suspicious_records(current, then.current, evidence)
     suspicions = [Finding(found.cell, found.found_by, found.message) for found in suspected]
-    failures = [*_unfinished(joined), *suspicions, *failures]
+    failures = [*_unfinished(joined, now), *suspicions, *failures]
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # nothing is tested in a task with different documents
@@ -354,18 +354,29 @@ def _other_recipe(joined: Joined) -> list[str]:
     return [f"The recipe changed: {said}. The other cells are compared; update the baseline with `qbench accept`."]
 
 
-def _unfinished(joined: Joined) -> list[Finding]:
+def _unfinished(joined: Joined, run: Results) -> list[Finding]:
     """Cells of either side that cannot be compared, because the run failed or the recipe changed."""
+    found = {stored.record.cell.name: stored for stored in run.current}
     missing = [Finding(cell, "records", "The run has no record of this cell.") for cell in joined.missing]
-    missing += [Finding(cell, "records", "The baseline does not have this cell.") for cell in joined.new]
+    missing += [Finding(cell, "records", _new_cell(found.get(cell.name))) for cell in joined.new]
     missing += [Finding(cell, "records", "The run's recipe no longer has this cell.") for cell in joined.dropped]
     failed = []
     for _, stored in joined.failed:
         failure = stored.record.failure
-        kind, reason = (failure.kind, failure.reason) if failure else ("error", "no reason is recorded")
-        by: Literal["audit", "records"] = "audit" if kind == "audit" else "records"
-        failed.append(Finding(stored.record.cell, by, f"The cell failed ({kind}): {reason}"))
+        by: Literal["audit", "records"] = "audit" if failure and failure.kind == "audit" else "records"
+        failed.append(Finding(stored.record.cell, by, f"The cell failed {_reason(stored)}"))
     return missing + failed
+
+
+def _new_cell(stored: StoredRecord | None) -> str:
+    if stored is None or stored.record.state == "done":
+        return "The baseline does not have this cell."
+    return f"The baseline does not have this cell, and it failed {_reason(stored)}"
+
+
+def _reason(failed: StoredRecord) -> str:
+    failure = failed.record.failure
+    return f"({failure.kind}): {failure.reason}" if failure else "(error): no reason is recorded"
 
 
 def _without_kl(now: Results, then: Results, joined: Joined) -> list[str]:

@@ -17,7 +17,7 @@ from qbench.gate.render import sections
 from qbench.gate.settings import GateSettings, Override, Tolerances
 from qbench.gate.verdict import Finding, check
 from qbench.records.schema import Cost, Failure, PlannedCell, RunPlan
-from qbench.records.store import read_results, write_plan, write_record
+from qbench.records.store import cell_folder, read_results, write_plan, write_record
 
 from ..example_records import PROVENANCE, make_record
 from .made_up import Population, layer_audit, make_audit, make_cells, write_cells
@@ -318,12 +318,28 @@ def test_an_override_of_a_task_with_other_documents_is_no_typo(baseline: Path, t
 
 
 def test_slower_and_larger_warn(baseline: Path, tmp_path: Path) -> None:
-    cost = Cost(seconds={"load": 1.0, "evaluate": 9.0}, weight_bytes=1200)
+    cost = Cost(seconds={"load": 1.0, "evaluate": 19.0}, weight_bytes=1200)
     report = check(run(tmp_path / "run", cost=cost), baseline)
     assert report.passed
     messages = [warning.message for warning in report.warnings]
-    assert any(all(fact in m for fact in ("10.0 s", "6.0 s", "1.67", "1.5)")) for m in messages)
+    assert any(all(fact in m for fact in ("20.0 s", "6.0 s", "3.33", "1.5)")) for m in messages)
     assert any(all(fact in m for fact in ("1,200 bytes", "1,000", "1.20", "1.05)")) for m in messages)
+
+
+def test_a_new_cell_that_failed_says_why(baseline: Path, tmp_path: Path) -> None:
+    new = CELLS[0].model_copy(update={"family": "other"})
+    record = make_record(new, None)
+    write_record(cell_folder(run(tmp_path / "run"), new, record.key), record, None)
+    entries = tuple(PlannedCell(cell=cell, key=make_record(cell).key) for cell in (*CELLS, new))
+    write_plan(tmp_path / "run", RunPlan(recipe="test.yaml", resolved_recipe={"gate": {}}, cells=entries))
+    report = check(tmp_path / "run", baseline)
+    (message,) = [failure.message for failure in report.failures if failure.cell == new]
+    assert "The baseline does not have this cell, and it failed (error): It broke." in message
+
+
+def test_a_few_seconds_more_say_nothing(baseline: Path, tmp_path: Path) -> None:
+    cost = Cost(seconds={"load": 1.0, "evaluate": 14.0}, weight_bytes=1000)
+    assert not check(run(tmp_path / "run", cost=cost), baseline).warnings
 
 
 def test_seconds_of_another_machine_say_nothing(baseline: Path, tmp_path: Path) -> None:

@@ -160,8 +160,24 @@ def test_on_github_a_check_that_cannot_be_made_is_an_annotation_and_a_summary(
     summary = tmp_path / "summary.md"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    assert main(["check", str(tmp_path / "gone"), "--baseline", str(tmp_path / "gone too")]) == 2
+    junit = tmp_path / "gate.xml"
+    junit.write_text("of an earlier check")
+    gone = ["check", str(tmp_path / "gone"), "--baseline", str(tmp_path / "gone too"), "--junit", str(junit)]
+    assert main(gone) == 2
+    (error,) = ElementTree.parse(junit).iter("error")
+    assert str(tmp_path / "gone") in error.attrib["message"]
     printed = capsys.readouterr()
     (line,) = [line for line in printed.out.splitlines() if line.startswith("::error ")]
     assert str(tmp_path / "gone") in line
     assert str(tmp_path / "gone") in summary.read_text()
+
+
+def test_on_github_a_recipe_that_is_wrong_is_an_annotation_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))  # a folder: cannot be written
+    assert main(["run", str(tmp_path / "gone.yaml")]) == 2
+    printed = capsys.readouterr()
+    assert "gone.yaml" in printed.out.partition("::error ")[2]
+    assert "summary cannot be written" in printed.err

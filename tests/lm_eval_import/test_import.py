@@ -223,6 +223,9 @@ def test_a_quantized_model_that_is_the_unquantized_one_is_found(
     cells = ["--cell", "family=m", "--cell", "family=m,method=awq,bits=4"]
     out = str(tmp_path / "records")
     assert cli.main(["import", "lm-eval", str(BASELINE), str(copy), "--out", out, *cells]) == 0
+    first, second = capsys.readouterr().out.splitlines()[-3:-1]
+    assert all(fact in first for fact in ("m-softmax-none-16", str(BASELINE)))
+    assert all(fact in second for fact in ("m-softmax-awq-4", str(copy)))
     assert cli.main(["audit", out]) == 1
     assert "m-softmax-awq-4" in capsys.readouterr().out
 
