@@ -109,8 +109,14 @@ def test_another_reference_in_markdown(kind: str, turned: ReportData) -> None:
     assert said[kind] in text
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ALWAYS), None])  # None: all
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        pytest.param(kind, form, marks=pytest.mark.slow if form == "html" and kind else ())
+        for form in FORMATS
+        for kind in (*ALWAYS, None)  # None: all
+    ],
+)
 def test_every_kind_and_format_of_three_kinds(kind: str | None, form: str, three: ReportData) -> None:
     if kind == "summary" and form in ("csv", "json"):
         return
