@@ -2,7 +2,18 @@
 
 import logging
 from importlib import import_module, metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see of _EXPORTS
+    from qbench.analysis.analyze import analyze as analyze
+    from qbench.checkpoint.load import load_checkpoint as load_checkpoint
+    from qbench.checkpoint.save import save_checkpoint as save_checkpoint
+    from qbench.checkpoint.save import save_quantized as save_quantized
+    from qbench.evaluate.scorer import Scorer as Scorer
+    from qbench.gate.verdict import check as check
+    from qbench.quantizers.quantize import quantize as quantize
+    from qbench.report.render import table as table
+    from qbench.runner.matrix import run as run
 
 DISTRIBUTION = "qbench-harness"  # on PyPI, qbench is another project's
 

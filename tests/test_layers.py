@@ -126,6 +126,15 @@ def test_the_lazy_names_lead_somewhere() -> None:
     assert all(getattr(qbench, name).__name__ == name for name in dir(qbench) if not name.startswith("_"))
 
 
+def test_type_checkers_see_the_names_that_can_be_imported() -> None:
+    import qbench
+
+    tree = ast.parse(Path(qbench.__file__).read_text())
+    typed = next(node.body for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in typed if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert {name: getattr(qbench, name).__module__ for name in qbench.__all__} == seen
+
+
 def test_no_import_is_relative() -> None:
     """They would be invisible to the test of layers."""
     relative = [

@@ -110,6 +110,8 @@ def quantize(
 ) -> tuple[LlamaForCausalLM, Audit]:
     """Quantize a Llama-style model, in place or on a copy, and prove it; the returned model is in eval mode.
 
+        model, audit = quantize(load_checkpoint(folder), method="hqq", bits=4, group_size=128)
+
     options: those of the method, and axes: activations={"bits": 8}, kv_cache={"bits": 4}.
     calibration: used by the methods and axes that need it (gptq, static scales of activations).
     probe: token ids [batch, length] for the audit's logits, by default a fixed pseudo-random batch.

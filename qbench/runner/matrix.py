@@ -97,7 +97,9 @@ def run(
 ) -> Run:
     """Run every cell of a recipe that has no finished record, and return all records, with their tables and plots.
 
-    how: fields of RunOptions, such as only="*hqq-3*".
+        done = run("recipes/mini.yaml", only="*hqq-3*")
+
+    how: only, executor, reuse_stale and preflight, as for `qbench run`.
     """
     loaded = load_recipe(recipe, limit=limit, device=device, trust_task_code=trust_task_code)
     folder = Path(out) if out else loaded.out()
