@@ -1,5 +1,6 @@
 """What keys depend on: a typed identity, hashes of our code by its meaning, and remembered hashes of files."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -165,6 +166,17 @@ SAME_MEANING = {
     "another spelling of a constant": ("64", "0x40"),
 }
 
+COMPUTE = [
+    "kernels/softpick/cpu.py",
+    "kernels/softpick/triton_forward.py",
+    "qbench/attention/register.py",
+    "qbench/checkpoint/load.py",
+    "qbench/quantizers/hqq/layer.py",
+    "qbench/evaluate/scorer.py",
+    "qbench/runner/cell.py",
+]
+QUICK = ("kernels/softpick/cpu.py", "qbench/quantizers/hqq/layer.py")  # parsing all code takes half a second
+
 
 class TestCode:
     @pytest.mark.parametrize("change", OTHER_MEANING)
@@ -194,15 +206,7 @@ class TestCode:
 
     @pytest.mark.parametrize(
         "name",
-        [
-            "kernels/softpick/cpu.py",
-            pytest.param("kernels/softpick/triton_forward.py", marks=pytest.mark.slow),
-            pytest.param("qbench/attention/register.py", marks=pytest.mark.slow),
-            pytest.param("qbench/checkpoint/load.py", marks=pytest.mark.slow),
-            "qbench/quantizers/hqq/layer.py",
-            pytest.param("qbench/evaluate/scorer.py", marks=pytest.mark.slow),
-            pytest.param("qbench/runner/cell.py", marks=pytest.mark.slow),
-        ],
+        [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in COMPUTE],
     )
     def test_what_computes_changes_the_hash_and_a_comment_in_it_does_not(self, name: str, code: Path) -> None:
         before, source = code_hash(), (code / name).read_text()  # the same wherever the code lies, as tested below
@@ -210,6 +214,17 @@ class TestCode:
         assert self.hash() == before
         (code / name).write_text(source + "SIZE = 1\n")
         assert self.hash() != before
+
+    def test_every_file_that_computes_counts(self, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            identity, "source_hash", lambda source: hashlib.sha256(source).hexdigest()
+        )  # parses nothing
+        hashes = [self.hash()]
+        for name in COMPUTE:
+            with (code / name).open("a") as file:
+                file.write("SIZE = 1\n")
+            hashes.append(self.hash())
+        assert len(set(hashes)) == 1 + len(COMPUTE)
 
     @pytest.mark.parametrize("folder", ["qbench/quantizers", "kernels/softpick"])
     def test_a_new_file_changes_the_hash(self, folder: str, code: Path) -> None:

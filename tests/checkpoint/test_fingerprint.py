@@ -79,6 +79,14 @@ def test_a_folder_is_its_content(tmp_path: Path) -> None:
     assert checkpoint_fingerprint(one) != checkpoint_fingerprint(two)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_each_config_counts(name: str, tmp_path: Path) -> None:
+    folder = local(tmp_path, config__json="{}", model__safetensors="w")
+    before = checkpoint_fingerprint(folder)
+    (tmp_path / name).write_text('{"eos_token_id": 2}')
+    assert checkpoint_fingerprint(folder) != before
+
+
 def test_each_shard_counts(tmp_path: Path) -> None:
     folder = local(tmp_path / "one", config__json="{}")
     for name, text in (("model.safetensors.index.json", INDEX), ("model-1.safetensors", "w")):

@@ -75,6 +75,7 @@ def test_values_and_losses_are_those_of_the_records(baseline: Path, tmp_path: Pa
         side: {stored.record.cell: stored.record.metrics for stored in read_results(folder).current}
         for side, folder in (("before", baseline), ("after", tmp_path / "run"))
     }
+    assert report.tested
     for outcome in report.tested:
         h = outcome.hypothesis
         if h.kind in ("gold_logprob", "pooled"):

@@ -102,6 +102,23 @@ def test_a_loss_in_one_cell_of_many_needs_no_more_documents_than_alone(tmp_path:
     assert len(reports[0].tested) == 20 * 5
 
 
+def test_a_loss_that_chance_gives_some_cell_of_many_is_not_worse(tmp_path: Path) -> None:
+    """Twelve cells, of which none is worse but each has noise of its own: the verdict is that of the adjusted p."""
+    population, cells = Population(60, tasks=["piqa"]), make_cells(12)
+    baseline, run = (
+        write_cells(tmp_path / side, {c: population.samples(0.2, loss, first + i) for i, c in enumerate(cells)})
+        for side, loss, first in (("baseline", 0.0, 0), ("run", 0.02, 100))
+    )
+    settings = {"alpha": ALPHA, "tolerances": {"accuracy": 0, "gold_logprob": 0, "pooled": 0}}
+    report = check(run, baseline, override=settings)
+    by_chance = [outcome for outcome in report.tested if outcome.p <= ALPHA]
+    assert by_chance
+    for outcome in by_chance:
+        assert outcome.adjusted_p > ALPHA
+        assert outcome.verdict == "unclear"
+    assert report.passed
+
+
 def test_what_counts_does_not_depend_on_which_side_is_the_baseline(tmp_path: Path) -> None:
     """Also for KL, whose tolerance is in percent of the baseline's: swapped sides are one of the sign flips."""
     population, cells = Population(80), make_cells(1)

@@ -23,14 +23,12 @@ from softpick.tiles import ARCHITECTURES, INTERPRETER, KERNELS, TileConfig, arch
 
 HEAD_DIMS = (64, 128)
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
-QUICK = (
-    "sm_90",
-    64,
-    ["softmax", "softpick"],
-    ["forward", "decode", "key_value"],
-)  # compiled by every test run; the others take minutes
+QUICK = [  # compiled by every test run; the others take minutes
+    ("sm_90", 64, ["softmax", "softpick"], ["forward", "decode", "key_value"]),
+    ("sm_90", 128, ["softpick"], ["query"]),
+]
 TARGETS = [
-    QUICK,
+    *QUICK,
     *(
         pytest.param(*target, list(NORMALIZERS), KERNELS, marks=pytest.mark.slow)
         for target in itertools.product(ARCHITECTURES, HEAD_DIMS)
@@ -47,7 +45,7 @@ SMALL = CompileJob("forward", "sm_80", 32, "fp16", TileConfig(64, 32, 4, 2))
 @pytest.fixture(scope="module")
 def compiled():
     """Returns the rows of jobs. What every test run compiles is compiled together: a process starts for seconds."""
-    quick = [*shipped(*QUICK), SPILLING, SMALL]
+    quick = [*(job for target in QUICK for job in shipped(*target)), SPILLING, SMALL]
     rows = dict(zip(quick, compile_rows(quick, workers=1), strict=True))
 
     def look_up(work):

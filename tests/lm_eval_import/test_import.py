@@ -20,6 +20,7 @@ import pytest
 from qbench import cli
 from qbench.gate.verdict import GateReport, check
 from qbench.identity import Identity
+from qbench.records.lm_eval_import.gold import Choices, right_choices
 from qbench.records.lm_eval_import.store import import_lm_eval
 from qbench.records.samples import AGGREGATIONS, WEIGHT, as_floats
 from qbench.records.schema import MetricValue
@@ -239,6 +240,23 @@ def test_cells_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     cells.write_text("models/softmx: {family: 8B}\n")
     assert cli.main(["import", "lm-eval", str(OUTPUT), "--out", str(tmp_path / "out"), "--cells", str(cells)]) == 2
     assert "models/softmax?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "accuracy", "gold"),
+    [
+        ("0", 1.0, [0]),  # an index
+        ("0", 0.0, [1]),  # the text of the second choice: the first is the likeliest, and was wrong
+        ("[0, 1]", 1.0, [0, 1]),
+        ("yes", 1.0, [0]),  # neither: one of two choices, of which the likelier was right
+        ("yes", None, None),
+    ],
+)
+def test_a_target_is_read_in_the_way_that_gives_the_accuracy(
+    target: str, accuracy: float | None, gold: list[int] | None
+) -> None:
+    choices = Choices(texts=["1", "0"], loglikelihoods=[-1.0, -5.0], target=target, accuracy=accuracy)
+    assert right_choices([choices]) == [gold]
 
 
 def test_metrics_that_are_no_means_are_shown_and_not_tested(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def test_an_unquantized_twin_is_far_above_chance_and_not_perfect(attention: str,
 @pytest.mark.parametrize("attention", TWINS)
 @pytest.mark.parametrize("method", ["bnb", "gptq", "hqq"])
 def test_8_bits_cost_almost_nothing(method: str, attention: str, report: ReportData) -> None:
-    for (_, metric), damage in damages(report, method, 8, attention).items():
+    found = damages(report, method, 8, attention)
+    assert ("mini_wikitext", "word_perplexity") in found
+    for (_, metric), damage in found.items():
         limit = 1.5 if metric.startswith("acc") else 0.02  # points, or perplexity
         assert abs(damage.value) < limit
 

@@ -34,6 +34,14 @@ def test_a_record_that_breaks_the_schema_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.json"))
 
 
+def test_without_its_documents_a_record_is_not_written(tmp_path: Path) -> None:
+    """A record says that its cell is done, so it comes last."""
+    (tmp_path / "cell" / "samples.parquet").mkdir(parents=True)
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_record(tmp_path / "cell", make_record(cell_ref()), make_samples(5))
+    assert not (tmp_path / "cell" / "record.json").exists()
+
+
 def test_the_plan_says_what_is_current_superseded_and_missing(tmp_path: Path) -> None:
     samples = make_samples(3)
     write_run(tmp_path, {cell_ref("softmax"): samples, cell_ref("softpick"): samples})

@@ -204,10 +204,12 @@ def test_every_picture_is_written_in_every_format(folder: Path, tmp_path: Path) 
 
 def test_pictures_are_as_wide_as_asked_and_have_units_and_captions(report: ReportData) -> None:
     pytest.importorskip("matplotlib")
+    names = []
     for kind in ("analysis", "causes", "sensitivity"):
         for (name, figure), (_, wide) in zip(
             KINDS[kind].figures(report, COLUMN), KINDS[kind].figures(report, PAGE), strict=True
         ):
+            names.append(name)
             assert figure.get_size_inches()[0] == pytest.approx(COLUMN), name
             assert wide.get_size_inches()[0] == pytest.approx(PAGE), name
             assert figure.get_suptitle() == "", name
@@ -216,6 +218,7 @@ def test_pictures_are_as_wide_as_asked_and_have_units_and_captions(report: Repor
             labels = [axes.get_xlabel() + axes.get_ylabel() for axes in figure.axes]
             labels.append(figure.get_supxlabel() + figure.get_supylabel())
             assert any(labels), name
+    assert set(names) == {*(f"mini-{name}" for name in PICTURES), "causes"}
 
 
 def test_over_training_steps(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_records_keep_their_figures(run: Path) -> None:
     """Written and read, they agree with their documents."""
-    for stored in read_results(run).current:
+    records = read_results(run).current
+    assert len(records) == 8
+    for stored in records:
         (own,) = stored.record.divergences
         assert (own.tokens, own.nats_before) == (1000, 2.5)
         assert altered(stored) == []
@@ -108,6 +110,7 @@ def test_points_are_where_they_were_measured(run: Path) -> None:
 
 def test_a_floor_near_the_points_is_a_line(tmp_path: Path) -> None:
     ((_, figure),) = kl_figures(read_report(write_kl_run(tmp_path, floor=1e-3)), PAGE)
+    assert len(figure.axes) == 2
     for axes in figure.axes:
         levels = [float(line.get_ydata()[0]) for line in axes.lines if len(line.get_ydata())]
         assert min(levels) == pytest.approx(1e-3)

@@ -72,7 +72,9 @@ def test_bits_per_weight_are_the_audits(mini_report: ReportData) -> None:
 def test_points_are_drawn_where_they_were_measured_and_joined(mini_report: ReportData, width: float) -> None:
     """No point is moved so that twins do not overlap, whatever the axis."""
     expected = {"mini-score": {2.0, 3.0, 4.0}, "mini-damage": {2.0, 3.0, 4.0}, "mini-bits-per-weight": {2.5, 3.5, 4.5}}
-    for name, figure in figures(mini_report, width):
+    drawn = dict(figures(mini_report, width))
+    assert drawn.keys() == expected.keys()
+    for name, figure in drawn.items():
         assert figure.get_size_inches()[0] == pytest.approx(width)
         for axes in (axes for axes in figure.axes if axes.get_visible()):
             lines = [line for line in axes.lines if line.get_marker() in "ov"]
@@ -137,7 +139,9 @@ def test_a_width_without_a_score_is_crossed_unless_it_is_not_offered(troubled_re
 def test_a_twin_that_does_not_exist_is_not_in_the_legend(tmp_path: Path) -> None:
     for label in ("none-16", "hqq-3-g64"):
         write_cell(tmp_path, cell("softmax", label), make_samples(40, tasks=["arc_easy"]))
-    for name, figure in figures(read_report(tmp_path)):
+    drawn = dict(figures(read_report(tmp_path)))
+    assert drawn.keys() >= {"mini-score", "mini-damage"}
+    for name, figure in drawn.items():
         labels = [text.get_text() for text in figure.legends[0].get_texts()]
         assert labels == ["softmax", "HQQ"], name
 
@@ -171,7 +175,9 @@ def test_the_papers_figure_has_all_tasks_and_methods_with_families_side_by_side(
 
 @pytest.mark.parametrize("width", [COLUMN, PAGE])
 def test_no_label_runs_into_another(paper: ReportData, width: float) -> None:
-    for name, figure in figures(paper, width):
+    drawn = dict(figures(paper, width))
+    assert drawn.keys() >= {"340M-1.8B-score"}
+    for name, figure in drawn.items():
         renderer = FigureCanvasAgg(figure).get_renderer()
         figure.draw(renderer)
         shown = [axes for axes in figure.axes if axes.get_visible()]

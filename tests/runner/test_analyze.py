@@ -147,7 +147,24 @@ def test_a_second_call_computes_nothing(analyzed_recipe: Path, analyzed: tuple[P
     assert finished(analyzed[0]) == before
 
 
-@pytest.mark.slow  # the runner is that of scores, and test_kill.py kills it
+def test_what_an_interrupted_analysis_left_is_kept_and_the_rest_is_as_if_it_had_never_stopped(
+    analyzed_recipe: Path, analyzed: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Maps are of the heads in which two analyses differ most, of which one was measured before."""
+    out = shutil.copytree(analyzed[0], tmp_path / "out")
+    missing = {"tiny-softmax-none-16-analysis", "tiny-softpick-none-16-maps"}
+    for stored in read_analyses(out).current:
+        if stored.record.cell.name in missing:
+            shutil.rmtree(stored.folder)
+    before = finished(out)
+    code, events = analyze_here(analyzed_recipe, out)
+    assert code == 0
+    assert ended(events) == dict.fromkeys(missing, "done")
+    assert before.items() <= finished(out).items()
+    assert found(out) == found(analyzed[0])
+
+
+@pytest.mark.slow  # the test above resumes, and test_kill.py kills the same runner
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_a_killed_analysis_continues_as_if_nothing_had_happened(
     moment: int, analyzed_recipe: Path, analyzed: tuple[Path, list[dict[str, Any]]], tmp_path: Path

@@ -69,7 +69,8 @@ class Look:
     def __call__(self, send):
         offline = [os.environ.get(name) for name in OFFLINE_VARIABLES]
         gpu = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")]
-        send((offline, gpu, os.environ[child.PRELOAD_METHODS], "bitsandbytes" in sys.modules))
+        here = [place for place in sys.path if place in ("", os.getcwd())]
+        send((offline, gpu, os.environ[child.PRELOAD_METHODS], "bitsandbytes" in sys.modules, here))
 """
 
 SERVER = """
@@ -82,6 +83,7 @@ from look import Look  # children do not import this script
 
 if __name__ == "__main__":
     child.HEAVY = ()  # importing them takes seconds
+    sys.path.insert(0, "")  # as `python -m` and notebooks do
     worker = child.Child(child.fork_server({"bnb"}, sys.argv[1]), Look(), log=Path(sys.argv[2]), gpu="3")
     worker.start()
     wait([worker.process.sentinel])
@@ -93,20 +95,23 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("device", "seen"),
     [
-        ("cpu", "(['1', '1', '1', '1'], ['3', 'PCI_BUS_ID'], 'bnb', True) []"),
-        ("cuda", "(['1', '1', '1', '1'], ['3', 'PCI_BUS_ID'], '', False) []"),  # otherwise no CUDA kernels
+        ("cpu", "(['1', '1', '1', '1'], ['3', 'PCI_BUS_ID'], 'bnb', True, []) []"),
+        ("cuda", "(['1', '1', '1', '1'], ['3', 'PCI_BUS_ID'], '', False, []) []"),  # otherwise no CUDA kernels
     ],
 )
-def test_cells_are_offline_and_on_cuda_import_their_libraries_themselves(
+def test_cells_are_offline_without_the_working_folder_and_on_cuda_import_their_libraries_themselves(
     device: str, seen: str, tmp_path: Path
 ) -> None:
+    hidden = tmp_path / "here" / "bitsandbytes"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ImportError('this is from the working folder')")
     (tmp_path / "look.py").write_text(LOOK)
     (tmp_path / "server.py").write_text(SERVER)
     names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
     environment = {name: value for name, value in os.environ.items() if name not in names}
-    environment["PYTHONPATH"] = str(tmp_path)
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     command = [sys.executable, tmp_path / "server.py", device, tmp_path / "log.txt"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=hidden.parent)
     assert done.stdout.strip() == seen, done.stderr + (tmp_path / "log.txt").read_text()
 
 

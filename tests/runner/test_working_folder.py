@@ -30,7 +30,7 @@ def folder(request: pytest.FixtureRequest, matrix: Path, tmp_path: Path) -> Path
     return folder
 
 
-@pytest.mark.slow  # test_a_child_forgets_the_working_folder_of_its_driver is the quick one
+@pytest.mark.slow  # the test below and one in test_child.py are quick
 def test_a_run_does_not_import_from_the_working_folder(folder: Path) -> None:
     code, events, errors = run(Path("recipe.yaml"), Path("out"), "--preflight", "--only", "softpick", cwd=folder)
     assert [event["reason"] for event in events_of(events, "finished")] == [None, None], errors
