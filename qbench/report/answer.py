@@ -72,7 +72,8 @@ def headline_tables(report: ReportData) -> list[Table]:
         ],
         columns=[
             *(Column(title, "l") for title in ("Family", "Bits", "Attention")),
-            *(Column(title) for title in (unit.capitalize(), "95% interval", "p", *scales)),
+            Column(unit.capitalize()),
+            *(Column(title, about_previous=True) for title in ("95% interval", "p", *scales)),
         ],
         heads=2,
     )

@@ -80,7 +80,7 @@ def _damage_table(about: FamilyQuantization, rows: list[DamageRow]) -> Table:
     with_intervals = any(found and found.interval for row in rows for found in row.differences.values())
     columns = [*head_columns(kinds, about), *_damage_columns(kinds, with_flips), Column("Difference")]
     if with_intervals:
-        columns.append(Column("95% interval"))
+        columns.append(Column("95% interval", about_previous=True))
     table = Table(
         name=table_name("damage", about),
         title=f"{about.family}, {about.method_title}: damage",
@@ -111,11 +111,11 @@ def _lone_damage_table(about: FamilyQuantization, rows: list[DamageRow], attenti
     damages = [(row, row.damages[attention]) for row in arranged(rows)]
     with_flips = any(damage.flips for _, damage in damages)
     with_intervals = any(isinstance(damage.score, Difference) and damage.score.interval for _, damage in damages)
-    columns = [*head_columns([attention], about), Column("Damage"), Column("Recovery")]
+    columns = [*head_columns([attention], about), Column("Damage"), Column("Recovery", about_previous=True)]
     if with_intervals:
-        columns.append(Column("95% interval"))
+        columns.append(Column("95% interval", about_previous=True))
     if with_flips:
-        columns.append(Column("Flips"))
+        columns.append(Column("Flips", about_previous=True))
     table = Table(
         name=table_name("damage", about),
         title=f"{about.family}, {about.method_title}: damage",
@@ -173,8 +173,12 @@ def _models(family: str, kinds: Sequence[str]) -> str:
 def _damage_columns(kinds: Sequence[str], with_flips: bool) -> list[Column]:
     titles = ["Damage", "Recovery", "Flips"] if with_flips else ["Damage", "Recovery"]
     if len(lines_of(kinds)) > 1:
-        return [Column(title) for title in titles]
-    return [Column(title, group=kind_title(attention)) for attention in kinds for title in titles]
+        return [Column(title, about_previous=title != titles[0]) for title in titles]
+    return [
+        Column(title, group=kind_title(attention), about_previous=title != titles[0])
+        for attention in kinds
+        for title in titles
+    ]
 
 
 def _summary_field(table: Table, row: Row, shown: Sequence[str], kinds: Sequence[str], marks: Marks) -> Field:

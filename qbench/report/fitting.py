@@ -1,10 +1,12 @@
 """Tables cut into pieces that fit a page: by columns if they are too wide for small type, by rows if they are too long.
 
 A table that is too wide first gives up its leading columns: each of their blocks becomes a line across the table. If
-that is not enough, its other columns are dealt out to several pieces, whole groups together if they fit.
+that is not enough, its other columns are dealt out to several pieces, whole groups together if they fit. A value is
+never parted from its interval: a value with more columns about it than fit is repeated in front of the rest of them.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -12,11 +14,13 @@ from itertools import groupby
 from qbench.report.tables import Column, Field, Table, groups_of
 
 MIN_SIZE = 7.0  # points: smaller type cannot be read
-COLUMN_GAP = 6.0  # points, between two columns of a table
+COLUMN_GAP, LEAST_GAP = 6.0, 4.0  # points, between two columns of a table, and if it fits only with less
 MAX_LINES = 52  # of a table on one page
 # Widths in Times at 7 points, in em, with minus signs and marks in TeX's own mathematical type.
-WIDTHS = dict.fromkeys(".,:;'|!ijlt/ \u00a0", 0.28) | dict.fromkeys("[]()frs", 0.36) | dict.fromkeys("%mwMW", 0.83)
-WIDTHS |= dict.fromkeys("−-▲▼", 0.9) | dict.fromkeys("+↑↓Δ<>", 0.6)
+WIDTHS = dict.fromkeys(".,", 0.25) | dict.fromkeys(":;'|!ijlt/ \u00a0", 0.28) | dict.fromkeys("[]()fr", 0.34)
+WIDTHS |= dict.fromkeys("s", 0.39) | dict.fromkeys("%mwMW", 0.83)
+WIDTHS |= dict.fromkeys("−▲▼", 0.9) | {"-": 0.34} | dict.fromkeys("+↑↓Δ<>", 0.6)
+MINUS = re.compile(r"(?<![\w.])-(?=\d)")  # a hyphen that is a sign
 UPPER_CASE, OTHER = 0.7, 0.5
 MARK = 0.36  # em, of a letter or star above the line
 MAX_HEADER_LINES = 3
@@ -43,6 +47,11 @@ def pieces(table: Table, width: float) -> list[Piece]:
     if _width(whole) > width:
         whole = _folded(whole)
     return [part for piece in _narrow(whole, width) for part in _short(piece)]
+
+
+def column_gap(piece: Piece, width: float) -> float:
+    """The points between two columns with which it fits."""
+    return COLUMN_GAP if _width(piece, COLUMN_GAP) <= width else LEAST_GAP
 
 
 def starts_block(rows: Sequence[Sequence[Field]], row: int, column: int) -> bool:
@@ -93,7 +102,7 @@ def _narrow(piece: Piece, width: float) -> list[Piece]:
     blocks: list[list[int]] = []
     for _, own in groupby(range(names, len(piece.columns)), lambda n: piece.columns[n].group):
         block = list(own)
-        blocks += [block] if _width(_some(piece, names, block)) <= width else [[n] for n in block]
+        blocks += [block] if _width(_some(piece, names, block)) <= width else _values(piece, names, block, width)
     found: list[list[int]] = []
     for block in blocks:
         if found and _width(_some(piece, names, found[-1] + block)) <= width:
@@ -101,6 +110,21 @@ def _narrow(piece: Piece, width: float) -> list[Piece]:
         else:
             found.append(block)
     return [_some(piece, names, columns) for columns in found] or [piece]
+
+
+def _values(piece: Piece, names: int, block: Sequence[int], width: float) -> list[list[int]]:
+    """Each value with the columns about it; the value again with those that do not fit."""
+    found: list[list[int]] = []
+    value = block[0]
+    for n in block:
+        if not piece.columns[n].about_previous:
+            value = n
+            found.append([n])
+        elif _width(_some(piece, names, [*found[-1], n])) <= width:
+            found[-1].append(n)
+        else:
+            found.append([value, n])
+    return found
 
 
 def _some(piece: Piece, names: int, columns: Sequence[int]) -> Piece:
@@ -127,14 +151,14 @@ def _height(lines: Sequence[str]) -> int:
     return len(lines) + sum(map(bool, lines))
 
 
-def _width(piece: Piece) -> float:
+def _width(piece: Piece, gap: float = LEAST_GAP) -> float:
     """About how wide it is in the smallest type, in points."""
     widths = []
     for n, column in enumerate(piece.columns):
         fields = max((_field_width(row[n]) for row in piece.rows), default=0.0)
         title = max(map(_text_width, header_lines(column, piece.rows, n)))
         widths.append(max(fields, title))
-    return MIN_SIZE * sum(widths) + COLUMN_GAP * len(widths)
+    return MIN_SIZE * sum(widths) + gap * (len(widths) - 1)
 
 
 def _field_width(field: Field) -> float:
@@ -143,7 +167,7 @@ def _field_width(field: Field) -> float:
 
 
 def _text_width(text: str) -> float:
-    return sum(_character_width(c) for c in text)
+    return sum(_character_width(c) for c in MINUS.sub("−", text))
 
 
 def _character_width(c: str) -> float:

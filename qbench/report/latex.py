@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from qbench.output import on_one_line
-from qbench.report.fitting import COLUMN_GAP, Piece, block_height, header_lines, pieces, starts_block
+from qbench.report.fitting import MINUS, Piece, block_height, column_gap, header_lines, pieces, starts_block
 from qbench.report.results import ReportError
 from qbench.report.tables import Column, Field, Table, shared_reading
 
@@ -26,6 +26,8 @@ NOTE_SIZE = r"\fontsize{7}{8.4}\selectfont"
 # (NeurIPS and ICML have more), the page that of NeurIPS (ACL and ICML have more).
 FLOATS = {1: ("table", 219.0), 2: ("table*", 397.0)}
 DEFAULT_COLUMNS = 2  # in a document with one column, table* is table
+BREAK = r"\allowbreak{}"
+CODE = re.compile(r"`([^`]+)`")
 TONE_COLOURS = {"better": "green!60!black", "worse": "red!70!black", "same": "gray"}
 TONE_MARKS = {"better": "▲", "worse": "▼", "same": ""}  # colours alone are lost in print
 SPECIAL = (
@@ -35,12 +37,12 @@ SPECIAL = (
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
-        "`": r"\textasciigrave{}",
+        "`": r"\textquoteleft{}",  # \textasciigrave is a bitmap (Type 3) without T1 encoding
         "↑": r"$\uparrow$",
         "↓": r"$\downarrow$",
         "Δ": r"$\Delta$",
         "−": "$-$",
-        "–": "--",
+        "–": r"\textendash{}",
         "…": r"\ldots{}",
         "<": "$<$",
         ">": "$>$",
@@ -70,25 +72,30 @@ def latex(
 ) -> str:
     """All tables as floats to paste into a paper, or as a whole document.
 
-    lead: sentences above them. columns: how many of a page's columns a table spans, 1 or 2.
+    remarks: sentences that belong to the text, with those on how to read the tables. lead: the answer, a comment unless
+    it is a whole document. columns: how many of a page's columns a table spans, 1 or 2.
     """
     if columns not in FLOATS:
         raise ReportError(f"columns is {columns}; a table spans 1 or 2 columns of a page.")
     placement = "!htp" if standalone else "t"  # in a whole document, as many on a page as fit
+    environment, width = FLOATS[columns]
     parts, labels = [], set[str]()
     for table in tables:
-        cut = pieces(table, FLOATS[columns][1])
-        for i, piece in enumerate(cut):
-            suffix = f" (part {i + 1} of {len(cut)})" if len(cut) > 1 else ""
-            label = _label(f"{table.name}-{i + 1}" if suffix else table.name, labels)
-            parts.append(_float(table, piece, suffix, label, FLOATS[columns][0], placement))
-    notes = _notes(tables)
-    parts += [f"% {on_one_line(remark)}\n" for remark in remarks]  # a line break would end the comment
+        cut = pieces(table, width)
+        for i, piece in enumerate(cut, 1):
+            caption, name, notes = table.caption, table.name, _footnotes(table)
+            if len(cut) > 1:
+                caption, name = f"{caption.removesuffix('.')} (part {i} of {len(cut)}).", f"{name}-{i}"
+            if i < len(cut):
+                notes = []  # once, under the last part
+            inside = _tabular(piece, column_gap(piece, width))
+            parts.append(_float(inside, caption, _label(name, labels), notes, environment, placement))
+    closing = _closing(tables, remarks)
     first = "".join(f"{_escape(sentence)}\n\n" for sentence in lead)
     if standalone:
-        return _document([first + notes + parts[0], *parts[1:]], columns)
+        return _document([first + closing + parts[0], *parts[1:]], columns)
     needs = f"% Needs \\usepackage{{{','.join(PACKAGES)}}}\n"
-    return "\n".join([needs, *(f"% {line}\n" for line in first.splitlines() if line), FITTING, *parts, notes])
+    return "\n".join([needs, *(f"% {line}\n" for line in first.splitlines() if line), FITTING, *parts, closing])
 
 
 def _document(parts: Sequence[str], columns: int) -> str:
@@ -100,21 +107,28 @@ def _document(parts: Sequence[str], columns: int) -> str:
     return "\n".join([*head, *packages, waiting, FITTING, *start, *parts, "\\end{document}", ""])
 
 
-def _notes(tables: Sequence[Table]) -> str:
-    """How to read the tables, once for all of them: a paragraph for the text or an appendix."""
-    reading = shared_reading(tables)
-    return f"\\paragraph{{How to read the tables.}} {_escape(' '.join(reading))}\n\n" if reading else ""
+def _closing(tables: Sequence[Table], remarks: Sequence[str]) -> str:
+    """How to read the tables, once for all of them, and what to know about the results: for the text or an appendix."""
+    paragraphs = {"How to read the tables": shared_reading(tables), "About these results": remarks}
+    return "".join(
+        f"\\paragraph{{{title}.}} {{\\sloppy {_escape(' '.join(sentences))}\\par}}\n\n"
+        for title, sentences in paragraphs.items()
+        if sentences
+    )
 
 
-def _float(table: Table, piece: Piece, suffix: str, label: str, environment: str, placement: str) -> str:
-    lines = [
-        f"\\begin{{{environment}}}[{placement}]",
-        "\\centering",
-        f"\\setlength{{\\tabcolsep}}{{{COLUMN_GAP / 2:g}pt}}",
-        f"\\caption{{{_escape(table.caption + suffix)}}}",
-        f"\\label{{{label}}}",
-        "\\smallskip",
-        f"\\fittable{{\\begin{{tabular}}{{{''.join(column.align for column in piece.columns)}}}",
+def _footnotes(table: Table) -> list[str]:
+    """What stands under a table."""
+    used = {mark for row in table.rows for field in row for mark in field.marks.split(",")}
+    notes = [_escape(table.count)] if table.count else []
+    return notes + [f"$^{{{mark}}}$ {_escape(text)}" for mark, text in table.footnotes.items() if mark in used]
+
+
+def _tabular(piece: Piece, gap: float) -> list[str]:
+    """The table itself; gap: points between two columns."""
+    return [
+        f"\\setlength{{\\tabcolsep}}{{{gap / 2:g}pt}}",
+        f"\\fittable{{\\begin{{tabular}}{{@{{}}{''.join(column.align for column in piece.columns)}@{{}}}}",
         "\\toprule",
         *_header(piece),
         "\\midrule",
@@ -122,9 +136,19 @@ def _float(table: Table, piece: Piece, suffix: str, label: str, environment: str
         "\\bottomrule",
         "\\end{tabular}}",
     ]
-    used = {mark for row in piece.rows for field in row for mark in field.marks.split(",")}
-    notes = [_escape(table.count)] if table.count else []
-    notes += [f"$^{{{mark}}}$ {_escape(text)}" for mark, text in table.footnotes.items() if mark in used]
+
+
+def _float(
+    tabular: Sequence[str], caption: str, label: str, notes: Sequence[str], environment: str, placement: str
+) -> str:
+    lines = [
+        f"\\begin{{{environment}}}[{placement}]",
+        "\\centering",
+        f"\\caption{{{_escape(caption)}}}",
+        f"\\label{{{label}}}",
+        "\\smallskip",
+        *tabular,
+    ]
     if notes:
         lines += ["\\par\\smallskip", f"\\parbox{{\\linewidth}}{{{NOTE_SIZE} " + "\\\\\n".join(notes) + "}"]
     return "\n".join([*lines, f"\\end{{{environment}}}", ""])
@@ -163,7 +187,7 @@ def _body(piece: Piece) -> list[str]:
             first = 1 if across else heads.index(True) + 1
             lines.append("\\midrule" if first == 1 else f"\\cmidrule(lr){{{first}-{len(row)}}}")
         if across:
-            lines.append(_line([f"\\multicolumn{{{len(row)}}}{{l}}{{\\textit{{{_escape(across)}}}}}"]))
+            lines.append(_line([f"\\multicolumn{{{len(row)}}}{{@{{}}l@{{}}}}{{\\textit{{{_escape(across)}}}}}"]))
         fields = [_field(field) for field in row]
         for column, starts in enumerate(heads):
             height = block_height(piece.rows, i, column)
@@ -176,7 +200,7 @@ def _body(piece: Piece) -> list[str]:
 
 
 def _field(field: Field) -> str:
-    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", _escape(field.text))
+    text = _escape(MINUS.sub("−", field.text))
     if field.tone:
         text = f"\\textcolor{{{TONE_COLOURS[field.tone]}}}{{{text}{_escape(TONE_MARKS[field.tone])}}}"
     marks = ",".join(mark for mark in ("*" if field.starred else "", field.marks) if mark)
@@ -196,7 +220,18 @@ def _label(name: str, taken: set[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return "".join(SPECIAL.get(c) or (c if c.isascii() else _plain(c)) for c in on_one_line(text))
+    """LaTeX that shows the text; `code` is set in typewriter type."""
+    parts = CODE.split(on_one_line(text))  # text and code in turn
+    return "".join(_code(part) if i % 2 else _signs(part) for i, part in enumerate(parts))
+
+
+def _code(text: str) -> str:
+    return f"\\texttt{{{_signs(text).replace('/', '/' + BREAK)}}}"  # long paths would run into the margin
+
+
+def _signs(text: str) -> str:
+    signs = "".join(SPECIAL.get(c) or (c if c.isascii() else _plain(c)) for c in text)
+    return signs.replace("--", "-{}-")  # two hyphens of an option would become a dash
 
 
 def _plain(character: str) -> str:

@@ -83,7 +83,7 @@ def _delta_table(about: FamilyQuantization, rows: list[DeltaRow]) -> Table:
     columns = [*head_columns(kinds, about), *map(Column, score_titles(kinds)), Column("Δ")]
     if with_intervals:
         reading += how_to_read_intervals(rows)
-        columns.append(Column("95% interval"))
+        columns.append(Column("95% interval", about_previous=True))
     table = Table(
         name=table_name("delta", about),
         title=f"{about.family}, {about.method_title}",

@@ -23,6 +23,7 @@ class Column:
     title: str
     align: Literal["l", "c", "r"] = "r"
     group: str = ""
+    about_previous: bool = False  # says more about the value to its left: a split table never parts the two
 
 
 @dataclass(frozen=True)

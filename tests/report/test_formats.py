@@ -21,7 +21,7 @@ from qbench.report.layouts import READ_ADDED_DOCUMENTS
 from qbench.report.markdown import markdown
 from qbench.report.remarks import remarks, remarks_on_delta
 from qbench.report.render import render
-from qbench.report.tables import Table
+from qbench.report.tables import Column, Field, Table
 
 from ..example_records import PROVENANCE, make_record, make_samples
 from .examples import ALWAYS, LABELS, cell, samples_of, write_cell, write_mini, write_plan_of, write_troubled
@@ -367,6 +367,74 @@ def test_a_wide_table_is_cut_by_tasks_and_keeps_all_its_numbers(paper: ReportDat
     assert all([line for line in piece.lines if line] == ["unquantized", "BNB", "GPTQ", "HQQ"] for piece in cut)
     numbers = {field.text for row in table.rows for field in row[2:]}
     assert numbers == {field.text for piece in cut for row in piece.rows for field in row[1:]}
+
+
+@pytest.mark.parametrize("kind", ["delta", "damage", "headline"])
+@pytest.mark.parametrize("width", [219, 160])
+@pytest.mark.parametrize("source", ["mini_report", "lone", "paper"])
+def test_a_value_and_its_interval_are_in_the_same_part(
+    kind: str, width: float, source: str, request: pytest.FixtureRequest
+) -> None:
+    values = {"Δ", "Damage", "Difference", "Nats", "Points"}
+    for table in tables(request.getfixturevalue(source), kind):
+        shown = [[column.title for column in piece.columns] for piece in pieces(table, width)]
+        for titles in shown:
+            for title in {"95% interval", "Flips", "Recovery", "Damage ratio"} & set(titles):
+                assert values & set(titles[: titles.index(title)]), titles
+        assert {column.title for column in table.columns if column.align != "l"} <= {t for own in shown for t in own}
+
+
+def test_a_value_is_repeated_in_front_of_what_did_not_fit_beside_it() -> None:
+    about = [Column(f"about {n}", about_previous=True) for n in range(3)]
+    table = Table("t", "t", "t", [], [Column("Name", "l"), Column("Value"), *about], heads=0)
+    table.rows.append([Field("a"), *(Field("123.45") for _ in range(4))])
+    cut = pieces(table, 100)
+    assert [[column.title for column in piece.columns] for piece in cut] == [
+        ["Name", "Value", "about 0", "about 1"],
+        ["Name", "Value", "about 2"],
+    ]
+
+
+def test_notes_of_a_split_table_are_once_and_its_number_is_in_the_caption(mini_report: ReportData) -> None:
+    (table,) = tables(mini_report, "summary")
+    text = latex([table], columns=1)
+    parts = text.split("\\begin{table}")[1:]
+    assert len(parts) > 1
+    captions = [found[1] for part in parts if (found := re.search(r"\\caption{(.*)}", part))]
+    assert captions == [
+        f"{captions[0].partition(' (part')[0]} (part {i} of {len(parts)})." for i in range(1, len(parts) + 1)
+    ]
+    assert ["Starred: " in part for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
+def typeset(text: str) -> str:
+    """LaTeX without its comments."""
+    return re.sub(r"(?m)(?<!\\)%.*$", "", text)
+
+
+@pytest.mark.parametrize("standalone", [False, True])
+def test_what_to_know_about_results_is_typeset(standalone: bool, paper: ReportData, tmp_path: Path) -> None:
+    shown = typeset(render(paper, "latex", "summary", standalone=standalone))
+    assert "Suspicious: 1.8B-softmax-hqq-2" in shown
+    assert "per-document results" in shown
+    planned = [write_cell(tmp_path, cell("softmax", "none-16"), make_samples(5))]
+    write_plan_of(tmp_path, planned, limit=20)
+    assert "only the first 20 documents" in typeset(
+        render(read_report(tmp_path), "latex", "baseline", standalone=standalone)
+    )
+
+
+@needs_pdflatex
+@pytest.mark.skipif(not shutil.which("pdffonts"), reason="needs pdffonts, which is not here")
+def test_code_in_notes_has_no_backticks_and_no_bitmap_font(paper: ReportData, tmp_path: Path) -> None:
+    code = "Give `calibration: {seeds: 5}` or `qbench table --kind damage a/b_c`, and a lone ` too."
+    text = latex(tables(paper, "summary"), [code], columns=1)
+    assert r"\texttt{calibration: \{seeds: 5\}}" in text
+    assert "`" not in typeset(text)
+    compiled(ACL % text, tmp_path)
+    fonts = subprocess.run(["pdffonts", "t.pdf"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "Type 1" in fonts
+    assert "Type 3" not in fonts
 
 
 @needs_pdflatex
