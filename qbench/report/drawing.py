@@ -11,6 +11,7 @@ from qbench.errors import InputError
 from qbench.files import file_name, write_atomically
 from qbench.numbers import RAISED
 from qbench.report.attentions import TWINS
+from qbench.report.latex import escape
 from qbench.report.looks import COLUMN, INK, STYLE, looks
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def log_tick(value: float) -> str:
 
 
 def write_drawings(drawn: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
-    """Write figures as PNG, SVG and PDF, and their captions as text; gives the pictures."""
+    """Write figures as PNG, SVG and PDF, and their captions as text and LaTeX; gives the pictures."""
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +124,9 @@ def write_drawings(drawn: "Iterable[tuple[str, Figure]]", folder: Path) -> list[
                 file = folder / f"{file_name(name)}.{suffix}"
                 write_atomically(file, _rendered(figure, suffix))
                 files.append(file)
-            write_atomically(folder / f"{file_name(name)}.txt", f"{figure.get_label()}\n")
+            caption = str(figure.get_label())
+            write_atomically(folder / f"{file_name(name)}.txt", f"{caption}\n")
+            write_atomically(folder / f"{file_name(name)}.tex", f"{escape(caption)}%\n")  # no space after \input
     except OSError as error:
         raise PlotError(f"{folder}: plots cannot be written there ({error.strerror or error}).") from None
     return files

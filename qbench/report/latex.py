@@ -91,7 +91,7 @@ def latex(
             inside = _tabular(piece, column_gap(piece, width))
             parts.append(_float(inside, caption, _label(name, labels), notes, environment, placement))
     closing = _closing(tables, remarks)
-    first = "".join(f"{_escape(sentence)}\n\n" for sentence in lead)
+    first = "".join(f"{escape(sentence)}\n\n" for sentence in lead)
     if standalone:
         return _document([first + closing + parts[0], *parts[1:]], columns)
     needs = f"% Needs \\usepackage{{{','.join(PACKAGES)}}}\n"
@@ -111,7 +111,7 @@ def _closing(tables: Sequence[Table], remarks: Sequence[str]) -> str:
     """How to read the tables, once for all of them, and what to know about the results: for the text or an appendix."""
     paragraphs = {"How to read the tables": shared_reading(tables), "About these results": remarks}
     return "".join(
-        f"\\paragraph{{{title}.}} {{\\sloppy {_escape(' '.join(sentences))}\\par}}\n\n"
+        f"\\paragraph{{{title}.}} {{\\sloppy {escape(' '.join(sentences))}\\par}}\n\n"
         for title, sentences in paragraphs.items()
         if sentences
     )
@@ -120,8 +120,8 @@ def _closing(tables: Sequence[Table], remarks: Sequence[str]) -> str:
 def _footnotes(table: Table) -> list[str]:
     """What stands under a table."""
     used = {mark for row in table.rows for field in row for mark in field.marks.split(",")}
-    notes = [_escape(table.count)] if table.count else []
-    return notes + [f"$^{{{mark}}}$ {_escape(text)}" for mark, text in table.footnotes.items() if mark in used]
+    notes = [escape(table.count)] if table.count else []
+    return notes + [f"$^{{{mark}}}$ {escape(text)}" for mark, text in table.footnotes.items() if mark in used]
 
 
 def _tabular(piece: Piece, gap: float) -> list[str]:
@@ -144,7 +144,7 @@ def _float(
     lines = [
         f"\\begin{{{environment}}}[{placement}]",
         "\\centering",
-        f"\\caption{{{_escape(caption)}}}",
+        f"\\caption{{{escape(caption)}}}",
         f"\\label{{{label}}}",
         "\\smallskip",
         *tabular,
@@ -162,7 +162,7 @@ def _header(piece: Piece) -> list[str]:
     for group, span in piece.groups:
         end = start + span
         if group:
-            above.append(f"\\multicolumn{{{span}}}{{c}}{{{_escape(group)}}}")
+            above.append(f"\\multicolumn{{{span}}}{{c}}{{{escape(group)}}}")
             rules.append(f"\\cmidrule(lr){{{start + 1}-{end}}}")
         else:
             above += [""] * span
@@ -171,7 +171,7 @@ def _header(piece: Piece) -> list[str]:
 
 
 def _title(column: Column, piece: Piece, place: int) -> str:
-    lines = [_escape(line) for line in header_lines(column, piece.rows, place)]
+    lines = [escape(line) for line in header_lines(column, piece.rows, place)]
     if len(lines) == 1:
         return lines[0]
     return f"\\begin{{tabular}}[b]{{@{{}}{column.align}@{{}}}}" + r"\\".join(lines) + "\\end{tabular}"
@@ -187,7 +187,7 @@ def _body(piece: Piece) -> list[str]:
             first = 1 if across else heads.index(True) + 1
             lines.append("\\midrule" if first == 1 else f"\\cmidrule(lr){{{first}-{len(row)}}}")
         if across:
-            lines.append(_line([f"\\multicolumn{{{len(row)}}}{{@{{}}l@{{}}}}{{\\textit{{{_escape(across)}}}}}"]))
+            lines.append(_line([f"\\multicolumn{{{len(row)}}}{{@{{}}l@{{}}}}{{\\textit{{{escape(across)}}}}}"]))
         fields = [_field(field) for field in row]
         for column, starts in enumerate(heads):
             height = block_height(piece.rows, i, column)
@@ -200,9 +200,9 @@ def _body(piece: Piece) -> list[str]:
 
 
 def _field(field: Field) -> str:
-    text = _escape(MINUS.sub("−", field.text))
+    text = escape(MINUS.sub("−", field.text))
     if field.tone:
-        text = f"\\textcolor{{{TONE_COLOURS[field.tone]}}}{{{text}{_escape(TONE_MARKS[field.tone])}}}"
+        text = f"\\textcolor{{{TONE_COLOURS[field.tone]}}}{{{text}{escape(TONE_MARKS[field.tone])}}}"
     marks = ",".join(mark for mark in ("*" if field.starred else "", field.marks) if mark)
     return text + (f"$^{{{marks}}}$" if marks else "")
 
@@ -219,7 +219,7 @@ def _label(name: str, taken: set[str]) -> str:
     return unique
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """LaTeX that shows the text; `code` is set in typewriter type."""
     parts = CODE.split(on_one_line(text))  # text and code in turn
     return "".join(_code(part) if i % 2 else _signs(part) for i, part in enumerate(parts))

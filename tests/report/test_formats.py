@@ -13,12 +13,15 @@ from qbench.numbers import signed
 from qbench.records.schema import Failure, PlannedCell
 from qbench.report import tidy
 from qbench.report.delta import Difference, ReportData, read_report
+from qbench.report.drawing import write_drawings
 from qbench.report.fitting import pieces
 from qbench.report.html import page
 from qbench.report.kinds import KINDS
 from qbench.report.latex import latex
 from qbench.report.layouts import READ_ADDED_DOCUMENTS
+from qbench.report.looks import COLUMN
 from qbench.report.markdown import markdown
+from qbench.report.plots import all_figures
 from qbench.report.remarks import remarks, remarks_on_delta
 from qbench.report.render import render
 from qbench.report.tables import Column, Field, Table
@@ -435,6 +438,16 @@ def test_code_in_notes_has_no_backticks_and_no_bitmap_font(paper: ReportData, tm
     fonts = subprocess.run(["pdffonts", "t.pdf"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert "Type 1" in fonts
     assert "Type 3" not in fonts
+
+
+@needs_pdflatex
+def test_captions_of_figures_compile(small: ReportData, tmp_path: Path) -> None:
+    write_drawings(all_figures(small, COLUMN), tmp_path)
+    captions = sorted(tmp_path.glob("*.tex"))
+    assert all(sign in "".join(file.read_text() for file in captions) for sign in (r"95\%", "$-$"))
+    assert [file.stem for file in captions] == sorted(file.stem for file in tmp_path.glob("*.png"))
+    floats = (f"\\begin{{figure}}\\caption{{\\protect\\input{{{file.stem}}}}}\\end{{figure}}" for file in captions)
+    compiled(ACL % ("\\extrafloats{100}" + "\n".join(floats)), tmp_path)
 
 
 @needs_pdflatex
