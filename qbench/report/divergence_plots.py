@@ -16,6 +16,7 @@ from qbench.report.drawing import (
     load_matplotlib,
     new_figure,
     panel_grid,
+    plain_log_ticks,
     side_by_side,
     stacked,
 )
@@ -51,8 +52,8 @@ def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDi
     shape = stacked(len(kinds), width) if len(kinds) <= MAX_ROWS else side_by_side(len(kinds), width)
     rows, columns = shape
     caption = (
-        f"KL from the unquantized model against measured bits per weight: {about}. Bars: 95%. Floor: the unquantized "
-        "model with different batches."
+        f"KL from the unquantized model against measured bits per weight: {about}. Bars: 95% intervals. Floor: the "
+        "unquantized model with different batches."
     )
     figure = new_figure(width, 0.5 + rows * max(1.7, 0.45 * width / columns), caption)
     grid = panel_grid(figure, len(kinds), shape, sharex=True, sharey=True)
@@ -67,8 +68,7 @@ def _figure(report: ReportData, family: str, task: str, models: Sequence[ModelDi
     figure.supxlabel("bits per weight, measured", fontsize=8)
     for line in grid:
         line[0].set_ylabel("KL (nats per token)")
-    figure.axes[0].yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    figure.axes[0].yaxis.set_minor_locator(load_matplotlib().ticker.NullLocator())
+    plain_log_ticks(figure.axes[0].yaxis)
     add_legend(figure)
     return figure
 
@@ -95,5 +95,5 @@ def _draw_floor(axes: "Axes", models: Sequence[ModelDivergence], smallest: float
     if floor >= MAX_FLOOR_DISTANCE * smallest:
         axes.axhline(floor, color=FAINT, linestyle="--", linewidth=1, label="floor: unquantized, different batches")
     else:
-        text = f"↓ floor: {magnitude(floor)}"
+        text = f"↓ floor: {magnitude(floor) if floor else 0}"
         axes.text(0.02, 0.02, text, transform=axes.transAxes, fontsize=SMALL["xtick.labelsize"])

@@ -4,6 +4,7 @@ A figure has no title: its label (`figure.get_label()`) is its caption, which is
 """
 
 import io
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,11 +98,16 @@ def add_legend(figure: "Figure", handles: dict[str, Any] | None = None) -> None:
 
 
 def plain_log_ticks(axis: Any) -> None:
-    """Numbers as people write them: 1, 2 and 5 of each decade, or powers of ten if there are many."""
+    """At least two numbers as people write them: 1, 2 and 5 of each decade, powers of ten if there are many."""
     ticker = load_matplotlib().ticker
     low, high = sorted(axis.get_view_interval())
-    subs = (1, 2, 5) if high / max(low, 1e-300) < 100 else (1,)
-    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=6))
+    low = max(low, 1e-300)
+    subs = (1, 2, 5) if high / low < 100 else (1,)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    if sum(low <= sub * 10.0**decade <= high for decade in decades for sub in subs) > 1:
+        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=6))
+    else:
+        axis.set_major_locator(ticker.MaxNLocator(3, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: log_tick(value)))
     axis.set_minor_locator(ticker.NullLocator())
 

@@ -13,7 +13,7 @@ from qbench.records.analysis import SINK_EPSILONS
 from qbench.report.analyses import AnalyzedModel, DrawnMaps
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.drawing import SMALL, load_matplotlib, new_figure, panel_grid, side_by_side
+from qbench.report.drawing import SMALL, load_matplotlib, new_figure, panel_grid, plain_log_ticks, side_by_side
 from qbench.report.sensitivity import MILLI, by_quantization
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ def _sensitivity(models: Sequence[Any], width: float) -> "Figure":
     grid[0, 0].invert_yaxis()
     figure.supxlabel("layer (from 0)", fontsize=8)
     bar = figure.colorbar(image, ax=list(grid.flat[: len(models)]), label="KL (millinats per token)", aspect=12 * rows)
-    bar.ax.yaxis.set_major_formatter(load_matplotlib().ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    bar.ax.minorticks_off()
+    plain_log_ticks(bar.ax.yaxis)
     return figure
 
 

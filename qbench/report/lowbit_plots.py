@@ -34,7 +34,8 @@ def _figure(own: LowBitFamily, styles: Looks, width: float) -> "Figure":
     lines = len(own.quantizations)
     rows, _ = shape = side_by_side(len(own.measures), width - LABELS)
     caption = (
-        f"Damage of low-bit activations and KV cache (simulated): {own.family}. Quantized − unquantized; bars: 95%."
+        f"Damage of low-bit activations and KV cache (simulated): {own.family}. Quantized − unquantized; "
+        "bars: 95% intervals."
     )
     figure = new_figure(width, 0.4 + rows * (0.5 + lines * (0.14 + 0.05 * len(own.kinds))), caption)
     grid = panel_grid(figure, len(own.measures), shape, sharey=True)

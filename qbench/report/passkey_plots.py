@@ -28,7 +28,7 @@ def passkey_figures(report: ReportData, width: float) -> "Iterator[tuple[str, Fi
 def _figure(curves: Sequence[LengthCurve], family: str, styles: Looks, width: float) -> "Figure":
     panels = list(dict.fromkeys(curve.quantization for curve in curves))
     rows, _ = shape = side_by_side(len(panels), width)
-    figure = new_figure(width, 0.5 + 1.3 * rows, f"Passkey accuracy against length: {family}. Bars: 95%.")
+    figure = new_figure(width, 0.5 + 1.3 * rows, f"Passkey accuracy against length: {family}. Bars: 95% intervals.")
     grid = panel_grid(figure, len(panels), shape, sharex=True, sharey=True)
     for about, axes in zip(panels, grid.flat, strict=False):
         for curve in (curve for curve in curves if curve.quantization == about):

@@ -4,6 +4,7 @@ One compact figure shows all tasks and methods, with several families side by si
 and filling (softmax and softpick also in lightness, so they can be told apart in black and white), methods in marker.
 """
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
@@ -27,7 +28,15 @@ from qbench.report.drawing import (
 from qbench.report.looks import FAINT, INK, PAGE, Look, Looks, looks
 from qbench.report.metrics import Measure, metric_name, task_name
 from qbench.report.passkey_plots import passkey_figures
-from qbench.report.score_panels import Panel, Panels, Point, damage_panels, score_panels, storage_panels
+from qbench.report.score_panels import (
+    LEAST_PERPLEXITY,
+    Panel,
+    Panels,
+    Point,
+    damage_panels,
+    score_panels,
+    storage_panels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,9 +46,11 @@ MAX_FAMILIES = 3  # side by side; if there are more, they are split into several
 MAX_KINDS = 3  # with more kinds of attention there is one figure per method: too many lines could not be told apart
 LABEL, NARROWEST = 0.45, 0.8  # inches: the labels left of a panel, and the least a panel may have
 MAX_PER_ROW = 4  # metrics in a row
-HEIGHTS, HEIGHT_RATIO = (0.75, 1.7), 0.7  # inches: the least and the most of a panel; its height to its width
-LETTER = 0.062  # inches, of a letter of a label
+HEIGHTS, HEIGHT_RATIO = (0.85, 1.7), 0.7  # inches: the least and the most of a panel; its height to its width
+LETTER, TITLE_LETTER = 0.062, 0.07  # inches, of a letter of a label and of a title
+NUMBERS, TITLE_LINE = 0.15, 0.14  # inches: what the numbers of an axis take of a panel, and each line of a title
 MAX_CHANCE_DISTANCE = 1 / 3  # of an axis, how far beyond it chance is still shown
+MARGIN = 0.4  # bits, beyond the least and the most
 CROSS: Any = {"marker": "x", "markersize": 4, "linestyle": "none"}  # a width without a score
 NOMINAL, MEASURED = "bits per weight, nominal", "bits per weight, measured"
 
@@ -110,7 +121,9 @@ def _figure(panels: Panels, families: Sequence[str], caption: str, styles: Looks
     per_row = -(-len(measures) // rows)
     side = (width / per_row - LABEL) / len(shown)
     height = min(max(HEIGHT_RATIO * side, HEIGHTS[0]), HEIGHTS[1])
-    figure = new_figure(width, 0.55 + (height + (0.2 if len(shown) > 1 else 0.32)) * rows, "")
+    titles = _titles(measures, shown, max(1, int((side - NUMBERS) / TITLE_LETTER)))
+    above = 0.2 + TITLE_LINE * max(title.count("\n") for title in titles) + (0 if len(shown) > 1 else 0.12)
+    figure = new_figure(width, 0.55 + (height + above) * rows, "")
     grid = figure.subplots(rows, per_row * len(shown), squeeze=False)
     markers = dict(zip(_methods(panels), cycle(METHOD_MARKERS), strict=False))
     blocks = grid.reshape(rows * per_row, len(shown))  # by metric
@@ -126,8 +139,9 @@ def _figure(panels: Panels, families: Sequence[str], caption: str, styles: Looks
         block[0].set_ylabel(_axis_name(measure, len(shown) > 1, height, damage=name == "damage"), fontsize=7)
         if is_perplexity(measure.metric) and name != "damage":
             block[0].set_yscale("log")
+            block[0].set_ylim(bottom=max(block[0].get_ylim()[0], LEAST_PERPLEXITY))
             plain_log_ticks(block[0].yaxis)
-    _name_panels(blocks[: len(measures)], measures, shown, per_row)
+    _name_panels(blocks[: len(measures)], titles, per_row)
     _set_bits(figure, grid, name)
     figure.set_label(f"{caption} {_how_to_read(panels, name, guessed)}")
     add_legend(figure, _legend(panels, styles, markers))
@@ -147,19 +161,24 @@ def _unbroken(text: str) -> str:
     return text.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
 
 
-def _name_panels(blocks: Any, measures: Sequence[Measure], families: Sequence[str], per_row: int) -> None:
+def _titles(measures: Sequence[Measure], families: Sequence[str], letters: int) -> list[str]:
+    """The task of each panel, or the families if there are several; on as many lines as it takes."""
+    names = [task_name(measure.task) for measure in measures] if len(families) == 1 else families
+    return [textwrap.fill(name, letters) for name in names]
+
+
+def _name_panels(blocks: Any, titles: Sequence[str], per_row: int) -> None:
     """The task over each panel; with several families, their names over the first row."""
-    for place, (measure, block) in enumerate(zip(measures, blocks, strict=True)):
-        if len(families) == 1:
-            block[0].set_title(task_name(measure.task))
-        elif place < per_row:
-            for family, axes in zip(families, block, strict=True):
-                axes.set_title(family)
+    if blocks.shape[1] == 1:
+        blocks = blocks.reshape(1, -1)
+    for block in blocks[:per_row]:
+        for title, axes in zip(titles, block, strict=True):
+            axes.set_title(title)
 
 
 def _unit(measure: Measure, damage: bool) -> str:
     if is_perplexity(measure.metric):
-        return "100 ln ratio" if damage else ""
+        return "%" if damage else ""  # as in the tables; the caption says of what
     if is_share(measure.metric):
         return "points" if damage else "%"
     return ""
@@ -171,12 +190,25 @@ def _set_bits(figure: "Figure", grid: Any, name: str) -> None:
     marked = (*METHOD_MARKERS, CROSS["marker"])  # the cells without a score too: outside, their crosses hit labels
     drawn = [line for axes in shown for line in axes.lines if line.get_marker() in marked]
     widths = sorted({float(x) for line in drawn for x in line.get_xdata()})
-    ticks = widths if name != "bits-per-weight" else range(0, int(widths[-1]) + 2, 2)
+    low, high = widths[0] - MARGIN, widths[-1] + MARGIN
+    ticks = widths if name != "bits-per-weight" else _even_ticks(low, high)
+    if len(ticks) == 1:  # a lone width says nothing about the scale
+        ticks, low, high = [ticks[0] - 1, ticks[0], ticks[0] + 1], low - 1, high + 1
     for (row, column), axes in np.ndenumerate(grid):
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_xlim(widths[0] - 0.4, widths[-1] + 0.4)
+        axes.set_xlim(low, high)
         axes.tick_params(labelbottom=row + 1 == len(grid) or not grid[row + 1, column].get_visible())
     figure.supxlabel(MEASURED if name == "bits-per-weight" else NOMINAL, fontsize=8)
+
+
+def _even_ticks(low: float, high: float) -> list[float]:
+    """Round numbers, at least two, as far apart as possible."""
+    found: list[float] = []
+    for step in (2.0, 1.0, 0.5, 0.2):
+        found = [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        if len(found) > 1:
+            break
+    return found
 
 
 def _draw(axes: "Axes", panel: Panel, styles: Looks, markers: Mapping[str, str]) -> bool:
@@ -243,10 +275,12 @@ def _legend(panels: Panels, styles: Looks, markers: Mapping[str, str]) -> dict[s
 def _how_to_read(panels: Panels, name: str, guessed: bool) -> str:
     """The part of a caption that explains lines and bars."""
     points = [point for panel in panels.values() for points in panel.points.values() for point in points]
-    parts = ["grey: no change" if name == "damage" else "dashed: unquantized"]
+    parts = ["grey: no change" if name == "damage" else "dashed or dotted: unquantized"]
+    if name == "damage" and any(is_perplexity(measure.metric) for measure, _ in panels):
+        parts.append("perplexities: 100 × ln(quantized / unquantized), %")
     if guessed:
         parts.append("grey: chance")
     if any(point.low < point.high for point in points):
-        parts.append("bars: 95%")
+        parts.append("bars: 95% intervals")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

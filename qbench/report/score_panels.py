@@ -12,8 +12,7 @@ from qbench.report.drawing import Z95
 from qbench.report.metrics import Measure, in_tables
 from qbench.report.results import NOT_OFFERED, FamilyQuantization, Gap, Score
 
-MIN_BAR_END = 1e-3
-
+LEAST_PERPLEXITY = 1.0  # of a model that is always right
 R = TypeVar("R", DeltaRow, DamageRow)
 
 
@@ -64,7 +63,7 @@ def score_panels(report: ReportData, families: Sequence[str]) -> Panels:
             if isinstance(score, Gap):
                 panel.add_gap(attention, row.quantization.bits, score)
             else:
-                point = Point(row.quantization.bits, score.value, *_ends(score, row.measure))
+                point = Point(row.quantization.bits, score.value, *score_ends(score, row.measure))
                 panel.points[Series(attention, names[row.quantization])].append(point)
     return panels
 
@@ -103,7 +102,7 @@ def storage_panels(report: ReportData, families: Sequence[str]) -> Panels:
                 bits = 8 * (audit.code_bytes + audit.metadata_bytes) / audit.weights
                 panel = _panel(panels, row, levels)
                 panel.chance = report.evidence.chance(row.measure, result)
-                point = Point(bits, score.value, *_ends(score, row.measure))
+                point = Point(bits, score.value, *score_ends(score, row.measure))
                 panel.points[Series(attention, names[row.quantization])].append(point)
     return panels
 
@@ -139,11 +138,16 @@ def _line_names(report: ReportData, rows: Sequence[DeltaRow] | Sequence[DamageRo
     return found
 
 
-def _ends(score: Score, measure: Measure) -> tuple[float, float]:
+def score_ends(score: Score, measure: Measure) -> tuple[float, float]:
     """The ends of a score's error bar; the score itself if its standard error is unknown."""
-    error = Z95 * (score.stderr or 0)
-    low = max(score.value - error, min(score.value, MIN_BAR_END))  # above zero, for a log scale
-    return low, min(score.value + error, 100 if is_share(measure.metric) else math.inf)
+    value, stderr = score.value, score.stderr or 0.0
+    if is_perplexity(measure.metric):
+        # The interval of ln(perplexity), which is a mean: its standard error is that of a log-normal value. The plain
+        # value ± error would go below 1, which no perplexity does, or below 0.
+        factor = math.exp(Z95 * math.sqrt(math.log1p((stderr / value) ** 2)))
+        return max(value / factor, min(value, LEAST_PERPLEXITY)), value * factor
+    error = Z95 * stderr
+    return value - error, min(value + error, 100 if is_share(measure.metric) else math.inf)
 
 
 def _scores(row: DeltaRow) -> dict[str, Score]:

@@ -26,6 +26,7 @@ from qbench.report.results import ReportError
 
 from . import analyzed
 from .analyzed import analysis_of, write_analyses, write_measured
+from .drawn import texts_outside, ticks
 from .examples import PAPER, write_mini
 from .golden import check
 
@@ -215,6 +216,9 @@ def test_pictures_are_as_wide_as_asked_and_have_units_and_captions(report: Repor
             assert figure.get_suptitle() == "", name
             assert figure.get_label() == wide.get_label() != "", name
             figure.canvas.draw() if figure.canvas else None
+            assert (texts_outside(figure), texts_outside(wide)) == ([], []), name
+            if "sensitivity" in name:
+                assert len(ticks(figure.axes[-1].yaxis)) > 1  # of the scale of colours
             labels = [axes.get_xlabel() + axes.get_ylabel() for axes in figure.axes]
             labels.append(figure.get_supxlabel() + figure.get_supylabel())
             assert any(labels), name

@@ -19,10 +19,11 @@ from qbench.records.store import read_results
 from qbench.report.delta import ReportData, read_report
 from qbench.report.divergence import divergences
 from qbench.report.divergence_plots import kl_figures
-from qbench.report.looks import PAGE
+from qbench.report.looks import COLUMN, PAGE
 from qbench.report.render import render, table
 
 from ..example_records import make_record, metrics_of
+from .drawn import texts_outside, ticks
 from .examples import LABELS, LOSSES, cell, samples_of, write_cell, write_plan_of
 
 TOKENS = 25  # of each page
@@ -106,6 +107,18 @@ def test_points_are_where_they_were_measured(run: Path) -> None:
         drawn = {tuple(point) for line in axes.lines for point in np.asarray(line.get_xydata()).round(9).tolist()}
         assert drawn == {(2.5, 0.4 * factor), (3.5, 0.1 * factor), (4.5, 0.02 * factor)}
         assert "1e-13" in axes.texts[0].get_text()  # far below: written, not drawn
+
+
+def test_a_floor_of_exactly_zero_is_written_as_0(tmp_path: Path) -> None:
+    ((_, figure),) = kl_figures(read_report(write_kl_run(tmp_path, floor=0.0)), COLUMN)
+    assert [axes.texts[0].get_text().split()[-1] for axes in figure.axes] == ["0", "0"]
+
+
+@pytest.mark.parametrize("width", [COLUMN, PAGE])
+def test_no_text_is_cut_by_the_edge_of_the_figure(run: Path, width: float) -> None:
+    ((_, figure),) = kl_figures(read_report(run), width)
+    assert texts_outside(figure) == []
+    assert all(len(ticks(axis)) > 1 for axis in (figure.axes[-1].xaxis, figure.axes[0].yaxis))
 
 
 def test_a_floor_near_the_points_is_a_line(tmp_path: Path) -> None:

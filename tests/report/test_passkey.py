@@ -9,10 +9,13 @@ import pytest
 
 from qbench.cli import main
 from qbench.report.delta import ReportData, read_report
+from qbench.report.looks import COLUMN, PAGE
 from qbench.report.passkey import has_passkey, passkey_curves, passkey_tables
 from qbench.report.plots import figures
 from qbench.report.render import render
 from qbench.report.results import ReportError
+
+from .drawn import texts_outside
 
 # The paper's: softmax and three others.
 LENGTHS = (890, 1983, 3075, 4167, 4986)
@@ -80,6 +83,7 @@ def test_rows_have_intervals_even_where_all_trials_agree(report: ReportData) -> 
 
 def test_the_figure_has_one_panel_per_quantization_and_one_line_per_kind(report: ReportData, tmp_path: Path) -> None:
     drawn = dict(figures(report))
+    assert [cut for width in (COLUMN, PAGE) for _, own in figures(report, width) if (cut := texts_outside(own))] == []
     assert list(drawn) == ["340M-passkey"]  # not among the plots against bits
     panels = [axes for axes in drawn["340M-passkey"].axes if axes.get_visible()]
     assert [axes.get_title() for axes in panels] == ["unquantized", "hqq-2-g64"]

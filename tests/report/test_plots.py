@@ -14,13 +14,24 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from qbench.errors import InputError
 from qbench.report.attentions import TWINS
 from qbench.report.delta import ReportData, read_report
-from qbench.report.drawing import inline_svg, new_figure, panel_grid, side_by_side
+from qbench.report.drawing import inline_svg, new_figure, panel_grid, plain_log_ticks, side_by_side
 from qbench.report.html import page
 from qbench.report.looks import COLUMN, FAINT, PAGE
-from qbench.report.plots import figures, write_plots
-from qbench.report.score_panels import Panel, Panels, Series, damage_panels, score_panels, storage_panels
+from qbench.report.metrics import Measure
+from qbench.report.plots import all_figures, figures, write_plots
+from qbench.report.results import Score
+from qbench.report.score_panels import (
+    Panel,
+    Panels,
+    Series,
+    damage_panels,
+    score_ends,
+    score_panels,
+    storage_panels,
+)
 
 from ..example_records import make_samples, metrics_of
+from .drawn import texts_outside, ticks
 from .examples import cell, write_cell, write_mini
 
 
@@ -97,7 +108,8 @@ def test_no_title_is_baked_in_and_the_caption_says_what_lines_and_bars_are(mini_
     for name, figure in figures(mini_report):
         assert figure.get_suptitle() == ""
         assert "mini" in figure.get_label(), name
-        assert figure.get_label().endswith("bars: 95%.")
+        assert figure.get_label().endswith("bars: 95% intervals.")
+        assert ("dotted: unquantized" in figure.get_label()) == (name != "mini-damage")  # softpick's level is dotted
     assert "grey: chance" in dict(figures(mini_report))["mini-bits-per-weight"].get_label()
 
 
@@ -186,6 +198,77 @@ def test_no_label_runs_into_another(paper: ReportData, width: float) -> None:
         boxes += [legend.get_window_extent(renderer) for legend in figure.legends]
         assert not any(first.overlaps(second) for first, second in combinations(boxes, 2)), name
         assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes), name
+
+
+@pytest.mark.parametrize("width", [COLUMN, PAGE])
+@pytest.mark.parametrize("source", ["mini_report", "troubled_report", "paper", "long_names"])
+def test_no_text_is_cut_by_the_edge_of_a_figure(source: str, width: float, request: pytest.FixtureRequest) -> None:
+    drawn = dict(all_figures(request.getfixturevalue(source), width))
+    assert drawn
+    assert {name: cut for name, figure in drawn.items() if (cut := texts_outside(figure))} == {}
+
+
+@pytest.fixture
+def long_names(tmp_path: Path) -> ReportData:
+    """Tasks and metrics with long names."""
+    tasks = ("mini_arc_challenge", "openbookqa_additional", "wikitext_of_all_pages", "c4")
+    rows = [
+        f"A,{method},{bits},{task},{'word_perplexity' if n > 1 else 'acc_norm'},{60 + bits},{61 + bits}"
+        for method, bits in (("none", 16), ("hqq", 3), ("hqq", 2))
+        for n, task in enumerate(tasks)
+    ]
+    text = "\n".join(["family,method,bits,task,metric,softmax,softpick", *rows])
+    (tmp_path / "n.csv").write_text(text)
+    return read_report(tmp_path)
+
+
+@pytest.mark.parametrize("width", [COLUMN, PAGE])
+def test_no_axis_of_perplexities_goes_below_1(width: float, tmp_path: Path) -> None:
+    """Neither a bar nor the axis, if the error is larger than the score or the score is near 1."""
+    for label, scale, error in (("none-16", 0.01, 0.1), ("hqq-4-g64", 0.01, 0.5), ("hqq-2-g64", 1.0, 90.0)):
+        samples = make_samples(40, tasks=["wikitext"])
+        samples["word_perplexity"] *= scale  # log-likelihoods
+        metrics = [metric.model_copy(update={"stderr": error}) for metric in metrics_of(samples)]
+        write_cell(tmp_path, cell("softmax", label), samples, metrics=tuple(metrics))
+    report = read_report(tmp_path)
+    ((_, panel),) = score_panels(report, ["mini"]).items()
+    ends = {point.bits: (point.value, point.low, point.high) for own in panel.points.values() for point in own}
+    assert ends.keys() == {2, 4}
+    assert all(1 <= low <= value < high for value, low, high in ends.values())
+    assert ends[4][1] == 1  # cut
+    for name in ("mini-score", "mini-bits-per-weight"):
+        (axes,) = dict(figures(report, width))[name].axes
+        assert axes.get_yscale() == "log"
+        assert axes.get_ylim()[0] >= 1
+
+
+def test_a_perplexitys_bar_is_the_interval_on_the_log_scale() -> None:
+    measure = Measure("wikitext", "word_perplexity", "lower")
+    low, high = score_ends(Score(20.0, 1.0), measure)
+    assert 20 / low == pytest.approx(high / 20)
+    assert math.log(high / 20) == pytest.approx(1.96 * 0.05, rel=2e-3)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.1, 1.3), (3.0, 6.0), (2.1, 4.9), (0.3, 20.0), (1e-5, 3.0), (11.0, 19.0)])
+def test_a_logarithmic_axis_has_at_least_two_numbers(low: float, high: float) -> None:
+    axes = new_figure(COLUMN, 2, "").subplots()
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    plain_log_ticks(axes.yaxis)
+    assert 2 <= len(ticks(axes.yaxis)) <= 8
+
+
+@pytest.mark.parametrize("labels", [("bnb-4-nf4",), ("hqq-3-g64",), ("hqq-3-g64", "bnb-4-nf4")])
+def test_an_axis_of_bits_has_at_least_two_numbers(labels: tuple[str, ...], tmp_path: Path) -> None:
+    report = read_report(write_mini(tmp_path, labels=("none-16", *labels), tasks=("arc_easy",)))
+    drawn = dict(figures(report, COLUMN))
+    assert drawn.keys() == {"mini-score", "mini-damage", "mini-bits-per-weight"}
+    for name, figure in drawn.items():
+        shown = ticks(figure.axes[0].xaxis)
+        low, high = figure.axes[0].get_xlim()
+        assert len(shown) >= 2, name
+        assert low < min(shown), name
+        assert max(shown) < high, name
 
 
 @pytest.mark.parametrize(
