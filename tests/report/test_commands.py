@@ -63,7 +63,7 @@ def test_the_screen_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plots_are_written_beside_the_table(two_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("table", two_rows, "--plots", tmp_path / "plots", "--out", tmp_path / "table.md") == 0
-    names = [f"S-{kind}.{form}" for kind in ("damage", "score") for form in ("pdf", "png", "svg", "txt")]
+    names = [f"S-{kind}.{form}" for kind in ("damage", "score") for form in ("pdf", "png", "svg", "tex", "txt")]
     assert sorted(file.name for file in (tmp_path / "plots").iterdir()) == names
     assert "2 plots in" in capsys.readouterr().err
 
