@@ -111,16 +111,16 @@ def preflight_seconds(
     methods: Iterable[Cell],
     tasks: Mapping[str, TaskSummary],
     speed: Speed,
-    documents: int,
+    characters: int,
 ) -> float:
-    """The estimated time to load a checkpoint, to score this many documents per task, and to quantize one layer.
+    """The estimated time to load a checkpoint, to score this much text of each task, and to quantize one layer.
 
     cells: of the checkpoint; methods: those of them whose methods are tried.
     """
     first, network = estimate(cells[0], tasks, speed), _network(cells[0])
     if first is None or network is None:
         return 0.0
-    share = min(1.0, documents * len(tasks) / max(1, sum(facts.documents for facts in tasks.values())))
+    share = sum(min(characters, facts.read) for facts in tasks.values()) / max(1, sum(f.read for f in tasks.values()))
     scored = share * (first.seconds["kl"] + first.seconds["evaluate"])
     quantized = (found.seconds["quantize"] for cell in methods if (found := estimate(cell, tasks, speed)))
     return first.seconds["load"] + scored + sum(quantized) / network.sizes.num_hidden_layers

@@ -80,10 +80,10 @@ class PreflightWork:
 
 
 def steps_of(jobs: Sequence[Job]) -> list[str]:
-    """What is tried of one checkpoint, in the order of PreflightWork."""
+    """What is tried of one checkpoint, in the order of PreflightWork; short, to fit beside a bar."""
     name = f"{jobs[0].cell.ref.family}-{jobs[0].cell.ref.attention}"
-    methods = [f"{name}: one layer with {job.cell.ref.label}" for job in one_of_each_kind(jobs)]
-    return [f"{name}: loading", f"{name}: scoring a few documents", *methods]
+    methods = [f"{name}: {job.cell.ref.label}" for job in one_of_each_kind(jobs)]
+    return [f"{name}: loading", f"{name}: scoring", *methods]
 
 
 def preflight(jobs: Sequence[Job], out: Path, slot: Slot, timeout: float, on_step: OnStep = unwatched) -> None:
@@ -125,7 +125,7 @@ def expected_preflight(plan: Plan, jobs: Sequence[Job], speed: Speed) -> float:
             [job.cell for job in one_of_each_kind(group)],
             plan.tasks,
             speed,
-            DOCUMENTS,
+            CHARACTERS,
         )
         for group in by_checkpoint(jobs).values()
     )
