@@ -117,14 +117,20 @@ def _schema(samples: pd.DataFrame) -> pa.Schema:
     return pa.schema([*FIELDS, *((name, pa.float64()) for name in samples.columns if name not in FIELDS.names)])
 
 
+IN_A_CHILD = """
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, used = os.wait4(pid, 0)
+print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss, file=sys.stderr)
+"""
+
+
 def measure(command: Sequence[str]) -> Usage:
-    """Run a qbench command in a child process."""
-    with tempfile.TemporaryFile() as out:
-        child = subprocess.Popen([sys.executable, "-m", "qbench.cli", *command], stdout=out, env=_environment())
-        _, status, used = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        return Usage(child.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, out.read())
+    """Run a qbench command in a child process of a small one: a process starts with the peak memory of its parent."""
+    called = [sys.executable, "-c", IN_A_CHILD, sys.executable, "-m", "qbench.cli", *command]
+    done = subprocess.run(called, capture_output=True, env=_environment(), check=True)
+    code, seconds, peak = done.stderr.split()[-3:]
+    return Usage(int(code), float(seconds), float(peak) / 1024, done.stdout)
 
 
 def _environment() -> dict[str, str]:

@@ -1,4 +1,12 @@
-"""qbench measures what quantization costs a model, and proves that it was quantized."""
+"""qbench measures what quantization costs a model, and proves that it was quantized.
+
+    model, audit = qbench.quantize(qbench.load_checkpoint(folder), method="hqq", bits=4)
+    done = qbench.run("recipes/mini.yaml", only="*hqq*")
+    done.table(kind="damage")
+
+A wrong argument, recipe or file raises a ValueError whose message is a sentence. A quantized model that is not what was
+asked for raises AuditError.
+"""
 
 import logging
 from importlib import import_module, metadata
@@ -12,6 +20,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of _EXPORTS
     from qbench.evaluate.scorer import Scorer as Scorer
     from qbench.gate.verdict import check as check
     from qbench.quantizers.quantize import quantize as quantize
+    from qbench.records.audit import AuditError as AuditError
     from qbench.report.render import table as table
     from qbench.runner.matrix import run as run
 
@@ -30,6 +39,7 @@ _EXPORTS = {
     "run": "qbench.runner.matrix",
     "table": "qbench.report.render",
     "check": "qbench.gate.verdict",
+    "AuditError": "qbench.records.audit",
 }
 
 __all__ = list(_EXPORTS)

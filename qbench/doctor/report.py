@@ -335,7 +335,11 @@ def report_tables(report: DoctorReport, *, all_packages: bool) -> Iterator[tuple
 
 
 def packages_in_short(found: list[Package]) -> str:
-    """The versions of the packages that compute numbers, and how many packages match their pins."""
+    """The versions of the packages that compute numbers, and how many packages match their pins.
+
+    An optional package that is not installed does not count.
+    """
+    found = [package for package in found if package.installed or package.required]
     computing = {*PACKAGES, *(method.library for method in quantizers().values())}
     versions = [f"{p.name}=={p.installed}" for p in found if p.name in computing and p.installed]
     fine = sum(not package.state for package in found)

@@ -92,13 +92,13 @@ def explanation(report: GateReport) -> str:
 
 
 def statement(report: GateReport) -> str:
-    """How large a loss the check excludes; empty without scores.
+    """How large a loss a pass excludes; empty if the check failed, or without scores.
 
     The statement is about all scores together. It is wrong only if the upper end for the largest true loss is too low,
     which happens in 5% of cases.
     """
     worst = report.least_sure
-    if worst is None:
+    if worst is None or not report.passed:
         return ""
     h = worst.hypothesis
     if not math.isfinite(h.upper):

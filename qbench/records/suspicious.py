@@ -140,10 +140,12 @@ def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
     The suspicious one is the one that differs from the baseline; if that does not decide, the one with fewer bits. A
     cell that equals a baseline cell with fewer bits is not suspicious: there the baseline is wrong.
     """
+    known: set[CellRef] = set()  # in a folder full of copies, comparing every pair would take minutes
     for cell, other in _sharing_a_document(evidence.cells, evidence.cells):
         narrow, wide = sorted((cell, other), key=lambda c: c.cell.bits)
-        if found := _equal_task(narrow, wide):
+        if narrow.cell not in known and (found := _equal_task(narrow, wide)):
             forged, real = (wide, narrow) if _as_in(evidence.references, narrow, found.task) else (narrow, wide)
+            known.add(forged.cell)
             yield Suspicion(forged.cell, "records", _measured_twice(found, real.cell.name))
     for cell, other in _sharing_a_document(evidence.cells, evidence.references):
         if cell.cell.bits <= other.cell.bits and (found := _equal_task(cell, other)):

@@ -144,7 +144,10 @@ def _main(work: Work, connection: Connection, log: str, threads: int | None, gpu
     die_with_parent()
     sys.path[:] = without_working_folder(sys.path)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which ends its children
-    redirect(Path(log))
+    try:
+        redirect(Path(log))
+    except OSError:  # the folder is gone: the driver reports it when it writes the record
+        sys.exit(1)
     if gpu is not None:
         # Indices follow NVML and nvidia-smi; CUDA's default order differs if GPUs are of two kinds.
         os.environ.update({VISIBLE: gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})

@@ -85,7 +85,8 @@ class TestReport:
         assert "wanted" not in said
         assert main(["doctor", "--packages"]) == 0
         assert "\npsutil " in capsys.readouterr().out
-        monkeypatch.setattr(doctor, "packages", lambda: [Package("torch", "==2.0", "1.0"), Package("psutil", "", "7")])
+        found = [Package("torch", "==2.0", "1.0"), Package("psutil", "", "7"), Package("ray", ">=2.9", None, "ray")]
+        monkeypatch.setattr(doctor, "packages", lambda: found)
         assert main(["doctor"]) == 0
         said = capsys.readouterr().out
         assert "packages  torch==1.0, 1 of 2 packages" in said

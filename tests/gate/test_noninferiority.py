@@ -160,10 +160,13 @@ def test_a_required_margin_fails_if_it_cannot_be_excluded(folders: tuple[Path, P
     assert "gate.noninferiority" in text
     (line,) = (line for line in text.splitlines() if "tolerance: margin" in line)
     assert f"  {0.99 * edge:.6g}%" in text[text.index(line) :]  # the margin is shown, not the tolerance
-    explained = text.splitlines()[2]  # a margin may fail a run of which nothing got worse
+    assert "no score is worse" not in text  # only a pass excludes losses
+    explained = text.splitlines()[1]  # a margin may fail a run of which nothing got worse
     assert "fail for this reason" in explained
     assert "required margin" in explained
-    assert "margin" not in to_text(check(run, baseline)).splitlines()[2]
+    passed = to_text(check(run, baseline)).splitlines()
+    assert "no score is worse" in passed[1]
+    assert "margin" not in passed[2]
     assert 'failures="1"' in to_junit(report)
     assert failed.hypothesis.cell.name in report.differences
 
