@@ -148,8 +148,11 @@ def _summary_table(family: str, have: Sequence[str], unquantized: list[DeltaRow]
     )
     rows: list[Row] = [*unquantized, *damages]
     first = [row for row in damages if row.measure in measures]
-    differences = [(row.measure, found) for row in first for found in row.differences.values()]
-    marks = table_marks(table, COUNT_DIFFERENCES, differences)
+    if len(kinds) == 1:
+        marks = table_marks(table, COUNT_DAMAGES, [(row.measure, row.damages[kinds[0]].score) for row in first])
+    else:
+        differences = [(row.measure, found) for row in first for found in row.differences.values()]
+        marks = table_marks(table, COUNT_DIFFERENCES, differences, shown=False)
     for about, own in groupby(rows, lambda row: row.quantization):
         by_measure = {row.measure: row for row in own}
         for shown in lines_of(kinds):
@@ -182,11 +185,12 @@ def _damage_columns(kinds: Sequence[str], with_flips: bool) -> list[Column]:
 
 
 def _summary_field(table: Table, row: Row, shown: Sequence[str], kinds: Sequence[str], marks: Marks) -> Field:
-    """Softmax / softpick, or one of them. The tone of several kinds shows the difference, if it is marked."""
+    """Softmax / softpick, or one of them. The tone shows what is marked: their difference, or a lone model's damage."""
     if isinstance(row, DeltaRow):
         sides, difference = [score_field(table, row.scores[attention], row.measure.metric) for attention in shown], None
     else:
-        sides = [difference_field(table, row.damages[attention].score, row.measure, Marks()) for attention in shown]
+        own = marks if len(kinds) == 1 else Marks()
+        sides = [difference_field(table, row.damages[attention].score, row.measure, own) for attention in shown]
         difference = row.differences.get(shown[-1])
     if len(kinds) == 1:
         return sides[0]

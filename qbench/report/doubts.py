@@ -48,6 +48,12 @@ class Doubt:
 
     where: str
     why: str
+    cells: tuple[str, ...] = ()  # the names of the cells, if where is not just one
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The cells it is about; if it is about none, what it is about."""
+        return self.cells or (self.where,)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.why}"
@@ -90,7 +96,9 @@ def _same_scores(report: ReportData) -> Iterator[Doubt]:
         chance = _joint((m, _chance_within(0.0, m, x, spread)) for m, x, _ in pairs)
         if chance < MAX_CHANCE:
             what = f"the same scores in all {len(pairs)} metrics, so both are scores of the same model"
-            yield Doubt(f"{a.cell.name} and {b.cell.name}", f"{what} ({_by_chance(chance)}).")
+            yield Doubt(
+                f"{a.cell.name} and {b.cell.name}", f"{what} ({_by_chance(chance)}).", (a.cell.name, b.cell.name)
+            )
 
 
 def _low_bits_without_damage(report: ReportData) -> Iterator[Doubt]:
@@ -114,7 +122,8 @@ def _impossible_scores(report: ReportData) -> Iterator[Doubt]:
     for result in _published(report):
         scores = ((m, result.scores.get((m.task, m.metric))) for m in report.results.measures)
         for found in impossible_scores([_published_claim(m, own) for m, own in scores if own]):
-            yield Doubt(f"{result.cell.name}, {found.score.task} {found.score.metric}", found.why)
+            where = f"{result.cell.name}, {found.score.task} {found.score.metric}"
+            yield Doubt(where, found.why, (result.cell.name,))
 
 
 def _wrong_delta(report: ReportData) -> Iterator[Doubt]:

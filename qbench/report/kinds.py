@@ -88,10 +88,14 @@ class TableKind:
     lead: Callable[[ReportData], list[str]] = _no_remarks  # sentences above the tables
     remarks: Callable[[ReportData], list[str]] = _no_remarks  # below the tables
     figures: "Callable[[ReportData, float], Iterator[tuple[str, Figure]]]" = _no_figures  # (name, picture), of a width
+    lone_title: str = ""  # instead of title, if no family has two models to compare
 
     def title_for(self, report: ReportData) -> str:
         """The title over the tables of these results."""
-        kinds = report.results.all_kinds
+        results = report.results
+        if self.lone_title and all(len(results.kinds_of(family)) < 2 for family in results.families):
+            return self.lone_title
+        kinds = results.all_kinds
         return self.title.format(comparison=comparison(kinds) if kinds else "")
 
 
@@ -127,6 +131,7 @@ KINDS = {
             name="delta",
             help="softpick − softmax, or each attention − the recipe's reference",
             title="Δ: {comparison}",
+            lone_title="Scores",
             tables=delta_tables,
             rows=delta_rows,
             remarks=remarks_on_delta,

@@ -85,11 +85,13 @@ def score_titles(kinds: Sequence[str]) -> list[str]:
     return ["Score"] if len(lines_of(kinds)) > 1 else [kind_title(attention) for attention in kinds]
 
 
-def table_marks(table: Table, what: str, differences: Sequence[tuple[Measure, Difference | Gap | None]]) -> Marks:
+def table_marks(
+    table: Table, what: str, differences: Sequence[tuple[Measure, Difference | Gap | None]], shown: bool = True
+) -> Marks:
     """The adjustment for a table's differences, and its sentence under the table. what: the differences, in the
-    plural."""
+    plural. shown: whether the table has them as numbers."""
     found = marks_for(differences)
-    table.count = found.sentence(what)
+    table.count = found.sentence(what, shown)
     return found
 
 

@@ -35,16 +35,25 @@ class Marks:
         """Whether a difference is marked."""
         return difference.significant and difference.p is not None and difference.p <= self.cutoff
 
-    def sentence(self, what: str) -> str:
-        """The sentence under the table; empty if nothing can be judged. what: the differences, such as values of Δ."""
+    def sentence(self, what: str, shown: bool = True) -> str:
+        """The sentence under the table; empty if nothing can be judged.
+
+        what: the differences, such as values of Δ. shown: whether the table has them; otherwise its stars are of other
+        numbers, and are not counted.
+        """
         if not self.tested:
             return ""
         rule = "*: the 95% interval excludes zero"
         if self.ratios:
             rule += " (for perplexities, the interval of the ratio)"
+        counted = f"Starred: {self.starred} of {self.tested} {what}"
+        if not shown:
+            have = "has" if self.starred == 1 else "have"
+            whose = f"Of the {self.tested} {what} (not shown)"
+            counted = f"{whose}, {self.starred} {have} a 95% interval that excludes zero"
         return (
-            f"{rule}. Starred: {self.starred} of {self.tested} {what} (about {self.tested * CHANCE:.1f} expected by "
-            f"chance); significant after adjustment (▲▼): {self.kept}."
+            f"{rule}. {counted} (about {self.tested * CHANCE:.1f} expected by chance); "
+            f"significant after adjustment (▲▼): {self.kept}."
         )
 
 

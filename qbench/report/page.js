@@ -36,6 +36,7 @@ for (const button of document.querySelectorAll("th button")) {
 // Filtering: a row stays if it and its table's title contain all of the words.
 document.querySelector("input[type=search]").addEventListener("input", (event) => {
   const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  let found = 0;
   for (const figure of document.querySelectorAll("figure.table")) {
     let shown = 0;
     const table = figure.querySelector("table");
@@ -46,12 +47,14 @@ document.querySelector("input[type=search]").addEventListener("input", (event) =
       shown += !row.hidden;
     }
     figure.hidden = !shown;
+    found += shown;
     for (const details of figure.querySelectorAll("details")) details.open = words.length > 0 && shown > 0;
   }
+  document.querySelector(".none").hidden = found > 0;
 });
-// A hint where a table is wider than the screen.
+// A hint where a table or a plot is wider than the screen.
 const markWide = () => {
-  for (const figure of document.querySelectorAll("figure.table")) {
+  for (const figure of document.querySelectorAll("figure.table, figure.plot")) {
     const box = figure.querySelector(".scroll");
     figure.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
   }

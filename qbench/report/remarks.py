@@ -26,7 +26,7 @@ def remarks_on_suspicious(report: ReportData) -> list[str]:
     """
     if report.results.records:
         return []
-    names = dict.fromkeys(doubt.where for doubt in doubts(report))
+    names = dict.fromkeys(name for doubt in doubts(report) for name in doubt.names)
     if not names:
         return []
     why = f"`qbench audit {report.results.source}` says why. All tables and claims here use them as published."

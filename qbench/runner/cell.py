@@ -214,13 +214,12 @@ def page_reference(
     cell: Cell,
     lm: "Scorer",
     tasks: Mapping[str, "Task"],
-    limit: int | None = None,
     cache: "StateCache | None" = None,
 ) -> Any:
-    """What is kept of the unquantized model to measure KL; None if no task scores whole pages. limit: documents."""
+    """What is kept of the unquantized model to measure KL; None if no task scores whole pages."""
     from qbench.evaluate.divergence import keep_reference, pages
 
-    requests = pages(tasks, _limits(cell, tasks, limit), cell.recipe.seed)
+    requests = pages(tasks, _limits(cell, tasks), cell.recipe.seed)
     return keep_reference(lm, requests, cache=cache) if requests else None
 
 
@@ -344,34 +343,42 @@ def cell_scorer(cell: Cell, model: Any, tokenizer: Any) -> "Scorer":
     )
 
 
-def _limits(cell: Cell, tasks: Iterable[str], most: int | None = None) -> dict[str, int]:
-    """How many documents of each task, if not all. most: of each."""
-    found = {name: [n for n in (limit, most) if n] for name, limit in cell.recipe.limits(tasks).items()}
-    return {name: min(limits) for name, limits in found.items() if limits}
+def _limits(cell: Cell, tasks: Iterable[str]) -> dict[str, int]:
+    """How many documents of each task, if not all."""
+    return {name: limit for name, limit in cell.recipe.limits(tasks).items() if limit}
 
 
 def evaluate_model(
+    cell: Cell, lm: "Scorer", tasks: Mapping[str, "Task"], planned: Mapping[str, TaskIdentity]
+) -> "Evaluation":
+    """Score the model on the recipe's tasks, which must match the plan."""
+    from qbench.evaluate.evaluation import evaluate
+
+    tasks = planned_tasks(cell, lm, tasks, planned)
+    return evaluate(lm, tasks, _limits(cell, tasks), cell.recipe.seed)
+
+
+def planned_tasks(
     cell: Cell,
     lm: "Scorer",
     tasks: Mapping[str, "Task"],
     planned: Mapping[str, TaskIdentity],
     limit: int | None = None,
-) -> "Evaluation":
-    """Score the model on the recipe's tasks, which must match the plan. limit: documents per task."""
-    from qbench.evaluate.evaluation import evaluate
+) -> "dict[str, Task]":
+    """The tasks, now with passkey; they must match the plan. limit: documents of each length of passkey."""
     from qbench.evaluate.passkey import passkey_tasks
     from qbench.evaluate.tasks import task_fingerprint
 
     recipe, limits = cell.recipe, _limits(cell, tasks)
     found = {name: task_fingerprint(task, limits.get(name)) for name, task in tasks.items()}
+    made: Mapping[str, Task] = {}
     if passkey := recipe.passkey:
         found |= {name: own.fingerprint for name, own in passkey.summaries(recipe.limit).items()}
         made = passkey_tasks(passkey, lambda text: len(lm.tok_encode(text)), limit or recipe.limit)
-        tasks = {**tasks, **made}
     for name, fingerprint in found.items():
         if fingerprint != planned[name].fingerprint:
             raise ChangedError(f"The task {name} has changed since the run was planned; start the run again.")
-    return evaluate(lm, tasks, _limits(cell, tasks, limit), recipe.seed)
+    return {**tasks, **made}
 
 
 def weight_bytes(model: Any, audit: Any) -> int:

@@ -5,7 +5,7 @@ The constants were measured on one core or are marked as guesses; benchmarks/pla
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,6 +104,26 @@ def expected_seconds(
     speed = speed_of(recipe, threads)
     found = {cell.ref.name: estimate(cell, tasks, speed) for cell in cells}
     return {name: own.seconds for name, own in found.items() if own and own.seconds}
+
+
+def preflight_seconds(
+    cells: Sequence[Cell],
+    methods: Iterable[Cell],
+    tasks: Mapping[str, TaskSummary],
+    speed: Speed,
+    characters: int,
+) -> float:
+    """The estimated time to load a checkpoint, to score this much text of each task, and to quantize one layer.
+
+    cells: of the checkpoint; methods: those of them whose methods are tried.
+    """
+    first, network = estimate(cells[0], tasks, speed), _network(cells[0])
+    if first is None or network is None:
+        return 0.0
+    share = sum(min(characters, facts.read) for facts in tasks.values()) / max(1, sum(f.read for f in tasks.values()))
+    scored = share * (first.seconds["kl"] + first.seconds["evaluate"])
+    quantized = (found.seconds["quantize"] for cell in methods if (found := estimate(cell, tasks, speed)))
+    return first.seconds["load"] + scored + sum(quantized) / network.sizes.num_hidden_layers
 
 
 def _evaluation(cell: Cell, network: _Network, tasks: Mapping[str, TaskSummary]) -> tuple[float, float]:

@@ -193,10 +193,11 @@ def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) 
         return
     slots = make_slots(plan)
     view.slots = len(slots)
-    if options.preflight or (options.preflight is None and not is_short(plan, jobs, slots)):
-        view.say(PREFLIGHT)
-        preflight(jobs, plan.out, slots[0], timeout)
     with view:
+        if options.preflight or (options.preflight is None and not is_short(plan, jobs, slots)):
+            view.preflight(PREFLIGHT)
+            preflight(jobs, plan.out, slots[0], timeout, view.trying)
+            view.tried()
         run_local(jobs, plan.out, slots, view, timeout)
 
 
@@ -252,6 +253,7 @@ def opening(plan: Plan, chosen: Sequence[PlanEntry], jobs: Sequence[Job]) -> str
 def _close(plan: Plan, views: Sequence[PlainView]) -> bool:
     """Print how a run of one or more plans went, once. Returns whether no cell failed."""
     say, out = views[-1].say, plan.out
+    say_command = views[-1].say_command
     total, failed, by_chance = (sum(getattr(view, name) for view in views) for name in ("total", "failed", "by_chance"))
     if not total:
         say("nothing to do")
@@ -263,6 +265,6 @@ def _close(plan: Plan, views: Sequence[PlainView]) -> bool:
     retry = f", {failed} FAILED" + ("; run again to retry" if by_chance else "") if failed else ""
     say(f"{total - failed} of {counted(total, 'cell')} done in {took}{retry}")
     folder, page = shlex.quote(str(out)), shlex.quote(str(out / "report.html"))
-    say(f"tables: qbench table {folder} --kind {'analysis' if plan.analyzes else 'summary'}")
-    say(f"as a page: qbench table {folder} --format html --out {page}")
+    say_command(f"tables: qbench table {folder} --kind {'analysis' if plan.analyzes else 'summary'}")
+    say_command(f"as a page: qbench table {folder} --format html --out {page}")
     return not failed

@@ -7,13 +7,16 @@ from qbench.numbers import count, counted, duration, rough_duration
 from qbench.report.render import TERMINAL
 from qbench.report.tables import Column, Field, Table
 from qbench.report.terminal import Screen
+from qbench.runner.cell import Job
 from qbench.runner.estimate import Estimate, estimate
 from qbench.runner.local import Slot
 from qbench.runner.lock import RunError
 from qbench.runner.places import make_slots
 from qbench.runner.plan import Plan, PlanEntry, ignored, no_baseline
+from qbench.runner.preflight import expected_preflight, is_short
 from qbench.runner.speed import Speed, speed_of
 
+MIN_PREFLIGHT = 60  # seconds; a shorter preflight is not worth a word
 TO_DO = ("to do", "failed", "stale")
 COLUMNS = (
     *(Column(title, "l") for title in ("cell", "state")),
@@ -44,7 +47,9 @@ def render_plan(plan: Plan, format: str = "text") -> str:
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     work = sum(row.estimate.work for row in rows if row.estimate and row.entry.state in TO_DO)
     lines.append(f"{counted(len(states), 'cell')}: {counts} ({work / 1e12:,.1f} TFLOP left)")
-    lines += _time(rows, speed, slots) + ([f"cannot run on this machine: {problem}"] if problem else [])
+    lines += _time(rows, speed, slots, _preflight_time(plan, speed, slots)) + (
+        [f"cannot run on this machine: {problem}"] if problem else []
+    )
     documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
     lines += [] if plan.analyzes else [f"documents per task: {documents}"]
     lines += [f"records: {plan.out}", *filter(None, [ignored(plan), no_baseline(plan)])]
@@ -89,14 +94,24 @@ def _cells(row: _Row, notes: list[str]) -> list[str]:
     return [entry.cell.ref.name, state, memory, work, duration(found.total) if found.seconds else "", taken]
 
 
-def _time(rows: Sequence[_Row], speed: Speed | None, slots: Sequence[Slot]) -> list[str]:
-    """The time left, and for finished cells the time taken and the estimate."""
+def _preflight_time(plan: Plan, speed: Speed | None, slots: Sequence[Slot]) -> float:
+    """The seconds of the preflight that a run of all cells would begin with; 0 if it has none or it is short."""
+    jobs = [Job(e.cell, e.identity, None) for e in plan.entries if e.identity and e.state in TO_DO]
+    if plan.analyzes or not speed or not slots or is_short(plan, jobs, slots):
+        return 0.0
+    seconds = expected_preflight(plan, jobs, speed)
+    return seconds if seconds > MIN_PREFLIGHT else 0.0
+
+
+def _time(rows: Sequence[_Row], speed: Speed | None, slots: Sequence[Slot], preflight: float) -> list[str]:
+    """The time left, and for finished cells the time taken and the estimate. preflight: seconds before all cells."""
     todo = [row.estimate for row in rows if row.estimate and row.entry.state in TO_DO]
     lines = []
     if speed and slots and todo and todo[0].seconds:
-        total = sum(found.total for found in todo) / len(slots)
+        total = preflight + sum(found.total for found in todo) / len(slots)
+        first = f"preflight {duration(preflight)}, " if preflight else ""
         at_once = f", {len(slots)} cells at once" if len(slots) > 1 else ""
-        lines.append(f"time left: about {rough_duration(total)}{at_once} ({_by_phase(todo, len(slots))})")
+        lines.append(f"time left: about {rough_duration(total)}{at_once} ({first}{_by_phase(todo, len(slots))})")
         lines.append(f"assumed speed: {speed}")
     done = [row for row in rows if row.estimate and row.estimate.seconds and row.measured]
     if done:

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from qbench.errors import some
 from qbench.gpus import VISIBLE
 from qbench.machine import machine
 from qbench.records.schema import Failure, Record
 from qbench.records.store import LOG, RECORD, Samples, StoredRecord, cell_folder, read_record, write_record
 from qbench.runner.cell import Job, failure_of, now
 from qbench.runner.estimate import estimate
-from qbench.runner.local import Slot, run_local
+from qbench.runner.local import TICK, Slot, run_local
 from qbench.runner.lock import RunError
 from qbench.runner.plan import Plan
 from qbench.runner.preflight import PREFLIGHT, by_checkpoint, failed_preflight, is_short, try_checkpoint
@@ -41,16 +42,21 @@ def run_ray(jobs: Sequence[Job], plan: Plan, view: PlainView, timeout: float, wa
         threads = int(demand["num_cpus"]) if "num_gpus" not in demand else None
         options = ray.remote(max_retries=RETRIES, **demand)
         place = Slot(threads=threads) if threads else Slot(gpu="the task's")
-        if wanted or (wanted is None and not is_short(plan, jobs, [place] * view.slots)):
-            view.say(PREFLIGHT)
-            tried = options(try_remotely)
-            groups = by_checkpoint(jobs).values()
-            found = ray.get([tried.remote(group, os.getcwd(), threads, timeout) for group in groups])
-            if problems := [problem for own in found for problem in own]:
-                raise failed_preflight(problems)
-        task = options(run_remotely)
-        cells = {task.remote(job, os.getcwd(), threads, timeout): (job, now()) for job in jobs}
         with view:
+            if wanted or (wanted is None and not is_short(plan, jobs, [place] * view.slots)):
+                view.preflight(PREFLIGHT)
+                tried = options(try_remotely)
+                groups = by_checkpoint(jobs)
+                trials = {tried.remote(group, os.getcwd(), threads, timeout): name for name, group in groups.items()}
+                waiting = list(trials)
+                while waiting:
+                    view.trying(len(trials) - len(waiting), len(trials), some([trials[trial] for trial in waiting]))
+                    _, waiting = ray.wait(waiting, timeout=TICK)
+                if problems := [problem for own in ray.get(list(trials)) for problem in own]:
+                    raise failed_preflight(problems)
+                view.tried()
+            task = options(run_remotely)
+            cells = {task.remote(job, os.getcwd(), threads, timeout): (job, now()) for job in jobs}
             while cells:
                 ready, _ = ray.wait(list(cells), num_returns=1)
                 job, submitted = cells.pop(ready[0])

@@ -1,6 +1,7 @@
 """How a run is shown: live on a terminal, otherwise one line per cell, or JSON lines for programs."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from rich.table import Column
 from qbench.numbers import duration, rough_duration
 from qbench.output import printable, terminal
 from qbench.records.schema import Record
+from qbench.report.terminal import wrapped
 
 SILENCE = 60  # seconds without a line of a running cell in a log
 ALMOST = 0.999  # a bar that is full would stop its clock
@@ -39,12 +41,28 @@ class PlainView:
         typical = sum(sum(own.values()) for own in expected.values()) / max(1, len(expected))
         self.cells = {name: CellProgress(expected.get(name, {}), typical or 1.0) for name in names}
         self.spoken: dict[str, float] = {}  # when each running cell last had a line
+        self.trial_spoken = self.begun  # when the preflight last had a line
+        self.tried_last = ""  # what the preflight was last said to try
 
     def __enter__(self) -> "PlainView":
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def preflight(self, line: str) -> None:
+        """The preflight begins; line: what it does."""
+        self.trial_spoken = time.monotonic()
+        self.say(line)
+
+    def trying(self, done: int, steps: int, what: str) -> None:
+        """What the preflight is trying, after this many of its steps. Called all the time while it runs."""
+        if time.monotonic() - self.trial_spoken > SILENCE:
+            self.trial_spoken = time.monotonic()
+            self.say(f"preflight {done}/{steps} done, now {what}")
+
+    def tried(self) -> None:
+        """The preflight has ended."""
 
     def started(self, name: str) -> None:
         """A cell has started."""
@@ -55,7 +73,7 @@ class PlainView:
         self.cells[name].reached(phase, share)
         if time.monotonic() - self.spoken[name] > SILENCE:
             self.spoken[name] = time.monotonic()
-            self.say(f"[{self.place()}] {name}: {where(phase, doing)} {share:.0%}")
+            self.say(f"[{self.place()}] {name}: {f'{phase} {doing}'.rstrip()} {share:.0%}")
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has ended with this record."""
@@ -66,6 +84,10 @@ class PlainView:
     def say(self, line: str) -> None:
         """Print a line."""
         print(line, flush=True)
+
+    def say_command(self, line: str) -> None:
+        """Print a line with a command, which can be copied: it has no line breaks."""
+        self.say(line)
 
     def count(self, name: str, record: Record) -> None:
         """Count a cell that has ended."""
@@ -130,6 +152,7 @@ class LiveView(PlainView):
         note = f"{self.place()}, importing packages"
         self.whole = self.bars.add_task("all cells", total=before + self.total, completed=before, note=note)
         self.tasks: dict[str, TaskID] = {}
+        self.trial: TaskID | None = None
 
     def __enter__(self) -> "LiveView":
         self.bars.start()
@@ -137,6 +160,25 @@ class LiveView(PlainView):
 
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
+
+    def preflight(self, line: str) -> None:
+        """The preflight begins; line: what it does."""
+        self.say(line)
+        self.trial = self.bars.add_task("preflight", total=None, note="importing packages")
+        self.bars.update(self.whole, note=f"{self.place()}, preflight first")
+
+    def trying(self, done: int, steps: int, what: str) -> None:
+        """What the preflight is trying, after this many of its steps."""
+        if self.trial is not None:
+            self.bars.update(
+                self.trial, description=printable(what), total=steps, completed=done, note=f"{done}/{steps}"
+            )
+
+    def tried(self) -> None:
+        """The preflight has ended."""
+        if self.trial is not None:
+            self.bars.remove_task(self.trial)
+        self.bars.update(self.whole, note=f"{self.place()}, starting")
 
     def started(self, name: str) -> None:
         """A cell has started."""
@@ -146,22 +188,39 @@ class LiveView(PlainView):
         """This share of a cell's phase is done; doing: what is being done in it."""
         self.cells[name].reached(phase, share)
         self.bars.update(self.tasks[name], completed=self.cells[name].share, note=where(phase, printable(doing)))
+        self._show_whole()
 
     def finished(self, name: str, record: Record) -> None:
         """A cell has ended with this record."""
         if name in self.tasks:
             self.bars.remove_task(self.tasks.pop(name))
         super().finished(name, record)
-        note = self.place() + (f", {self.failed} failed" if self.failed else "") + self.left()
-        self.bars.update(self.whole, completed=self.before + self.done, note=note)
+        self._show_whole()
 
     def say(self, line: str) -> None:
-        """Print a line above the bars."""
+        """Print a line above the bars, broken at spaces; a terminal would break it inside words."""
+        for own in printable(line).splitlines():
+            for part in wrapped(own, self.bars.console.width):
+                self.say_command(part)
+
+    def say_command(self, line: str) -> None:
+        """Print a line above the bars, broken by the terminal: it is copied as one line."""
         self.bars.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+    def _show_whole(self) -> None:
+        """Show how many cells have ended, and the time left by the progress of those that run."""
+        note = self.place() + (f", {self.failed} failed" if self.failed else "") + self.left()
+        self.bars.update(self.whole, completed=self.before + self.done, note=note)
 
 
 class JsonView(PlainView):
     """One JSON object per line."""
+
+    def trying(self, done: int, steps: int, what: str) -> None:
+        """What the preflight is trying, after this many of its steps."""
+        if what != self.tried_last:
+            self.tried_last = what
+            self._print(event="preflight", done=done, steps=steps, trying=what)
 
     def started(self, name: str) -> None:
         """A cell has started."""
@@ -195,8 +254,13 @@ def view_for(
 
 
 def where(phase: str, doing: str) -> str:
-    """What a cell is doing, in a few words: evaluate piqa."""
+    """What a cell is doing, in a few words: evaluate piqa. Tasks that are scored together are counted if they are too
+    many to name: their batches are mixed.
+    """
     words = f"{phase} {doing}".rstrip()
+    if len(words) > MAX_WORDS and "," in doing:
+        more = re.search(r" and (\d+) more$", doing)
+        words = f"{phase} {doing.count(',') + 1 + (int(more[1]) if more else 0)} tasks"
     return words if len(words) <= MAX_WORDS else words[: MAX_WORDS - 1] + "…"
 
 

@@ -13,6 +13,7 @@ from qbench.numbers import signed
 from qbench.records.schema import Failure, PlannedCell
 from qbench.report import tidy
 from qbench.report.delta import Difference, ReportData, read_report
+from qbench.report.doubts import doubts
 from qbench.report.drawing import write_drawings
 from qbench.report.fitting import pieces
 from qbench.report.html import page
@@ -139,6 +140,11 @@ def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: ReportDat
     assert not any("/" in field.text for line in table.rows for field in line)
     assert not any("softpick" in text for text in (table.caption, *table.reading))
     assert any(field.starred for line in table.rows for field in line)
+    (damage,) = tables(lone, "damage")
+    marked = [
+        {(field.text, field.tone) for line in own.rows for field in line if field.tone} for own in (table, damage)
+    ]
+    assert marked[0] == marked[1] == {("+40.00%", "worse")}
     check("lone-summary.md", markdown([table]))
 
 
@@ -146,6 +152,12 @@ def test_the_summary_of_a_model_without_a_twin_has_single_values(lone: ReportDat
 def test_tables_of_published_numbers_name_what_is_suspicious(kind: str, paper: ReportData, small: ReportData) -> None:
     (line,) = [line for line in render(paper, "md", kind).splitlines() if line.startswith("Suspicious: ")]
     assert all(fact in line for fact in ("1.8B-softmax-hqq-2", "qbench audit", "claims"))
+    cells = line.removeprefix("Suspicious: ").partition(";")[0].replace("\\", "")
+    first, more = re.fullmatch(r"(.*) and (\d+) more", cells).groups()  # type: ignore[union-attr]
+    named = first.split(", ")
+    every = {name for doubt in doubts(paper) for name in doubt.names}
+    assert len(set(named)) == len(named) == len(every) - int(more)
+    assert set(named) < every == {name for name in every if " " not in name}
     assert "Suspicious: " not in render(small, "md", kind)
 
 

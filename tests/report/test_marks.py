@@ -44,6 +44,15 @@ def test_a_star_alone_is_not_marked() -> None:
     assert "Deltas" in (sentence := found.sentence("Deltas"))
     assert "1 of 20" in sentence
     assert "about 1.0" in sentence
+    assert "Starred" in sentence
+
+
+def test_differences_that_a_table_does_not_show_are_not_called_starred() -> None:
+    rows = [(measure, difference(z)) for measure, z in zip(measures(20), [9.0, 2.1] + 18 * [0.3], strict=True)]
+    sentence = marks_for(rows).sentence("Deltas", shown=False)
+    assert "Starred" not in sentence
+    assert "Of the 20 Deltas (not shown), 2 have" in sentence
+    assert sentence.endswith("(▲▼): 1.")
 
 
 def test_one_metric_per_task_sets_the_cutoff_for_the_others() -> None:

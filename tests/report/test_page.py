@@ -39,6 +39,16 @@ window.addEventListener("load", () => {
   out.push("filtered " + shown.join("; "));
   input.value = ""; input.dispatchEvent(new Event("input"));
   out.push("all " + [...document.querySelectorAll("figure.table")].every((f) => !f.hidden));
+  const none = document.querySelector("[role=status]");
+  const said = [none.checkVisibility()];
+  input.value = "no such row"; input.dispatchEvent(new Event("input")); said.push(none.checkVisibility());
+  input.value = ""; input.dispatchEvent(new Event("input")); said.push(none.checkVisibility());
+  out.push("none " + said.join(" "));
+  const sign = (state) => {
+    button.parentElement.setAttribute("aria-sort", state);
+    return ["::before", "::after"].map((where) => getComputedStyle(button, where).content).join(" ");
+  };
+  out.push("signs " + ["none", "ascending", "descending"].map(sign).join(" "));
   const summary = document.querySelector("#summary table");
   const firsts = () => [...summary.querySelectorAll("tbody tr")].map((row) => row.cells[0]);
   const merged = () => firsts().map((cell) => cell.rowSpan * !cell.hidden);
@@ -152,13 +162,17 @@ def test_in_a_browser(mini_page: str, tmp_path: Path) -> None:
     assert title, done.stderr[-2000:]
     assert title[1].startswith("RESULT"), title[1]
     found = title[1].removeprefix("RESULT ").split(" | ")
-    up, down, filtered, everything, merged, apart, phone, screen = found
+    up, down, filtered, everything, none, signs, merged, apart, phone, screen = found
     ascending = [float(text) for text in up.split()[1:]]
     assert ascending == sorted(ascending)
     assert [float(text) for text in down.split()[1:]] == ascending[::-1]
     assert len(ascending) == 18
     assert filtered == "filtered mini, HQQ: damage"
     assert everything == "all true"
+    assert none == "none false true false"  # only a filter that no row matches says so
+    shown = signs.removeprefix("signs ").replace("none ", "").replace(" none", "")
+    assert len(set(re.findall(r"[^\s\"]", shown))) == 2  # one sign per direction
+    assert not re.search("[↑↓]", signs)  # they say whether higher or lower is better
     assert merged == "merged 1 1 2 0"  # unquantized, BNB, and the two widths of HQQ
     assert apart == "apart 1 1 1 1"
     assert phone == "phone true"
@@ -185,6 +199,16 @@ def test_a_lone_figure_of_a_kind_fills_the_page_and_several_are_columns(
     assert re.findall(r'<svg (class="column" )?', section) == classes
 
 
+def test_the_page_of_a_lone_model_speaks_of_no_other(tmp_path: Path) -> None:
+    for label in ("none-16", "hqq-2-g64"):
+        write_cell(tmp_path, cell("softmax", label), make_samples(20, 0.1 if label == "hqq-2-g64" else 0.0))
+    text = page(read_report(tmp_path))
+    titles = re.findall(r"<h2>(.*?)</h2>", text)
+    assert "Scores" in titles
+    assert not [title for title in titles if "Δ" in title or "softpick" in title]
+    assert set(re.findall(r'<a href="#.*?">(.*?)</a>', text)) == set(titles)
+
+
 def test_long_tables_are_collapsed(paper_page: str) -> None:
     assert "<details><summary><b>340M, GPTQ: damage</b> (36 rows)</summary>" in paper_page
     assert "<h3>340M, BNB: damage</h3>" in paper_page  # 18 rows
@@ -192,16 +216,17 @@ def test_long_tables_are_collapsed(paper_page: str) -> None:
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium, which is not here")
 @pytest.mark.parametrize(("width", "hinted"), [(390, True), (1280, False)])
-def test_a_table_that_scrolls_says_so(mini_page: str, width: int, hinted: bool, tmp_path: Path) -> None:
+def test_a_table_or_plot_that_scrolls_says_so(mini_page: str, width: int, hinted: bool, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text(mini_page, encoding="utf-8")
     frame = f"""<iframe src="report.html" style="width: {width}px; height: 600px"></iframe><script>
     addEventListener("load", () => {{
       const page = document.querySelector("iframe").contentDocument;
-      document.title = "RESULT " + (getComputedStyle(page.querySelector("#summary .hint")).display !== "none");
+      const shown = (hint) => getComputedStyle(page.querySelector(hint)).display !== "none";
+      document.title = "RESULT " + ["#summary .table .hint", "#plots .plot .hint"].map(shown).join(" ");
     }});</script>"""
     file = tmp_path / "frame.html"
     file.write_text(frame)
     flags = [*QUIET.split(), "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
     command = [str(BROWSER), *flags, "--dump-dom", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert f"<title>RESULT {str(hinted).lower()}</title>" in done.stdout
+    assert f"<title>RESULT {str(hinted).lower()} {str(hinted).lower()}</title>" in done.stdout

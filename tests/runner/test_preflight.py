@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from qbench.recipe.cells import load_recipe
 from qbench.runner.local import Slot
 from qbench.runner.matrix import make_jobs
 from qbench.runner.plan import make_plan
-from qbench.runner.preflight import is_short, preflight
+from qbench.runner.plan_table import render_plan
+from qbench.runner.preflight import DOCUMENTS, by_checkpoint, is_short, preflight, steps_of, with_few_documents
 
 from .driver import events_of, left_behind, run_here
 
@@ -54,6 +56,38 @@ def test_if_all_is_well_the_run_continues_and_leaves_no_logs(small: Path, tmp_pa
     assert code == 0
     assert any(event["text"].startswith("preflight: ") for event in events_of(events, "message"))
     assert not left_behind(tmp_path)
+
+
+def test_each_step_is_named_as_it_is_tried(small: Path, tmp_path: Path) -> None:
+    jobs = make_jobs(make_plan(load_recipe(small), tmp_path).entries)
+    seen: list[tuple[int, int, str]] = []
+    preflight(jobs, tmp_path, Slot(threads=1), timeout=300, on_step=lambda *step: seen.append(step))
+    steps = list(dict.fromkeys(seen))
+    total = steps[0][1]
+    assert [done for done, _, _ in steps] == sorted(done for done, _, _ in steps)
+    assert {own for _, own, _ in steps} == {total}
+    assert steps[0][0] == 0
+    assert {name.split(":")[0] for _, _, name in steps} == {"tiny-softmax", "tiny-softpick"}
+    assert total == sum(len(steps_of(group)) for group in by_checkpoint(jobs).values())
+    assert len(seen) > len(steps)  # called while a step lasts, so that a log can say that it does
+
+
+def test_a_preflight_reads_short_documents_and_of_pages_only_some() -> None:
+    lengths = [100_000, 3000, 9000, 50, 4000]
+    documents = [{"text": "x" * length} for length in lengths]
+    task: Any = SimpleNamespace(eval_docs=documents)
+    assert [number for number, _ in with_few_documents(task).doc_iterator()] == [1, 3, 4]
+    assert [number for number, _ in with_few_documents(task, limit=1).doc_iterator()] == [0]  # one, however long
+    many: Any = SimpleNamespace(eval_docs=[{"text": "x"}] * 100)
+    assert len(list(with_few_documents(many).doc_iterator())) == DOCUMENTS
+
+
+def test_a_plan_counts_a_long_preflight(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = make_plan(load_recipe(small), tmp_path)
+    assert "preflight" not in render_plan(planned)
+    monkeypatch.setattr("qbench.runner.preflight.SHORT_RUN", 0)
+    monkeypatch.setattr("qbench.runner.plan_table.MIN_PREFLIGHT", 0)
+    assert re.search(r"time left: .*\(preflight [0-9.]+ s, load", render_plan(planned))
 
 
 def test_every_method_at_once(matrix: Path, tmp_path: Path) -> None:

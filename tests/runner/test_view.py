@@ -1,5 +1,6 @@
 """How a run is shown: one line per cell, JSON lines, and live on a terminal."""
 
+import json
 import os
 import pty
 import re
@@ -16,7 +17,7 @@ from qbench.records.schema import Cost, Record
 from qbench.runner.lock import RunError
 from qbench.runner.matrix import RunOptions, fetched_plan
 from qbench.runner.plan import make_plan
-from qbench.runner.view import LiveView, PlainView, outcome, view_for
+from qbench.runner.view import JsonView, LiveView, PlainView, outcome, view_for, where
 
 from ..example_records import cell_ref, make_record, make_samples
 
@@ -62,6 +63,80 @@ def test_a_log_has_a_line_a_minute(capsys: pytest.CaptureFixture[str], monkeypat
     for now in (10.0, 59.0, 61.0, 90.0, 125.0):
         view.progress("a", "evaluate", now / 200, "piqa")
     assert capsys.readouterr().out.splitlines() == ["[0/1] a: evaluate piqa 30%", "[0/1] a: evaluate piqa 62%"]
+
+
+def test_a_log_names_what_the_preflight_tries_every_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    view = PlainView(["a"])
+    view.preflight("preflight: begins")
+    for clock[0] in (10.0, 59.0, 61.0, 90.0, 125.0):
+        view.trying(1, 4, "S-softmax: scoring")
+    first, *later = capsys.readouterr().out.splitlines()
+    assert first == "preflight: begins"
+    assert len(later) == 2
+    assert all("1/4" in line and "S-softmax: scoring" in line for line in later)
+
+
+def test_a_preflight_has_a_bar_on_a_terminal_and_one_event_per_step(capsys: pytest.CaptureFixture[str]) -> None:
+    view = LiveView(["a"])
+    view.preflight("preflight: begins")
+    view.trying(1, 4, "S-softmax: scoring")
+    bar = view.bars.tasks[-1]
+    assert (bar.description, bar.completed, bar.total, bar.fields["note"]) == ("S-softmax: scoring", 1, 4, "1/4")
+    view.tried()
+    assert len(view.bars.tasks) == 1
+    capsys.readouterr()
+    events = JsonView(["a"])
+    for done in (0, 0, 1):
+        events.trying(done, 2, f"step {done}")
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(own["event"], own["done"], own["trying"]) for own in said] == [
+        ("preflight", 0, "step 0"),
+        ("preflight", 1, "step 1"),
+    ]
+
+
+def test_lines_above_the_bars_are_broken_at_spaces(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    view = LiveView(["a"])
+    words = "preflight: trying each checkpoint on a few documents"
+    view.say(words)
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(lines) == words
+    assert max(map(len, lines)) <= 30
+    command = "tables: qbench table some/folder --kind summary"
+    view.say_command(command)
+    assert capsys.readouterr().out.splitlines() == [command]  # one line when it is copied
+
+
+def test_the_time_left_counts_down_while_cells_run() -> None:
+    view = LiveView(["a", "b"], expected={name: {"evaluate": 400.0} for name in "ab"})
+    view.finished("a", record(400))
+    view.started("b")
+    shown = []
+    for share in (0.0, 0.5, 0.9):
+        view.progress("b", "evaluate", share, "")
+        shown.append(view.bars.tasks[0].fields["note"])
+    assert shown == ["1/2; about 7 min left", "1/2; about 3 min left", "1/2; about 40 s left"]
+
+
+@pytest.mark.parametrize(
+    ("doing", "shown"),
+    [
+        ("piqa", "evaluate piqa"),
+        ("piqa, sciq", "evaluate piqa, sciq"),
+        ("arc_easy, lambada_openai, piqa and 4 more", "evaluate 7 tasks"),
+        ("arc_easy, lambada_openai", "evaluate 2 tasks"),
+        ("a_task_with_a_very_long_name", "evaluate a_task_with_a_ve…"),
+    ],
+)
+def test_tasks_that_are_scored_together_are_never_a_cut_list(doing: str, shown: str) -> None:
+    assert where("evaluate", doing) == shown
 
 
 def test_bars_never_run_backwards_nor_stop_their_clocks() -> None:
