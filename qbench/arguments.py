@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from qbench.errors import did_you_mean
 
 INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)$")
+MISSING = re.compile(r"one of the arguments (.*) is required$")
 FEW = 4  # choices; below that a guess misleads: `--device gpu` does not mean cpu
 
 
@@ -37,4 +38,6 @@ class Parser(argparse.ArgumentParser):
         if choice := INVALID_CHOICE.search(message):
             known = re.findall(r"[\w-]+", choice["known"])
             message += "." if len(known) < FEW else f".{did_you_mean(choice['given'], known)}"
+        if missing := MISSING.match(message):
+            message = f"{' or '.join(missing[1].split())} is required."
         super().error(message)

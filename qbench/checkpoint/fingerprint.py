@@ -31,7 +31,8 @@ class NotCachedError(NotFetchedError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name} is not a local folder and not in the Hugging Face cache; `qbench fetch` downloads it."
+            f"{name} is neither a local folder nor in the Hugging Face cache. "
+            "If it is a Hub id, `qbench fetch` downloads it."
         )
         self.name = name
 

@@ -89,7 +89,7 @@ def add_power(commands: Commands) -> None:
     )
     parser.add_argument("--against", type=Path, metavar="RUN", help=against)
     cells = (
-        "how many of these cells are expected to change; cells that do not change cannot fail, and do not count; "
+        "how many of these cells you expect to change; the others cannot fail, so the tests are not adjusted for them; "
         "default: all"
     )
     parser.add_argument("--cells", type=int, metavar="N", help=cells)
@@ -151,7 +151,9 @@ def _import(options: argparse.Namespace) -> int:
     for note in notes:
         print(note)
     for own in stored:
-        named = " (shown as unquantized; if it is not, describe it with --cell)" if own.record.cell.unnamed else ""
+        named = (
+            " (shown as unquantized; if it is quantized, describe it with --cell)" if own.record.cell.unnamed else ""
+        )
         print(f"{own.record.cell.name}: {counted(len(own.record.metrics), 'score')}{_source(own)}, not audited{named}")
     print(f"{counted(len(stored), 'record')} in {options.out}")
     return DONE

@@ -162,7 +162,7 @@ def examine(recipe: Recipe | None = None) -> DoctorReport:
         packages=packages(),
         methods=methods(),
         attention=backends(),
-        unusable=f"{recipe.file.name} needs CUDA. {reason}" if recipe and reason else "",
+        unusable=f"{recipe.file.name}: the device is cuda. {reason}" if recipe and reason else "",
     )
 
 

@@ -69,7 +69,7 @@ def in_words(changed: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
     changed = list(changed)
     for part, words in PARTS.items():
         if cells := [name for name, parts in changed if part in parts]:
-            yield f"{words} ({some(cells) if len(cells) < len(changed) else 'all cells'})."
+            yield f"{words} (in {some(cells) if len(cells) < len(changed) else 'all cells'})."
 
 
 def other_versions(before: Record, after: Record) -> str:

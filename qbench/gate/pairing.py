@@ -133,8 +133,9 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     if not any(key in before for key in after):
         raise CheckError(
             f"{run.folder} and {baseline.folder} have no cell in common: the run has {_some(list(after))}, and "
-            f"the baseline {_some(list(before))}. Update the baseline with `qbench accept`; for lm-eval's output, "
-            "compare folders with one model each."
+            f"the baseline {_some(list(before))}. Give a run and a baseline of the same recipe; if the run's cells are "
+            "intended, update the baseline with `qbench accept`. For lm-eval's output, compare folders with one model "
+            "each."
         )
     extra = [key for key in before if key not in planned]
     dropped = extra if run.plan is not None and not settings.baseline_may_hold_more else []

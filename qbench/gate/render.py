@@ -75,7 +75,8 @@ def explanation(report: GateReport) -> str:
     alphas = {outcome.hypothesis.alpha for outcome in report.tested} or {report.settings.alpha}
     able = sum(outcome.hypothesis.smallest_p < 1 for outcome in report.tested)
     adjusted = (
-        f"adjusted by Holm's method for the {able} of {len(report.tested)} hypotheses that can fail"
+        f"adjusted by Holm's method for the {able} of {len(report.tested)} hypotheses, scores and pooled losses, that "
+        "can fail"
         if able
         else "no change is large enough to fail"
     )
@@ -86,7 +87,7 @@ def explanation(report: GateReport) -> str:
     )
     return (
         "A score fails if its loss is above its tolerance and statistically significant. If nothing got worse, at most "
-        f"{100 * max(alphas):g}% of checks fail{' for this reason' if margins else ''} (paired sign flips, {adjusted})."
+        f"{100 * max(alphas):g}% of checks fail{' for this reason' if margins else ''} (paired sign flips; {adjusted})."
         f"{required if margins else ''}"
     )
 

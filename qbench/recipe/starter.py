@@ -11,6 +11,8 @@ STARTER = Path(__file__).with_name("starter")
 
 def write_starter(folder: Path) -> list[Path]:
     """Write the recipes and what they need into a folder; returns the recipes. Replaces nothing."""
+    if folder.exists() and not folder.is_dir():
+        raise RecipeError(f"{folder} is a file; give a folder: qbench init FOLDER.")
     parts = sorted(STARTER.iterdir())
     if there := [folder / part.name for part in parts if (folder / part.name).exists()]:
         raise RecipeError(f"{there[0]} already exists; choose another folder: qbench init FOLDER.")

@@ -23,7 +23,7 @@ READ_HEADLINE_INTERVAL = (
     f"calibration draws and training seeds. p is adjusted for all rows (Holm); p ≤ {ALPHA:g} counts as a difference."
 )
 READ_CLAIMS = (
-    "The 95% intervals are not adjusted. A difference is claimed if p ≤ "
+    "The 95% intervals of the verdicts above are not adjusted. A verdict claims a difference if p ≤ "
     f"{ALPHA:g} after adjustment for {{comparisons}} (Holm)."
 )
 READ_SCALES = (
@@ -214,8 +214,8 @@ def _start_levels(lines: Sequence[Headline]) -> list[str]:
             names = kind_name(line.reference), kind_name(line.attention)
             found.setdefault(line.families, {}).update(zip(names, map(score, line.level), strict=True))
     return [
-        f"The unquantized {' and '.join(families)} models start at different mean accuracies, so scales can disagree: "
-        f"{', '.join(f'{level}% for {name}' for name, level in levels.items())}."
+        f"The unquantized {' and '.join(families)} models start at different mean accuracies "
+        f"({', '.join(f'{level}% for {name}' for name, level in levels.items())}), so scales can disagree."
         for families, levels in found.items()
     ]
 

@@ -193,4 +193,4 @@ def _documents(m: Measure, own: Score) -> int:
 
 
 def _by_chance(chance: float) -> str:
-    return f"probability by chance: below {magnitude(10.0 ** math.ceil(math.log10(max(chance, 1e-12))))}"
+    return f"probability of this by chance: below {magnitude(10.0 ** math.ceil(math.log10(max(chance, 1e-12))))}"

@@ -122,6 +122,8 @@ def log_tick(value: float) -> str:
 
 def write_drawings(drawn: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
     """Write figures as PNG, SVG and PDF, and their captions as text and LaTeX; gives the pictures."""
+    if folder.exists() and not folder.is_dir():
+        raise PlotError(f"{folder} is a file; give a folder for the plots.")
     files = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

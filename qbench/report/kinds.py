@@ -61,6 +61,10 @@ def _no_reason(report: ReportData) -> str:
     return ""
 
 
+def _not_analyzed(report: ReportData) -> str:
+    return "`qbench analyze RECIPE` measures it."
+
+
 def _no_remarks(report: ReportData) -> list[str]:
     return []
 
@@ -169,21 +173,23 @@ KINDS = {
             tables=_of("analysis_tables", "analysis_tables"),
             rows=_of("analysis_tables", "analysis_rows"),
             on_page=_has_analyses,
+            why_none=_not_analyzed,
             remarks=_of("analysis_tables", "analysis_remarks"),
             figures=_of("analysis_plots", "analysis_figures"),
         ),
         TableKind(
             name="causes",
-            help="what quantization cost each model, next to its kurtosis, largest activation and sink rate",
+            help="what quantization cost each model, next to its sink rate, and its activations' kurtosis and maximum",
             title="Damage and possible causes",
             tables=_of("causes", "cause_tables"),
             rows=_of("causes", "cause_rows"),
             on_page=_has_causes,
+            why_none=_not_analyzed,
             figures=_of("cause_plots", "cause_figures"),
         ),
         TableKind(
             name="lowbit",
-            help="low-bit activations and KV cache, next to the largest activation and kurtosis",
+            help="what low-bit activations and KV cache cost, next to the activations' maximum and kurtosis",
             title="Low-bit activations and KV cache",
             tables=_of("lowbit", "low_bit_tables"),
             rows=_of("lowbit", "low_bit_rows"),

@@ -38,7 +38,7 @@ def remarks_on_delta(report: ReportData) -> list[str]:
     results = report.results
     instead = "so there is no Δ; see --kind damage and --kind summary."
     return [
-        f"There is no {kind_name(attention)} model of {family} here, {instead}"
+        f"The family {family} has no {kind_name(attention)} model, {instead}"
         for family in results.families
         for attention in results.compared_kinds(family)
         if attention not in results.kinds_of(family)

@@ -66,7 +66,7 @@ def render(
     _check_format(format, FORMATS)
     for option, given in (("standalone", standalone), ("columns", columns)):
         if given and format != "latex":
-            raise ReportError(f"{option} is only for the format latex; the format is {format}.")
+            raise ReportError(f"{option} needs the format latex; the format is {format}.")
     if format == "html":
         from qbench.report.html import page  # reads audits, and so needs numpy
 
@@ -135,9 +135,11 @@ def audit(source: Path | str, format: str = "md") -> tuple[str, bool]:
     report = read_report(source)
     audits, found = audit_table(report.results), doubts(report)
     scores = sum(len(result.scores) for result in report.results.parts)
-    what = f"{len(found)} suspicious" if found else "nothing suspicious"
+    what = counted(len(found), "finding") if found else "nothing suspicious"
     cells = counted(len(report.results.parts), "cell")
     verdict = f"{what} among {counted(scores, 'score')} of {cells} in {source}"
+    if not scores and not found:
+        verdict = f"no scores to audit: {cells} in {source}"
     tables, lines = [audits] if audits else [], [*map(str, found), verdict]
     if format == TERMINAL:
         return terminal(tables, lines), bool(found)

@@ -15,7 +15,9 @@ from qbench.numbers import byte_size, counted
 from qbench.quantizers.calibration import Calibration
 from qbench.recipe.cells import Recipe, analysis_cells, cells
 
-NOT_DOWNLOADED = "not a local folder, and could not be downloaded from the Hub"
+NOT_DOWNLOADED = (
+    "not a local folder (paths are relative to the recipe's folder), and could not be downloaded from the Hub"
+)
 
 
 def fetch(recipe: Recipe, *, to_analyze: bool = False) -> Iterator[tuple[bool, str]]:

@@ -264,6 +264,8 @@ def _close(plan: Plan, views: Sequence[PlainView]) -> bool:
     took = duration(time.monotonic() - views[0].begun)
     retry = f", {failed} FAILED" + ("; run again to retry" if by_chance else "") if failed else ""
     say(f"{total - failed} of {counted(total, 'cell')} done in {took}{retry}")
+    if failed == total and not any(stored.record.state == "done" for stored in read_results(out).current):
+        return False  # there is nothing to show
     folder, page = shlex.quote(str(out)), shlex.quote(str(out / "report.html"))
     say_command(f"tables: qbench table {folder} --kind {'analysis' if plan.analyzes else 'summary'}")
     say_command(f"as a page: qbench table {folder} --format html --out {page}")

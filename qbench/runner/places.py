@@ -35,8 +35,8 @@ def usable_gpus(recipe: Recipe) -> tuple[Gpu, ...]:
     """The GPUs for a recipe whose device is cuda; RunError says what is wrong with them."""
     if reason := why_not_cuda():
         raise RunError(
-            f"{recipe.file.name} needs CUDA. {reason} `qbench doctor` shows what this machine has; --device cpu runs "
-            "the recipe on the CPU, slowly."
+            f"{recipe.file.name}: the device is cuda. {reason} `qbench doctor` shows what this machine has; "
+            "--device cpu runs the recipe on the CPU, slowly."
         )
     return find_gpus().gpus
 

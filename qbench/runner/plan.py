@@ -126,7 +126,7 @@ def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:
         names = [entry.cell.ref.name for entry in entries]
         listed = len(names) > MAX_NAMES and not entries[0].cell.ref.measured  # a plan has no analyses
         more = " `qbench plan` lists all cells." if listed else ""
-        raise RecipeError(f"No cell is called {only}; the cells are {some(names, MAX_NAMES)}.{more}")
+        raise RecipeError(f"No cell matches {only}; the cells are {some(names, MAX_NAMES)}.{more}")
     return chosen
 
 

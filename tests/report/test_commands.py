@@ -94,7 +94,7 @@ def test_compare_and_audit(mini: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert run("audit", PAPER) == 1
     out = capsys.readouterr().out
     assert "1.8B-softmax-hqq-2 and 1.8B-softmax-hqq-3: the same scores in all 9 metrics" in out
-    assert out.endswith(f"6 suspicious among 324 scores of 36 cells in {PAPER}\n")
+    assert out.endswith(f"6 findings among 324 scores of 36 cells in {PAPER}\n")
     assert "| Cell" not in out
     assert run("audit", mini) == 0
     assert "nothing suspicious among 88 scores of 8 cells" in capsys.readouterr().out

@@ -98,7 +98,9 @@ def _check_all_used(outputs: Sequence[ModelOutput], by_model: Mapping[str, Named
     for name in by_model:
         if name not in known:
             models = some([output.model for output in outputs])
-            raise LmEvalError(f"--cells names {name}, but the models are {models}.{did_you_mean(name, known)}")
+            raise LmEvalError(
+                f"The file of --cells describes {name}, but the models are {models}.{did_you_mean(name, known)}"
+            )
 
 
 def _cell(output: ModelOutput, named: NamedCell | None) -> CellRef:

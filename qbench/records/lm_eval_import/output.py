@@ -38,10 +38,10 @@ def read_outputs(paths: Sequence[Path]) -> list[ModelOutput]:
     for path in paths:
         files = [file for candidate in _candidates(path) if (file := _read(candidate))]
         if not files:
-            what = "contains no" if path.is_dir() else "is not a folder or file with"
+            what = "contains no results" if path.is_dir() else "is not a results file"
+            why = f"{what} of lm-eval (results_<date>.json)" if path.exists() else "does not exist"
             raise LmEvalError(
-                f"{path} {what} lm-eval results (results_<date>.json); run lm-eval with --output_path {path} "
-                "--log_samples."
+                f"{path} {why}; give the folder that lm-eval wrote (its --output_path, with --log_samples)."
             )
         for file in files:
             own = found.setdefault((file.path.parent, file.model), [])
