@@ -2,10 +2,12 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from qbench.errors import did_you_mean
+from qbench.github import annotate, annotation
 
 INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)$")
 FEW = 4  # choices; below that a guess misleads: `--device gpu` does not mean cpu
@@ -37,4 +39,5 @@ class Parser(argparse.ArgumentParser):
         if choice := INVALID_CHOICE.search(message):
             known = re.findall(r"[\w-]+", choice["known"])
             message += "." if len(known) < FEW else f".{did_you_mean(choice['given'], known)}"
+        annotate([annotation("error", self.prog, message)], sys.stderr)
         super().error(message)
