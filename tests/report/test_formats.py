@@ -419,7 +419,7 @@ def test_notes_of_a_split_table_are_once_and_its_number_is_in_the_caption(mini_r
     assert captions == [
         f"{captions[0].partition(' (part')[0]} (part {i} of {len(parts)})." for i in range(1, len(parts) + 1)
     ]
-    assert ["Starred: " in part for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert ["significant after adjustment" in part for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
 def typeset(text: str) -> str:
