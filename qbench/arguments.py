@@ -2,10 +2,12 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from qbench.errors import did_you_mean
+from qbench.github import annotate, annotation
 
 INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)$")
 MISSING = re.compile(r"one of the arguments (.*) is required$")
@@ -40,4 +42,5 @@ class Parser(argparse.ArgumentParser):
             message += "." if len(known) < FEW else f".{did_you_mean(choice['given'], known)}"
         if missing := MISSING.match(message):
             message = f"{' or '.join(missing[1].split())} is required."
+        annotate([annotation("error", self.prog, message)], sys.stderr)
         super().error(message)

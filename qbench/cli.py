@@ -59,16 +59,20 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _wrong(message: str) -> int:
-    """Say what is wrong with the call, also to people who do not open the log of a CI job."""
-    print(f"qbench: {message}", file=sys.stderr)
-    annotate([annotation("error", "qbench", message)])
-    add_to_summary(f"### qbench: error\n\n{message}\n")
+    _report(message)
     return WRONG
 
 
 def _crashed() -> int:
-    print(f"qbench: this is a bug in qbench. Please report it with {_crash_log()}.", file=sys.stderr)
+    _report(f"this is a bug in qbench. Please report it with {_crash_log()}.")
     return CRASHED
+
+
+def _report(message: str) -> None:
+    """Say why the command stopped, also to people who do not open the log of a CI job."""
+    print(f"qbench: {message}", file=sys.stderr)
+    annotate([annotation("error", "qbench", message)], sys.stderr)
+    add_to_summary(f"### qbench: error\n\n{message}\n")
 
 
 def _crash_log() -> str:

@@ -28,6 +28,13 @@ MAX_NAME_BYTES = 200  # file systems allow 255, of which hashes and suffixes nee
 MARK = "`qbench accept` made the .new and .old folders next to this file; the next `qbench accept` removes them.\n"
 
 
+def as_path(value: object, what: str, error: type[InputError] = InputError) -> Path:
+    """The path that a caller in Python gave. what: what it is the path of, for the error."""
+    if not isinstance(value, str | os.PathLike):
+        raise error(f"{value!r} is a {type(value).__name__}; it must be the path of {what}.")
+    return Path(value)
+
+
 def read_content(file: Path, error: type[InputError] = InputError, most: int = MAX_FILE_BYTES) -> bytes:
     """The bytes of a file; an error for pipes, which would block, and for files that could fill the memory."""
     try:

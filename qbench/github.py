@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable
+from typing import TextIO
 
 from qbench.output import runner_command
 
@@ -14,11 +15,11 @@ def annotation(level: str, title: str, message: str) -> str:
     return f"::{level} title={_escaped(title).replace(':', '%3A').replace(',', '%2C')}::{_escaped(message)}"
 
 
-def annotate(lines: Iterable[str]) -> None:
-    """Print annotations if a runner reads them."""
+def annotate(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Print annotations if a runner reads them. stream: default standard output; runners read both."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in lines:
-            runner_command(line)
+            runner_command(line, stream or sys.stdout)
 
 
 def add_to_summary(markdown: str) -> None:

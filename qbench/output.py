@@ -125,9 +125,9 @@ def encodable(text: str, encoding: str) -> str:
     return text
 
 
-def runner_command(line: str) -> None:
+def runner_command(line: str, stream: TextIO) -> None:
     """Print one line that GitHub's runner is meant to obey."""
-    sys.stdout.write_command(line) if isinstance(sys.stdout, SafeOutput) else print(line)
+    stream.write_command(line) if isinstance(stream, SafeOutput) else print(line, file=stream)
 
 
 def print_styled(text: str) -> None:

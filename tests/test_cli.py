@@ -216,10 +216,13 @@ def test_a_crash_before_the_arguments_are_known_is_a_crash_too(
 
     monkeypatch.setattr("qbench.cli._parser", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert main(["table", "results/mini"]) == 3
     (log,) = tmp_path.glob("qbench-crash-*.log")
     assert "a broken installation" in log.read_text()
-    assert str(log) in capsys.readouterr().err
+    said, _, annotated = capsys.readouterr().err.partition("::error ")
+    assert str(log) in said
+    assert str(log) in annotated
 
 
 @pytest.mark.parametrize("arguments", [["table"], ["plan"], ["plan", "recipes/mini.yaml", "--out"]])

@@ -2,11 +2,13 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qbench import check, run, table
 from qbench.files import write_atomically
 from qbench.runner.child import redirect
 from qbench.runner.lock import LOCK, RunError, holding
@@ -17,6 +19,19 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        (table, "a folder of records or CSV"),
+        (lambda given: check(given, given), "a folder of records"),
+        (run, "a recipe"),
+    ],
+)
+def test_what_is_no_path_is_a_sentence(call: Callable[[Any], Any], wanted: str) -> None:
+    with pytest.raises(ValueError, match=rf"\['a'\] is a list; it must be the path of {wanted}"):
+        call(["a"])
 
 
 def mode(file: Path) -> int:

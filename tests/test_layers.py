@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("softpick",),
     ("qbench.errors",),
-    ("qbench.plugins", "qbench.gpus", "qbench.validation", "qbench.arguments", "qbench.limited_yaml"),
+    ("qbench.plugins", "qbench.gpus", "qbench.validation", "qbench.limited_yaml"),
     ("qbench.student_t",),
     ("qbench.files", "qbench.numbers", "qbench.progress", "qbench.machine", "qbench.output", "qbench.attention.kinds"),
     ("qbench.uncertainty", "qbench.tokenizer", "qbench.github"),
-    ("qbench.gate.settings",),
+    ("qbench.arguments", "qbench.gate.settings"),
     ("qbench.identity",),
     ("qbench.records",),
     ("qbench.attention",),

@@ -50,7 +50,7 @@ def test_a_command_in_pieces_is_none_either() -> None:
 
 def test_our_own_commands_reach_the_runner(capsys: pytest.CaptureFixture[str]) -> None:
     with safe_output():
-        runner_command("::error title=a::b\x1b")
+        runner_command("::error title=a::b\x1b", sys.stdout)
         print("::error::c")
     assert capsys.readouterr().out == "::error title=a::b\\x1b\n: :error::c\n"
 

@@ -58,7 +58,10 @@ def power(folder: Path, against: Path | None = None, cells: int | None = None) -
     table = recorded_noise(folder, against)
     every = len({h.cell for h in table})
     if cells is not None and not 1 <= cells <= every:
-        raise CheckError(f"--cells is {cells}; it must be from 1 to {every}, the cells of {folder} that changed.")
+        raise CheckError(
+            f"--cells is {cells}; it must be from 1 to {every}, the cells of {folder} that differ from "
+            f"{against or 'their unquantized models'}."
+        )
     able = counted(np.array([h.smallest_p for h in table]), max(h.alpha for h in table))
     size = math.ceil(able * (cells or every) / every)
     return power_of(table, size)

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from qbench.errors import did_you_mean, some
+from qbench.files import as_path
 from qbench.gate.damage import damages
 from qbench.gate.drift import (
     CALIBRATION,
@@ -167,7 +168,8 @@ def check(
 
     settings: by default, those of the run's recipe. override: settings that replace some of these.
     """
-    now, then, notes = read_both(Path(run), Path(baseline))
+    paths = [as_path(folder, "a folder of records", CheckError) for folder in (run, baseline)]
+    now, then, notes = read_both(*paths)
     settings = settings or settings_of(now)
     if override:
         settings = parse_settings(_replaced(settings.model_dump(), override), "gate")

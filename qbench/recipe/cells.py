@@ -1,6 +1,5 @@
 """Cells: one checkpoint × one quantization (× one calibration draw). Imports no torch, so a plan takes a second."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
@@ -14,6 +13,7 @@ from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprin
 from qbench.errors import InputError
 from qbench.evaluate.batches import BATCH_TOKENS
 from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
+from qbench.files import as_path
 from qbench.identity import Identity, What, code_hash, json_hash, package_code_hash, package_versions
 from qbench.quantizers.axes import parts_of
 from qbench.quantizers.calibration import Calibration
@@ -161,9 +161,7 @@ def _attention_code(attention: str) -> dict[str, str]:
 
 def load_recipe(file: Path | str, **changes: Any) -> Recipe:
     """Read and check a recipe; changes: fields given on the command line, which override the recipe's."""
-    if not isinstance(file, str | os.PathLike):
-        raise RecipeError(f"The recipe is a {type(file).__name__}; it must be the path of a YAML file.")
-    read = read_recipe_file(Path(file))
+    read = read_recipe_file(as_path(file, "a recipe, a YAML file", RecipeError))
     content = read.content | {name: value for name, value in changes.items() if value is not None}
     try:
         recipe = Recipe.model_validate(content)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from qbench.records.metrics import Better
+from qbench.records.metrics import Better, is_perplexity
 from qbench.records.schema import CellRef
 from qbench.report.attentions import TWINS
 from qbench.report.metrics import Measure, in_order, measure
@@ -43,6 +43,8 @@ def read_published(files: Sequence[Path], source: Path) -> ResultSet:
             if value is None:
                 gaps.setdefault(cell, Gap(NOTHING, row.get("note") or f"{cell.name} is not in {source}."))
                 continue
+            if value <= 0 and is_perplexity(of.metric):
+                raise ReportError(f"{where}: {column} is {value:g}; a {of.metric} is at least 1.")
             known = scores.setdefault((of.task, of.metric), Score(value, documents=_documents(row, where)))
             if known.value != value:
                 raise ReportError(f"{where}: {column} is {value:g}, but {known.value:g} in another row.")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from qbench.files import as_path
 from qbench.records.audit import UNQUANTIZED
 from qbench.records.metrics import is_share
 from qbench.records.schema import MetricValue, PlannedCell, Record
@@ -27,7 +28,7 @@ MAX_REASON_LENGTH = 200
 
 def read_result_set(source: Path | str) -> ResultSet:
     """Read a folder of records, or a CSV file of published numbers or a folder of such."""
-    source = Path(source)
+    source = as_path(source, "a folder of records or CSV files of published numbers", ReportError)
     if not source.exists():
         raise ReportError(f"{source} does not exist; it must be a folder of records or CSV files of published numbers.")
     if source.is_file():

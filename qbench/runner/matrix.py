@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+EXECUTORS = ("local", "ray")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How to run; what to run is in the recipe."""
@@ -54,6 +57,10 @@ class RunOptions:
     executor: str = "local"
     preflight: bool | None = None  # None: unless the run is short
     as_json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise RunError(f"executor is {self.executor!r}; it must be one of {', '.join(EXECUTORS)}.")
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,8 @@ def try_checkpoint(
             if ended:
                 return problems + ([f"{name}: {how_it_died(code)}"] if (code := child.process.exitcode) else [])
             if time.monotonic() > deadline:
-                return [f"{name}: the preflight took longer than timeout_minutes ({timeout / 60:g}): {steps[step]}."]
+                late = f"{name}: the preflight took longer than timeout_minutes ({timeout / 60:g}): {steps[step]}."
+                return [*problems, late]
             # Not on its pipe too: a child that has closed it would be waited for without a pause.
             wait([child.process.sentinel], TICK)
     finally:

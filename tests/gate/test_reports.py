@@ -137,10 +137,16 @@ def test_a_report_that_cannot_be_written_is_2(
 
 
 @pytest.mark.parametrize("arguments", [["check", "a"], ["accept", "a", "--baseline", "b"], ["power"]])
-def test_a_wrong_call_is_2(arguments: list[str]) -> None:
+def test_a_wrong_call_is_2_and_an_annotation_on_github(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"::error title=qbench {arguments[0]}::")
+    assert not printed.out
 
 
 def test_checking_imports_no_torch(folders: tuple[Path, Path, Path]) -> None:
@@ -167,7 +173,8 @@ def test_on_github_a_check_that_cannot_be_made_is_an_annotation_and_a_summary(
     (error,) = ElementTree.parse(junit).iter("error")
     assert str(tmp_path / "gone") in error.attrib["message"]
     printed = capsys.readouterr()
-    (line,) = [line for line in printed.out.splitlines() if line.startswith("::error ")]
+    assert not printed.out  # programs read it: `--format csv > FILE`, `--json`
+    (line,) = [line for line in printed.err.splitlines() if line.startswith("::error ")]
     assert str(tmp_path / "gone") in line
     assert str(tmp_path / "gone") in summary.read_text()
 
@@ -179,5 +186,5 @@ def test_on_github_a_recipe_that_is_wrong_is_an_annotation_too(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))  # a folder: cannot be written
     assert main(["run", str(tmp_path / "gone.yaml")]) == 2
     printed = capsys.readouterr()
-    assert "gone.yaml" in printed.out.partition("::error ")[2]
+    assert "gone.yaml" in printed.err.partition("::error ")[2]
     assert "summary cannot be written" in printed.err

@@ -358,6 +358,10 @@ def test_samples_that_are_not_the_records_are_refused(tmp_path: Path) -> None:
         ("method,bits\n", "missing columns: family, task, metric, softmax, softpick"),
         ("size,method,bits,task,metric,softmax,softpick\nS,hqq,two,t,acc,1,2\n", "line 2: bits is 'two'"),
         ("size,method,bits,task,metric,softmax,softpick\nS,hqq,2,t,acc,nan,2\n", "line 2: softmax is 'nan'"),
+        (
+            "size,method,bits,task,metric,softmax,softpick\nS,hqq,2,t,perplexity,9,0\n",
+            "line 2: softpick is 0; .*least 1",
+        ),
         ("size,method,bits,task,metric,softmax,softpick\nS,hqq,2,t,acc,1\n", "line 2 does not have as many fields"),
         ("size,method,bits,task,metric,softmax,softpick\n" + 2 * "S,hqq,2,t,acc,1,2\n", "line 3 repeats S, hqq-2, t"),
         ("size,method,bits,task,metric,better,softmax,softpick\nS,hqq,2,t,acc,up,1,2\n", "line 2: better is 'up'"),

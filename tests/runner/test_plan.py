@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from qbench import run
 from qbench.cli import main
 from qbench.identity import Identity
 from qbench.recipe.cells import Cell, Recipe, RecipeError, cells, load_recipe
@@ -77,6 +78,12 @@ def test_families_that_differ_only_in_what_folders_cannot_have_keep_their_record
         assert [entry.state for entry in make_plan(recipe, tmp_path).entries] == ["done", "done"]
         found = read_results(tmp_path).current
         assert [stored.record.cell.family for stored in found] == ["a b", "a/b"]
+
+
+def test_an_executor_that_is_unknown_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"executor is 'slurm'.*local, ray"):
+        run("recipes/mini.yaml", out=tmp_path, executor="slurm")
+    assert not list(tmp_path.iterdir())
 
 
 def test_states(recipe: Recipe, tmp_path: Path) -> None:

@@ -96,9 +96,12 @@ def test_every_method_at_once(matrix: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_preflight_that_hangs_ends(small: Path, tmp_path: Path) -> None:
+def test_a_preflight_that_hangs_ends_with_what_it_found(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = make_jobs(make_plan(load_recipe(small), tmp_path).entries)
-    with pytest.raises(ValueError, match=r"timeout_minutes"):
+    monkeypatch.setattr("qbench.runner.child.Child.messages", lambda _: ["a method that does not work"])
+    with pytest.raises(ValueError, match=r"(?s)a method that does not work.*timeout_minutes"):
         preflight(jobs[:1], tmp_path, Slot(threads=1), timeout=0.01)
 
 
