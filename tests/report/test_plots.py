@@ -348,5 +348,5 @@ def test_without_matplotlib_a_sentence_and_a_report(
 
 def test_a_folder_that_cannot_be_is_a_sentence(mini_report: ReportData, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file is a file.*folder"):
+    with pytest.raises(InputError, match=r"file is a file.*folder"):
         write_plots(mini_report, tmp_path / "file")
