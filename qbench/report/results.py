@@ -133,7 +133,7 @@ class ResultSet:
         cell = CellRef(attention=attention, checkpoint="", **quantization.key)
         if attention in self.kinds_of(quantization.family):
             return CellResult(cell, gap=Gap("missing", f"There is no record of {cell.name}."))
-        reason = f"There is no {kind_name(attention)} model of {quantization.family} here."
+        reason = f"The family {quantization.family} has no {kind_name(attention)} model."
         return CellResult(cell, gap=Gap(NOTHING, reason))
 
     @cached_property

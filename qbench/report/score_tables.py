@@ -152,6 +152,6 @@ def _unquantized_fields(
     """The same for a family that may lack the measure, or a kind that others have."""
     if row and all(attention in row.scores for attention in shown):
         return _delta_fields(table, row, shown, marks)
-    lacking = f"There is no {kind_name(shown[0])} model of {family} here."
+    lacking = f"The family {family} has no {kind_name(shown[0])} model."
     reason = lacking if row else f"{family} has no {measure.metric} of {measure.task}."
     return [*[score_field(table, Gap(NOTHING, reason)) for _ in shown], Field(NOTHING)]

@@ -190,7 +190,7 @@ def test_a_failed_audit_of_a_failed_cell_is_called_so(tmp_path: Path) -> None:
     write_cell(tmp_path, cell("softmax", "hqq-3-g64"), None, failure=failure)
     (only,) = read_report(tmp_path).deltas
     says(only.scores["softmax"], "audit failed", "mini-softmax-hqq-3-g64", "(audit)", "The audit of hqq-3-g64 failed.")
-    says(only.scores["softpick"], "–", "no softpick model of mini")
+    says(only.scores["softpick"], "–", "mini has no softpick model")
 
 
 @pytest.mark.parametrize("other", ["none-16", "hqq-2-g64"])
