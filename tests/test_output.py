@@ -134,7 +134,7 @@ def test_ctrl_c_during_imports(seconds: float, tmp_path: Path) -> None:
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
         errors = process.communicate(timeout=60)[1]
-    assert process.returncode in (130, -signal.SIGINT)  # shells call both 130
+    assert process.returncode in (130, -signal.SIGINT), errors  # shells call both 130
     assert "Traceback" not in errors
 
 
