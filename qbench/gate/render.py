@@ -22,7 +22,7 @@ DAMAGED = "Failures: damage above its limit (gate.max_damage; before: unquantize
 NOT_EXCLUDED = (
     "Failures: losses above the required margin that cannot be excluded at 95% (gate.noninferiority; tolerance: margin)"
 )
-LOST_MOST = "Documents that lost most (id: before → after)"
+LOST_MOST = "Documents that lost most (document's id: its value before → after)"
 LOST_TOGETHER = "Losses behind each pooled loss that failed, in units of their tolerances"
 HEADER = (*SCORE, "loss", "95% interval", "at most (95%)", "tolerance", "p", "adjusted p")
 

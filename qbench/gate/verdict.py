@@ -172,7 +172,7 @@ def check(
     now, then, notes = read_both(*paths)
     settings = settings or settings_of(now)
     if override:
-        settings = parse_settings(_replaced(settings.model_dump(), override), "gate")
+        settings = parse_settings(_replaced(settings.model_dump(), override), "")
     joined = join(now, then, settings)
     for before, after in joined.pairs:
         check_asked(before, after)
@@ -268,7 +268,7 @@ def parse_settings(values: Any, where: str) -> GateSettings:
         if first["type"] == "extra_forbidden":
             allowed = list((PARTS[place[0]] if place else GateSettings).model_fields)
             hint = f"{did_you_mean(name, allowed)} Allowed: {', '.join(allowed)}."
-        raise CheckError(f"{'.'.join([where, *place, name])} {problem(first)}{hint}") from None
+        raise CheckError(f"{'.'.join(filter(None, [where, *place, name]))} {problem(first)}{hint}") from None
 
 
 def _verdict(hypothesis: Hypothesis, loss: float, adjusted: float, adjusted_gain: float) -> Verdict:

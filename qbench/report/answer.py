@@ -138,7 +138,7 @@ def _sentence(lines: Sequence[Headline]) -> str:
     claims = [line for line in lines if line.claims]
     others = [line for line in lines if not line.claims]
     parts = [
-        f"{kind_name(line.attention)} lost {_size(line)} {unit} {_direction(line)} than {reference} {_interval(line)}"
+        f"{kind_name(line.attention)} lost {_size(line)} {_direction(line)} {unit} than {reference} {_interval(line)}"
         f"{_opposed(line)}"
         for line in claims
     ]
@@ -146,7 +146,7 @@ def _sentence(lines: Sequence[Headline]) -> str:
         (line,) = others
         parts.append(
             f"there is no evidence that {kind_name(line.attention)} lost more or less than {reference}{_why(line)}: "
-            f"{_size(line)} {unit} {_direction(line)} {_interval(line)}"
+            f"{_size(line)} {_direction(line)} {unit} {_interval(line)}"
         )
     elif others:
         names = ", ".join(kind_name(line.attention) for line in others)
@@ -169,7 +169,7 @@ def _size(line: Headline) -> str:
 
 
 def _direction(line: Headline) -> str:
-    return "less" if line.value >= 0 else "more"
+    return "fewer" if line.value >= 0 else "more"
 
 
 def _interval(line: Headline) -> str:
@@ -185,7 +185,7 @@ def _of_what(line: Headline) -> str:
 
 
 def _opposed(line: Headline) -> str:
-    """The scales on which a claim has the opposite sign: ', but 4.94 points of accuracy more'."""
+    """The scales on which a claim has the opposite sign: ', but 4.94 more points of accuracy'."""
     opposed = _on_other_scales(line, less=line.value < 0)
     return f", but {opposed}" if opposed else ""
 
@@ -200,10 +200,11 @@ def _agreeing(line: Headline) -> str:
 
 
 def _on_other_scales(line: Headline, *, less: bool) -> str:
-    """What the attention lost less of, or else more of: '4.94 points and 1.28 logits of accuracy more'."""
+    """What the attention lost less of, or else more of: '4.94 more points and 1.28 more logits of accuracy'."""
     scales = {"points": line.scales.points, "logits": line.scales.logits}
-    found = [f"{score(abs(own))} {name}" for name, own in scales.items() if own and (own > 0) == less]
-    return f"{' and '.join(found)} of accuracy {'less' if less else 'more'}" if found else ""
+    amount = "fewer" if less else "more"
+    found = [f"{score(abs(own))} {amount} {name}" for name, own in scales.items() if own and (own > 0) == less]
+    return f"{' and '.join(found)} of accuracy" if found else ""
 
 
 def _start_levels(lines: Sequence[Headline]) -> list[str]:

@@ -106,7 +106,7 @@ def test_the_sentence_has_bits_both_names_and_the_interval(five_draws: ReportDat
     sentence, *_ = answer(five_draws)
     assert line.claims
     assert sentence.startswith("At 3 bits softpick lost ")
-    assert "less than softmax [" in sentence
+    assert "fewer nats per decision than softmax [" in sentence
     assert "(one trained pair)" in sentence
 
 
@@ -120,9 +120,9 @@ def test_scales_that_disagree_are_one_statement_with_both_sizes_and_why() -> Non
     assert three.claims
     said = answer(report)
     (sentence,) = [own for own in said if own.startswith("At 3 bits")]
-    assert sentence.index("depends on the scale") < sentence.index("nats per decision less")
-    assert f"but {abs(three.scales.logits):.2f} logits of accuracy more" in sentence
-    assert f"{three.scales.points:.2f} points of accuracy less" in sentence
+    assert sentence.index("depends on the scale") < sentence.index("fewer nats per decision")
+    assert f"but {abs(three.scales.logits):.2f} more logits of accuracy" in sentence
+    assert f"{three.scales.points:.2f} fewer points of accuracy" in sentence
     assert three.level is not None
     (why,) = [own for own in caveats(report) if all(f"{level:.2f}%" in own for level in three.level)]
     assert why not in said
@@ -137,9 +137,9 @@ def test_only_a_scale_of_the_opposite_sign_contradicts_a_claim(
     vars(report)["headlines"] = [line]
     sentence, *_ = answer(report)
     assert line.claims
-    assert ("but 1.00 points of accuracy more" in sentence) == (points == -1.0)
+    assert ("but 1.00 more points of accuracy" in sentence) == (points == -1.0)
     assert ("depends on the scale" in sentence) == (points == -1.0)
-    assert ("2.00 logits of accuracy less" in sentence) == (logits is not None)
+    assert ("2.00 fewer logits of accuracy" in sentence) == (logits is not None)
 
 
 def test_published_accuracies_have_bounds() -> None:
