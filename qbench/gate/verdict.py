@@ -407,7 +407,8 @@ def _tasks_with_kl(joined: Joined) -> set[str]:
 def _check_overrides(settings: GateSettings, table: Sequence[Hypothesis], without_kl: Collection[str]) -> None:
     """An error if an override is for something that is not tested: it is a typo, or would silently do nothing.
 
-    without_kl: tasks of which only one side has KL. A tolerance for it is no error, but a margin is: it needs both.
+    without_kl: tasks of which only one side has KL. Their KL may have a tolerance, but a margin
+    is an error, because it needs KL on both sides.
     """
     tested = {f"{h.task}.{h.metric}" for h in table}
     for task, metrics in settings.overrides.items():

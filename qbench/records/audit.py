@@ -1,4 +1,4 @@
-"""The audit: what is measured on a quantized model, and when that is no proof. measure.py does the measuring."""
+"""The audit: what is measured on a quantized model, and when that does not prove anything. measure.py measures it."""
 
 import math
 from html import escape
