@@ -138,10 +138,13 @@ class _Grid:
     """Where the weights of a layer lie on the levels of their groups; exact: the weights before rounding."""
 
     def __init__(self, layer: PackedLinear, codes: Tensor, weight: Tensor, exact: Tensor, source: Tensor) -> None:
-        self.levels, self.one_value_a_code, self.codes_possible, misplaced, narrow, judged = 0, True, 0, 0, 0, 0
-        steps_off = []
+        self.levels, self.one_value_a_code, self.codes_possible, misplaced = 0, True, 0, 0
+        steps_off, spans = [], []
         width, levels = max(int(codes.max()) + 1, 2**layer.bits), layer.grid()
         every = torch.arange(width, device=codes.device)
+        lowest, highest = int(codes.min()), int(codes.max())
+        # A ternary quantizer has no fourth level that would be nearer to the weights that it clips.
+        missing = (every < lowest) | (every > highest) if highest - lowest == 2 else every < 0
         for c, w, e, s in _chunks(width, *(layer.groups(t) for t in (codes.long(), weight, exact, source))):
             # [groups, 1 + width + 1]: the value of each code in each group, NaN if it is not in use
             table = e.new_full((len(c), width + 2), math.nan).scatter_(1, c + 1, e)
@@ -157,19 +160,31 @@ class _Grid:
             else:
                 largest = e.abs().argmax(1, keepdim=True)
                 unused = e.gather(1, largest) / levels[c.gather(1, largest)] * levels
+            unused = unused.masked_fill(missing, math.nan)
             table[:, 1:-1] = table[:, 1:-1].where(~table[:, 1:-1].isnan(), unused)
             span = s.amax(1) - s.amin(1)
             possible = (span / layer.MIN_STEP).clamp(max=2**layer.bits - 1) + 1 if layer.MIN_STEP else 2**layer.bits
             possible = torch.where(span > 0, possible, 1)
             self.codes_possible = max(self.codes_possible, int(possible.max()))
             wide = possible == 2**layer.bits
-            narrow += int((wide & ((high - low).flatten() < 2 ** (layer.bits - 1))).sum())
-            judged += int(wide.sum())
+            spans.append((high - low).flatten()[wide] + 1)
             neighbour = torch.fmin((table.gather(1, c) - s).abs(), (table.gather(1, c + 2) - s).abs())
             misplaced += int(((e - s).abs() - neighbour > step / 2).sum())
         off = torch.cat(steps_off)
         self.median_steps, self.median_bias = float(off.abs().nanmedian()), float(off.nanmedian())
-        self.misplaced, self.narrow = misplaced / len(off), narrow / max(judged, 1)
+        self.misplaced, self.narrow = misplaced / len(off), _narrow(torch.cat(spans), 2**layer.bits)
+
+
+def _narrow(spans: Tensor, levels: int) -> float:
+    """The share of groups that use at most half of the levels that the matrix has; spans: of the codes of each group.
+
+    A small group may miss levels by chance, so the levels are those of the widest group: three in a ternary matrix. If
+    even that one has only half of what the bits allow, all groups are narrow.
+    """
+    if not len(spans):
+        return 0.0
+    widest = int(spans.max())
+    return float((spans <= (widest if widest > levels / 2 else levels) / 2).double().mean())
 
 
 def _is_one_value_a_code(codes: Tensor, weight: Tensor) -> bool:

@@ -21,9 +21,10 @@ MAX_MEDIAN_STEPS = 0.75
 MAX_MEDIAN_BIAS = 0.5
 # ŵ compared with w as a whole. Correct layers at 2 bits and more have a cosine of at least 0.8 and a slope of 0.96 to
 # 1.02; scales with the wrong sign or size, rows out of order or another layer's codes do not. One bit clips most
-# weights: its slopes (0.47 to 1.09) say nothing, and cosines go down to 0.45.
+# weights: its slopes (0.47 to 1.09) say nothing, and cosines go down to 0.45. Three levels clip or drop many weights:
+# slopes of 0.38 to 1.02 (absmean, absmax and least squares; groups of 4 to 128; mini, Gaussian and Student's t weights).
 MIN_COSINE, MIN_COSINE_1_BIT = 0.5, 0.25
-SLOPES = (0.8, 1.25)
+SLOPES, SLOPES_TERNARY = (0.8, 1.25), (0.3, 1.25)
 # Scales come from the largest weights of a group, so codes span the range; but a huge negative weight among tiny ones
 # uses only half of nf4's codes.
 MAX_NARROW = 0.02
@@ -134,7 +135,7 @@ class LayerAudit(_Stored):
     cosine: float  # w·ŵ / (‖w‖ ‖ŵ‖)
     slope: float  # w·ŵ / ‖w‖²: the scale of the weight relative to its source
     misplaced: float  # share of weights with a neighbouring level nearer by more than half a step
-    narrow: float  # share of groups whose codes span half the range or less, though the method could use all of it
+    narrow: float  # share of groups whose codes span at most half of the widest group's, though they could span all
     codes_possible: int  # with the finest step of the method, in the widest group
     packed_bytes: int  # size of the codes as the method packs them
     nearest: bool  # the method promises the nearest level
@@ -340,7 +341,8 @@ def _layer_failures(layer: LayerAudit, bits: int) -> list[str]:
     if bits == 1:
         alike = layer.cosine >= MIN_COSINE_1_BIT
     else:
-        alike = layer.cosine >= MIN_COSINE and SLOPES[0] <= layer.slope <= SLOPES[1]
+        least, most = SLOPES_TERNARY if layer.codes_used == 3 else SLOPES
+        alike = layer.cosine >= MIN_COSINE and least <= layer.slope <= most
     if not alike and layer.error_energy:  # NaN is not alike
         reasons.append(
             f"its weights do not match the source's: the cosine is {layer.cosine:.2f}, the slope {layer.slope:.2f}."
