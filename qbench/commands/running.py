@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qbench.commands.common import DONE, FAILED, INTERRUPTED, Commands, add, write
+from qbench.errors import InputError
+from qbench.numbers import counted
 
 if TYPE_CHECKING:
     from qbench.recipe.schema import Recipe
@@ -136,7 +138,11 @@ def _plan(options: argparse.Namespace) -> int:
 
     recipe, out = _load(options)
     format = default_format()
-    write(render_plan(make_plan(recipe, out), format), None, format)
+    plan = make_plan(recipe, out)
+    write(render_plan(plan, format), None, format)
+    if ruled_out := [entry for entry in plan.entries if entry.state == "cannot run"]:
+        cells = counted(len(plan.entries), "cell")
+        raise InputError(f"{len(ruled_out)} of {cells} cannot run; the plan says why.")
     return DONE
 
 

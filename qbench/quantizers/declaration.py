@@ -4,11 +4,12 @@ To add one: a folder `qbench/quantizers/<name>/` whose `__init__.py` imports no 
 in your own package with an entry point in the group "qbench.quantizers". Nothing else names a method.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qbench.errors import InputError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 # "quant_method" it raises an error; with an unknown method, or "hqq", it would only warn and initialize the weights
 # at random.
 OUR_METHOD = "qbench_quant_method"
+GROUP_SIZES = (-1, 8, 16, 32, 64, 128, 256, 512, 1024)  # that a message may suggest
+MAX_SUGGESTED = 4
 
 
 class QuantizeError(InputError):
@@ -78,9 +81,36 @@ class LinearOptions(Options):
     def misfit(self, bits: int, shape: tuple[int, int]) -> str:
         """Why a linear layer with these outputs and inputs cannot be quantized so; empty if it can.
 
-        It is asked for all layers before the first one is replaced, and by `qbench plan`.
+        It is asked for all layers before the first one is replaced, and by `qbench plan`. By default, a `group_size`
+        must divide the inputs. `first_misfit` adds the sizes that fit.
         """
+        size = getattr(self, "group_size", 0)
+        return f"group_size {size} must divide its {shape[1]} inputs" if size > 0 and shape[1] % size else ""
+
+    def first_misfit(self, bits: int, shapes: Mapping[str, tuple[int, int]]) -> str:
+        """A sentence on the first layer that cannot be quantized so, with group sizes that fit all; empty if all can.
+
+        shapes: outputs and inputs by name.
+        """
+        for name, (outputs, inputs) in shapes.items():
+            if why := self.misfit(bits, (outputs, inputs)):
+                fitting = self._what_fits(bits, shapes.values())
+                return f"{name} is {outputs} × {inputs} (outputs × inputs); {why}{fitting}."
         return ""
+
+    def _what_fits(self, bits: int, shapes: Collection[tuple[int, int]]) -> str:
+        """The group sizes nearest to the own one that fit all shapes; empty if there are none."""
+        own, fitting = self.model_dump(), []
+        for size in GROUP_SIZES if "group_size" in own else ():
+            with contextlib.suppress(ValidationError):
+                other = type(self)(**own | {"group_size": size})
+                if not any(other.misfit(bits, shape) for shape in shapes):
+                    fitting.append(size)
+        if not fitting:
+            return ""
+        nearest = sorted(fitting, key=lambda size: abs(size - own["group_size"]))[:MAX_SUGGESTED]
+        row = " (-1: one group per row)" if -1 in nearest else ""
+        return f"; group sizes that fit: {', '.join(map(str, sorted(nearest)))}{row}"
 
 
 class Quantizer:

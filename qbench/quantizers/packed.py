@@ -140,8 +140,8 @@ def replace_linears(
 
 def check_shape(name: str, linear: nn.Linear, bits: int, options: LinearOptions) -> None:
     """Raise QuantizeError if a linear layer of this shape cannot be quantized so."""
-    if why := options.misfit(bits, (linear.out_features, linear.in_features)):
-        raise QuantizeError(f"{name} is {linear.out_features} × {linear.in_features} (outputs × inputs); {why}.")
+    if why := options.first_misfit(bits, {name: (linear.out_features, linear.in_features)}):
+        raise QuantizeError(why)
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:

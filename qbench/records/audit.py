@@ -22,7 +22,7 @@ MAX_MEDIAN_BIAS = 0.5
 # ŵ compared with w as a whole. Correct layers at 2 bits and more have a cosine of at least 0.8 and a slope of 0.96 to
 # 1.02; scales with the wrong sign or size, rows out of order or another layer's codes do not. One bit clips most
 # weights: its slopes (0.47 to 1.09) say nothing, and cosines go down to 0.45. Three levels clip or drop many weights:
-# slopes of 0.38 to 1.02 (absmean, absmax and least squares; groups of 4 to 128; mini, Gaussian and Student's t weights).
+# slopes of 0.38 to 1.02 (absmean, absmax, least squares; groups of 4 to 128; mini, Gaussian and Student's t weights).
 MIN_COSINE, MIN_COSINE_1_BIT = 0.5, 0.25
 SLOPES, SLOPES_TERNARY = (0.8, 1.25), (0.3, 1.25)
 # Scales come from the largest weights of a group, so codes span the range; but a huge negative weight among tiny ones

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -140,7 +140,7 @@ def analyze_matrix(recipe: Recipe, out: Path, options: RunOptions) -> bool:
         with_maps = make_analysis_plan(recipe, out, reuse_stale=options.reuse_stale)
         known = [entry.cell.ref for entry in plan.entries]
         if any(entry.cell.ref not in known for entry in choose(with_maps.entries, options.only)):
-            views.append(_run_plan(with_maps, options, ANALYSES))
+            views.append(_run_plan(with_maps, options, ANALYSES, tried=views[0].cells))
         return _close(plan, views)
 
 
@@ -150,12 +150,13 @@ def _check_gpus(recipe: Recipe, options: RunOptions) -> None:
         usable_gpus(recipe)
 
 
-def _run_plan(plan: Plan, options: RunOptions, file: str) -> PlainView:
-    """Run the chosen cells that need it; the view has counted how they ended."""
+def _run_plan(plan: Plan, options: RunOptions, file: str, tried: Collection[str] = ()) -> PlainView:
+    """Run the chosen cells that need it; the view has counted how they ended. tried: names of cells to leave alone."""
     write_plan(plan.out, plan.to_run_plan(), file)
     chosen = choose(plan.entries, options.only)
-    jobs, ruled_out = make_jobs(chosen), [entry for entry in chosen if entry.state == "cannot run"]
-    before = sum(entry.record is not None and entry.state != "failed" for entry in chosen)
+    new = [entry for entry in chosen if entry.cell.ref.name not in tried]
+    jobs, ruled_out = make_jobs(new), [entry for entry in new if entry.state == "cannot run"]
+    before = len(chosen) - len(new) + sum(entry.record is not None and entry.state != "failed" for entry in new)
     names = [entry.cell.ref.name for entry in ruled_out] + [job.name for job in jobs]
     expected = expected_seconds(plan.recipe, plan.tasks, [job.cell for job in jobs])
     view = view_for(names, before=before, expected=expected, as_json=options.as_json)

@@ -25,11 +25,9 @@ def obstacle(cell: Cell) -> str:
         return str(error)
     if not isinstance(quantized.options, LinearOptions):
         return ""
-    for name, (outputs, inputs) in shapes.items():
-        skipped = name == "lm_head" and not quantized.options.include_lm_head
-        if not skipped and (why := quantized.options.misfit(quantized.bits, (outputs, inputs))):
-            return f"{quantized.label}: {name} is {outputs} × {inputs} (outputs × inputs); {why}."
-    return ""
+    if not quantized.options.include_lm_head:
+        shapes = {name: shape for name, shape in shapes.items() if name != "lm_head"}
+    return quantized.options.first_misfit(quantized.bits, shapes)
 
 
 def doubt(cell: Cell) -> str:

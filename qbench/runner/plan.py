@@ -14,7 +14,7 @@ from qbench.evaluate.facts import TaskSummary
 from qbench.files import shown_path
 from qbench.identity import Identity, TaskIdentity
 from qbench.quantizers.options import NotOffered
-from qbench.recipe.cells import Cell, analysis_cells, cells, map_cells, recipe_tasks
+from qbench.recipe.cells import UNCHANGED, Cell, analysis_cells, cells, map_cells, recipe_tasks
 from qbench.recipe.check import did_you_mean_folder
 from qbench.recipe.schema import Recipe
 from qbench.recipe.yaml import RecipeError
@@ -114,6 +114,16 @@ def _with_obstacles(entry: PlanEntry) -> PlanEntry:
     if entry.state in ("to do", "failed", "stale") and not reused and (why := obstacle(entry.cell)):
         return replace(entry, state="cannot run", note=why, record=None)
     return replace(entry, doubt=doubt(entry.cell))
+
+
+def cannot_be_analyzed(recipe: Recipe) -> dict[str, list[str]]:
+    """The sensitivities of models that can run that cannot be measured, by why; a plan of scores does not have them."""
+    found: dict[str, list[str]] = {}
+    for cell in analysis_cells(recipe):
+        can_load = not obstacle(replace(cell, quantization=UNCHANGED))
+        if cell.ref.measured == "sensitivity" and can_load and (why := obstacle(cell)):
+            found.setdefault(why, []).append(cell.ref.name)
+    return found
 
 
 def choose(entries: Sequence[PlanEntry], only: str | None) -> list[PlanEntry]:

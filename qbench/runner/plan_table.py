@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qbench.errors import some
 from qbench.numbers import count, counted, duration, rough_duration
+from qbench.recipe.schema import Recipe
 from qbench.report.render import TERMINAL
 from qbench.report.tables import Column, Field, Table
 from qbench.report.terminal import Screen
@@ -12,7 +14,7 @@ from qbench.runner.estimate import Estimate, estimate
 from qbench.runner.local import Slot
 from qbench.runner.lock import RunError
 from qbench.runner.places import make_slots
-from qbench.runner.plan import Plan, PlanEntry, ignored, no_baseline
+from qbench.runner.plan import Plan, PlanEntry, cannot_be_analyzed, ignored, no_baseline
 from qbench.runner.preflight import expected_preflight, is_short
 from qbench.runner.speed import Speed, speed_of
 
@@ -42,7 +44,8 @@ def render_plan(plan: Plan, format: str = "text") -> str:
     speed = speed_of(plan.recipe, slots[0].threads or 1 if slots else 1)
     rows = [_Row(e, estimate(e.cell, plan.tasks, speed) if e.identity else None) for e in plan.entries]
     notes = list(dict.fromkeys(note for entry in plan.entries for note in entry.notes))
-    lines = [*(f"[{number}] {note.splitlines()[0]}" for number, note in enumerate(notes, 1))]
+    lines = [f"[{number}] {_concerned(note, plan)}{note.splitlines()[0]}" for number, note in enumerate(notes, 1)]
+    lines += [] if plan.analyzes else _unfit_for_analysis(plan.recipe)
     states = [entry.state for entry in plan.entries]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     work = sum(row.estimate.work for row in rows if row.estimate and row.entry.state in TO_DO)
@@ -74,6 +77,20 @@ def _drawn(rows: Sequence[_Row], notes: list[str], lines: Sequence[str]) -> str:
     for line in lines:
         screen.paragraph(line)
     return screen.text()
+
+
+def _concerned(note: str, plan: Plan) -> str:
+    """The cells that cannot run because of this; nothing for other notes, which the table refers to."""
+    names = [entry.cell.ref.name for entry in plan.entries if entry.state == "cannot run" and entry.note == note]
+    return f"{some(names)} cannot run: " if names else ""
+
+
+def _unfit_for_analysis(recipe: Recipe) -> list[str]:
+    """The settings, often inherited, that `qbench analyze` would fail with: where they are, and why."""
+    return [
+        str(recipe._file.error(("analysis", "sensitivity"), f"`qbench analyze` cannot measure {some(names)}: {why}"))
+        for why, names in cannot_be_analyzed(recipe).items()
+    ]
 
 
 def _places(plan: Plan) -> tuple[Sequence[Slot], str]:

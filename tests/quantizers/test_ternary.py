@@ -1,4 +1,4 @@
-"""A ternary quantizer, written as docs/quantizers.md says, passes the audit at its 2 bits; fewer bits than that do not."""
+"""A ternary quantizer, written as docs/quantizers.md says, passes the audit at 2 bits; fewer bits than asked do not."""
 
 from collections.abc import Callable
 from typing import ClassVar, Literal

@@ -113,6 +113,21 @@ def test_the_closing_lines_are_printed_once_and_count_maps_too(analyzed: tuple[P
     assert sum("qbench table" in line for line in lines) == 2
 
 
+def test_a_sensitivity_that_does_not_fit_fails_once_and_is_counted_once(
+    changed: Callable[..., Path], tmp_path: Path
+) -> None:
+    bad = HQQ | {"options": {"group_size": 40}}  # does not divide 96 × 96
+    code, events = analyze_here(changed(sensitivity=[bad]), tmp_path / "out")
+    assert code == 1
+    failed = [event for event in events if event["event"] == "finished" and event["state"] == "failed"]
+    assert [event["cell"] for event in failed] == [
+        f"tiny-{kind}-hqq-3-g40-sensitivity" for kind in ("softmax", "softpick")
+    ]
+    assert "group sizes that fit: 8, 16, 32, 64" in failed[0]["reason"]
+    assert "4 of 6 cells done" in said(events)
+    assert "2 FAILED" in said(events)
+
+
 def test_the_analysis_is_that_of_the_function(analyzed_recipe: Path, analyzed: tuple[Path, Any]) -> None:
     folder = analyzed_recipe.parent
     (stored,) = (

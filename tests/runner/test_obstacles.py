@@ -1,11 +1,16 @@
 """Cells that config.json rules out are marked in the plan, fail at once, and do not stop the other cells."""
 
 import json
+import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from pydantic import Field
 
 from qbench.cli import main
+from qbench.quantizers.declaration import LinearOptions, Quantizer
+from qbench.quantizers.options import quantizers
 from qbench.recipe.cells import load_recipe
 from qbench.records.store import read_results
 from qbench.runner.plan import make_plan
@@ -15,14 +20,31 @@ from ..small_recipe import config, write_recipe
 from .driver import events_of, run_here
 
 RULED_OUT = {
-    "gptq-4-g128": "gptq-4-g128: model.layers.0.self_attn.q_proj…group_size 128…96 inputs…-1, 16, 32",
-    "gptq-4-g7": "gptq-4-g7: …group_size is 7…-1, 16, 32, 64",
+    "gptq-4-g128": "model.layers.0.self_attn.q_proj…group_size 128…96 inputs…-1, 16, 32 ",
+    "gptq-4-g7": "group_size is 7…-1, 16, 32 ",
     "rtn-4-mxfp4": "",
-    "hqq-4-g40": "hqq-4-g40: …40…9216 weights",
+    "hqq-8-g40": "40…9216 weights…8, 16, 32, 64.",
+    "hqq-4-g40": "40…9216 weights…8, 16, 32, 64.",
+    "minmax-4-g64": "group_size 64…96 inputs…8, 16, 32.",
 }
 
 
-def test_the_plan_names_the_layer_and_what_would_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class MinMaxOptions(LinearOptions):
+    """Of another package, which leaves `misfit` out."""
+
+    group_size: int = Field(default=64, ge=8, multiple_of=2)
+    label_always: ClassVar = {"group_size": "g{}"}
+
+
+class MinMax(Quantizer):
+    name, title = "minmax", "Min-max"
+    widths: ClassVar = {4: MinMaxOptions}
+
+
+def test_the_plan_names_the_layer_and_what_would_fit_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(quantizers(), "minmax", MinMax())
     file = write_recipe(
         tmp_path,
         checkpoints={"tiny": {"softmax": "softmax"}},
@@ -31,7 +53,8 @@ def test_the_plan_names_the_layer_and_what_would_fit(tmp_path: Path, capsys: pyt
             {"method": "gptq", "bits": 4},
             {"method": "gptq", "bits": 4, "options": {"group_size": 7}},
             {"method": "rtn", "bits": 4, "options": {"format": "mxfp4"}},
-            {"method": "hqq", "bits": 4, "options": {"group_size": 40}},
+            {"method": "hqq", "bits": [8, 4], "options": {"group_size": 40}},
+            {"method": "minmax", "bits": 4},
         ],
     )
     narrow = config("softmax") | {"hidden_size": 96}
@@ -42,8 +65,54 @@ def test_the_plan_names_the_layer_and_what_would_fit(tmp_path: Path, capsys: pyt
         assert entries[label].state == ("cannot run" if facts else "to do"), label
         assert states(entries[label].note, facts), entries[label].note
     assert entries["none-16"].state == "to do"
-    assert main(["plan", str(file), "--out", str(tmp_path / "out")]) == 0
-    assert "5 cells: 2 to do, 3 cannot run" in capsys.readouterr().out
+    assert main(["plan", str(file), "--out", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr()
+    assert "7 cells: 2 to do, 5 cannot run" in printed.out
+    assert "5 of 7 cells" in printed.err
+    (line,) = [line for line in printed.out.splitlines() if "9216 weights" in line]
+    assert states(line, "[3] tiny-softmax-hqq-8-g40, tiny-softmax-hqq-4-g40 …8, 16, 32, 64.")
+
+
+def test_every_size_that_the_plan_suggests_fits(tmp_path: Path) -> None:
+    narrow = config("softmax") | {"hidden_size": 96, "intermediate_size": 160}
+    gptq, hqq = ({"method": method, "bits": 4, "options": {"group_size": 80}} for method in ("gptq", "hqq"))
+    checkpoints = {"tiny": {"softmax": "softmax"}}
+    file = write_recipe(tmp_path, checkpoints=checkpoints, quantizations=[gptq, hqq])
+    (tmp_path / "softmax" / "config.json").write_text(json.dumps(narrow))
+    for entry in make_plan(load_recipe(file), tmp_path / "out").entries:
+        (sizes,) = re.findall(r"group sizes that fit: ([-\d, ]+)", entry.note)
+        for size in map(int, sizes.split(",")):
+            fitting = {"method": entry.cell.ref.method, "bits": 4, "options": {"group_size": size}}
+            file = write_recipe(tmp_path, checkpoints=checkpoints, quantizations=[fitting])
+            assert [e.state for e in make_plan(load_recipe(file), tmp_path / "out").entries] == ["to do"], size
+
+
+def test_an_unsupported_architecture_says_once_what_can_be_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_recipe(tmp_path, checkpoints={"tiny": {"softmax": "softmax"}})
+    (tmp_path / "softmax" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert main(["plan", str(file), "--out", str(tmp_path / "out")]) == 2
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "'gpt2'" in line]
+    assert states(line, "tiny-softmax-none-16…config.json…'gpt2'…'llama'…lm-eval…--log_samples…`qbench check RUN BASE")
+
+
+def test_inherited_sensitivities_that_do_not_fit_are_said_by_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe(tmp_path, analysis={"sensitivity": ["hqq-3", "gptq-3"]})
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: recipe.yaml\nquantizations: [{method: none}, {method: hqq, bits: 4}]\n")
+    assert main(["plan", str(mine), "--out", str(tmp_path / "out")]) == 0
+    assert "sensitivity" not in capsys.readouterr().out
+    for kind in ("softmax", "softpick"):
+        narrow = config(kind) | {"hidden_size": 96}
+        (tmp_path / kind / "config.json").write_text(json.dumps(narrow))
+    assert main(["plan", str(mine), "--out", str(tmp_path / "out")]) == 0  # a run can do all of its cells
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "sensitivity" in line]
+    assert states(line, "recipe.yaml, line …analysis.sensitivity…`qbench analyze`…tiny-softmax-gptq-3…softpick-gptq-3")
+    assert states(line, "group_size 128…96 inputs…-1, 16, 32")
+    assert "hqq" not in line
 
 
 def test_a_run_fails_them_at_once_and_finishes_the_others(small: Path, tmp_path: Path) -> None:
@@ -72,7 +141,7 @@ def test_a_folder_with_pickles_only_cannot_run(tmp_path: Path, capsys: pytest.Ca
     file = write_recipe(tmp_path)
     weights = tmp_path / "softmax" / "model.safetensors"
     weights.rename(weights.with_name("pytorch_model.bin"))
-    assert main(["plan", str(file)]) == 0
+    assert main(["plan", str(file)]) == 2
     assert "4 cannot run" in capsys.readouterr().out
     assert main(["run", str(file), "--out", str(tmp_path / "out")]) == 2
     assert states(capsys.readouterr().err, "only pytorch_model.bin…model.safetensors")

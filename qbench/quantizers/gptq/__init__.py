@@ -30,14 +30,10 @@ class GptqOptions(LinearOptions):
         """Groups must divide the inputs, and inputs and outputs must be multiples of what the format packs together."""
         size, inputs = self.group_size, shape[1]
         if size not in GROUP_SIZES:
-            return f"gptq's group_size is {size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
+            return f"gptq's group_size is {size}, which its format does not have"
         if shape[0] % PACKED or inputs % PACKED:
             return f"gptq's format packs {PACKED} values, so both must be multiples of {PACKED}"
-        if size > 0 and inputs % size:
-            fitting = ", ".join(str(other) for other in GROUP_SIZES if inputs % other == 0)
-            allowed = f"use one of {fitting} (-1: one group per row)"
-            return f"gptq's group_size {size} must divide its {inputs} inputs; {allowed}"
-        return ""
+        return super().misfit(bits, shape)
 
 
 class Gptq(Quantizer):

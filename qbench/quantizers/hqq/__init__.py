@@ -35,7 +35,7 @@ class HqqOptions(LinearOptions):
         if rows % ROWS_PACKED[bits]:
             return (
                 f"it has {rows} groups of {size}, and hqq packs {bits}-bit codes of {ROWS_PACKED[bits]} groups "
-                "together; choose a group_size that gives a multiple of that"
+                "together, so their number must be a multiple of that"
             )
         return ""
 
