@@ -56,8 +56,8 @@ def add_check(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="[LABEL:]KIND=LOSS,…",
-        help="the largest damage that quantization may cause, such as hqq-4-g64:accuracy=1,perplexity=2%%; without LABEL, "
-        "for every quantization; for lm-eval's output, BASELINE is the unquantized model; default: the recipe's",
+        help="the largest damage that quantization may cause, such as hqq-4-g64:accuracy=1,perplexity=2%%; without "
+        "LABEL, for every quantization; for lm-eval's output, BASELINE is the unquantized model; default: the recipe's",
     )
     parser.add_argument(
         "--min-documents",
@@ -151,9 +151,8 @@ def _gate_settings(options: argparse.Namespace) -> dict[str, Any]:
             found[name] = _losses(text, f"--{name}")
     for text in options.max_damage:
         label, _, losses = text.rpartition(":")
-        found.setdefault("max_damage", {}).setdefault(label.strip() or EVERY, {}).update(
-            _losses(losses, "--max-damage")
-        )
+        limits = found.setdefault("max_damage", {}).setdefault(label.strip() or EVERY, {})
+        limits.update(_losses(losses, "--max-damage"))
     return found
 
 

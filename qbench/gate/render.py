@@ -27,8 +27,8 @@ LOST_MOST = "Documents that lost most (document's id: its value before → after
 LOST_TOGETHER = "Losses behind each pooled loss that failed, in units of their tolerances"
 WITH_POWER = f"such a loss with a probability of {percent(POWER, 0)}, if nothing got worse"
 ASK_FOR_MORE = (
-    "To fail if there are too few documents to exclude such losses, set --noninferiority or --min-documents (or the same "
-    "in the recipe's gate)."
+    "To fail if there are too few documents to exclude such losses, set --noninferiority or --min-documents, or the "
+    "same in the recipe's gate."
 )
 HEADER = (*SCORE, "loss", "95% interval", "at most (95%)", "tolerance", "p", "adjusted p")
 

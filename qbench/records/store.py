@@ -157,8 +157,8 @@ def no_records(folder: Path, what: str, others: str = "", made_by: str = "qbench
 
     if holds_lm_eval_output(folder):
         return (
-            f"{folder} is lm-eval's output: `qbench import lm-eval {folder} --out DIR` stores it as records, which this "
-            "command reads; `qbench check RUN BASELINE` compares two such folders as they are."
+            f"{folder} is lm-eval's output. `qbench import lm-eval {folder} --out DIR` makes records of it, which this "
+            "command can read; `qbench check RUN BASELINE` compares two such folders directly."
         )
     return f"{folder} contains {what} ({RECORD}, one folder per cell; `{made_by}` writes them){others}."
 
