@@ -147,7 +147,7 @@ def _gate_settings(options: argparse.Namespace) -> dict[str, Any]:
     found = {name: getattr(options, name) for name in ("alpha", "min_documents")}
     found = {name: value for name, value in found.items() if value is not None}
     for name in ("tolerances", "noninferiority"):
-        if text := getattr(options, name):
+        if (text := getattr(options, name)) is not None:
             found[name] = _losses(text, f"--{name}")
     for text in options.max_damage:
         label, _, losses = text.rpartition(":")
