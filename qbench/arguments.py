@@ -6,12 +6,25 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from qbench.errors import did_you_mean
+from qbench.errors import InputError, did_you_mean
 from qbench.github import annotate, annotation
 
 INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)$")
 MISSING = re.compile(r"one of the arguments (.*) is required$")
 FEW = 4  # choices; below that a guess misleads: `--device gpu` does not mean cpu
+
+
+def named_values(text: str, option: str, example: str) -> dict[str, str]:
+    """The values of an option like accuracy=0.5,perplexity=1, by their names."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = map(str.strip, part.partition("="))
+        if not equals or not name:
+            raise InputError(f"{option} has {part!r}; it must be a list of NAME=VALUE, such as {example}.")
+        if name in found:
+            raise InputError(f"{option} {text} gives {name} twice.")
+        found[name] = value
+    return found
 
 
 class Parser(argparse.ArgumentParser):

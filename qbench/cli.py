@@ -15,7 +15,7 @@ from importlib.util import find_spec
 
 import qbench
 from qbench.arguments import Parser
-from qbench.commands import gating, reporting, running, upkeep
+from qbench.commands import gating, quantizing, reporting, running, upkeep
 from qbench.commands.common import CRASHED, DONE, INTERRUPTED, WRONG
 from qbench.errors import InputError
 from qbench.github import add_to_summary, annotate, annotation
@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         running.add_run,
         running.add_analyze,
         running.add_fetch,
+        quantizing.add_quantize,
         reporting.add_table,
         reporting.add_compare,
         reporting.add_audit,

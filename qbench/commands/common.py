@@ -35,6 +35,13 @@ def add(
     return parser
 
 
+def count(text: str) -> int:
+    """The type of an option that is a number of things."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 def write(text: str, file: Path | None, format: str) -> None:
     """Write a text to a file, or show it; a table for the terminal has styles."""
     if file is None:

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qbench.commands.common import DONE, FAILED, RECORDS, Commands, add
+from qbench.arguments import named_values
+from qbench.commands.common import DONE, FAILED, RECORDS, Commands, add, count
 from qbench.errors import InputError
 from qbench.files import write_atomically
+from qbench.gate.settings import EVERY
 from qbench.github import add_to_summary, annotate
 from qbench.numbers import byte_size, counted
 from qbench.output import print_styled
@@ -42,6 +44,26 @@ def add_check(commands: Commands) -> None:
         metavar="KIND=LOSS,…",
         help="the largest losses that pass, such as accuracy=0.5,perplexity=1 (points and percent); default: the "
         "recipe's",
+    )
+    parser.add_argument(
+        "--noninferiority",
+        metavar="KIND=LOSS,…",
+        help="the losses that the run must exclude at 95%%, such as accuracy=1,perplexity=2%%: too few documents fail, "
+        "too; default: the recipe's",
+    )
+    parser.add_argument(
+        "--max-damage",
+        action="append",
+        default=[],
+        metavar="[LABEL:]KIND=LOSS,…",
+        help="the largest damage that quantization may cause, such as hqq-4-g64:accuracy=1,perplexity=2%%; without "
+        "LABEL, for every quantization; for lm-eval's output, BASELINE is the unquantized model; default: the recipe's",
+    )
+    parser.add_argument(
+        "--min-documents",
+        type=count,
+        metavar="N",
+        help="fail if a task has fewer documents; default: the recipe's, or 0",
     )
     for name, title in {"junit": "JUnit XML", "markdown": "Markdown", "json": "JSON"}.items():
         parser.add_argument(
@@ -121,14 +143,22 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _gate_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings of the gate that the command line gives."""
-    found: dict[str, Any] = {} if options.alpha is None else {"alpha": options.alpha}
-    if options.tolerances:
-        pairs = [part.partition("=") for part in options.tolerances.split(",")]
-        if bad := [name for name, equals, _ in pairs if not equals]:
-            raise InputError(f"--tolerances has {bad[0]!r}; it must be like accuracy=0.5,perplexity=1.")
-        found["tolerances"] = {name.strip(): _number_or_text(loss.strip()) for name, _, loss in pairs}
+    """The settings of the gate that the command line gives, as a recipe has them."""
+    found = {name: getattr(options, name) for name in ("alpha", "min_documents")}
+    found = {name: value for name, value in found.items() if value is not None}
+    for name in ("tolerances", "noninferiority"):
+        if (text := getattr(options, name)) is not None:
+            found[name] = _losses(text, f"--{name}")
+    for text in options.max_damage:
+        label, _, losses = text.rpartition(":")
+        limits = found.setdefault("max_damage", {}).setdefault(label.strip() or EVERY, {})
+        limits.update(_losses(losses, "--max-damage"))
     return found
+
+
+def _losses(text: str, option: str) -> dict[str, float | str]:
+    given = named_values(text, option, "accuracy=1,perplexity=2%")
+    return {kind: _number_or_text(loss) for kind, loss in given.items()}
 
 
 def _number_or_text(text: str) -> float | str:
@@ -154,8 +184,9 @@ def _import(options: argparse.Namespace) -> int:
         named = (
             " (shown as unquantized; if it is quantized, describe it with --cell)" if own.record.cell.unnamed else ""
         )
-        print(f"{own.record.cell.name}: {counted(len(own.record.metrics), 'score')}{_source(own)}, not audited{named}")
-    print(f"{counted(len(stored), 'record')} in {options.out}")
+        print(f"{own.record.cell.name}: {counted(len(own.record.metrics), 'score')}{_source(own)}{named}")
+    audited = "not audited: lm-eval's output does not show what was quantized"
+    print(f"{counted(len(stored), 'record')} in {options.out} ({audited})")
     return DONE
 
 

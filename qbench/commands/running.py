@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qbench.commands.common import DONE, FAILED, INTERRUPTED, Commands, add, write
+from qbench.commands.common import DONE, FAILED, INTERRUPTED, Commands, add, count, write
 from qbench.errors import InputError
 from qbench.numbers import counted
 
@@ -98,15 +98,9 @@ def _add_recipe(parser: argparse.ArgumentParser, limited: str = "documents of ea
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for the records; default: results/runs/<recipe>"
     )
-    parser.add_argument("--limit", type=_count, metavar="N", help=f"use only the first N {limited}, for a trial")
+    parser.add_argument("--limit", type=count, metavar="N", help=f"use only the first N {limited}, for a trial")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="override the recipe's device")
     _add_trust(parser)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def _load(options: argparse.Namespace) -> "tuple[Recipe, Path]":

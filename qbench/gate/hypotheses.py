@@ -120,6 +120,25 @@ class Hypothesis:
         return self.margin is not None and not self.upper <= self.margin
 
     @property
+    def documents_needed(self) -> int | None:
+        """How many documents exclude a loss above the margin with a probability of POWER, if nothing got worse.
+
+        From the spread of these documents; None without a margin or a spread, or if more documents would not help.
+        """
+        if not self.margin or len(self.losses) < 2 or self.calibration:
+            return None
+        margin, unit = mean_loss(self.kind, self.margin), float(self.weights.mean())
+        residuals = self.losses - ratio(self.losses, self.weights) * self.weights
+        variance = float(np.mean(residuals**2)) / unit**2
+        # One more document has lost the most, as in upper_end: n documents reach (1 + z)·most / n + (z + z')·σ / √n.
+        most = max(float(np.abs(self.losses).max()), self._largest or self.lost_answers) / unit
+        z, z_power = (NormalDist().inv_cdf(share) for share in (0.95, POWER))
+        spread = (z + z_power) * math.sqrt(variance)
+        root = (spread + math.sqrt(spread**2 + 4 * margin * (1 + z) * most)) / (2 * margin)  # √n
+        needed = math.ceil(root**2)
+        return needed if needed > len(self.losses) else None
+
+    @property
     def smallest_p(self) -> float:
         """The smallest p with which it could fail, given the sizes of its losses; 1 if it cannot fail."""
         return smallest_p(self.losses) if self.can_fail else 1.0
@@ -150,6 +169,7 @@ class Hypothesis:
         return Estimate(loss, (documents, self.calibration)).p / 2
 
 
+POWER = 0.8
 MOST_CHANGED = 10
 
 

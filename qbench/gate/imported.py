@@ -30,6 +30,11 @@ def read_both(run: Path, baseline: Path) -> tuple[Results, Results, list[str]]:
     If each has one model, those are compared, whatever their names.
     """
     if not any(is_lm_eval_output(path) for path in (run, baseline)):
+        if run.is_dir() and not is_records(run):
+            raise CheckError(
+                f"{run} contains no records, as `qbench run` writes them, and no results of lm-eval "
+                "(results_<date>.json, which it writes with --output_path)."
+            )
         now = read_results(run)
         return now, read_baseline(baseline, now.folder), []
     outputs = [None if is_records(path) else read_outputs([path]) for path in (run, baseline)]

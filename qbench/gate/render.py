@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 from tabulate import tabulate
 
 from qbench.errors import first_of, some
+from qbench.gate.hypotheses import POWER
 from qbench.gate.settings import UNITS, MetricKind
 from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
 from qbench.github import annotation
-from qbench.numbers import counted, p_value, percent, signed_significant, significant
+from qbench.numbers import count, counted, p_value, percent, signed_significant, significant
 from qbench.output import on_one_line
 
 MAX_DIFFERENCES, MAX_UNCLEAR, MAX_PARTS = 20, 5, 10  # shown to people; JSON has all
@@ -24,6 +25,11 @@ NOT_EXCLUDED = (
 )
 LOST_MOST = "Documents that lost most (document's id: its value before → after)"
 LOST_TOGETHER = "Losses behind each pooled loss that failed, in units of their tolerances"
+WITH_POWER = f"such a loss with a probability of {percent(POWER, 0)}, if nothing got worse"
+ASK_FOR_MORE = (
+    "To fail if there are too few documents to exclude such losses, set --noninferiority or --min-documents, or the "
+    "same in the recipe's gate."
+)
 HEADER = (*SCORE, "loss", "95% interval", "at most (95%)", "tolerance", "p", "adjusted p")
 
 
@@ -143,7 +149,7 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
             if lines := tuple(f"{outcome.hypothesis.name}: {changed(outcome)}" for outcome in own):
                 yield ReportSection(title, lines=lines)
     if report.not_excluded:
-        yield ReportSection(NOT_EXCLUDED, outcomes=report.not_excluded)
+        yield ReportSection(NOT_EXCLUDED, outcomes=report.not_excluded, lines=_documents_needed(report.not_excluded))
     for cells, differing in _by_differences(report):
         yield ReportSection(f"What else differs from the baseline in {cells}", lines=differing)
     if report.better:
@@ -151,11 +157,26 @@ def sections(report: GateReport) -> Iterator[ReportSection]:
     if report.unclear:
         shown = sorted(report.unclear, key=lambda outcome: outcome.p)[:MAX_UNCLEAR]
         title = f"Losses above the tolerance that may be chance ({len(shown)} of {len(report.unclear)})"
-        yield ReportSection(title, outcomes=tuple(shown))
+        asks = report.settings.min_documents or any(margin is not None for _, margin in report.settings.noninferiority)
+        yield ReportSection(title, outcomes=tuple(shown), lines=() if asks else (ASK_FOR_MORE,))
     if report.warnings:
         yield ReportSection("Warnings", lines=_by_message(report.warnings))
     if report.notes:
         yield ReportSection("Notes", lines=report.notes)
+
+
+def _documents_needed(outcomes: Sequence[TestedHypothesis]) -> tuple[str, ...]:
+    """In one line: how many documents of each task would exclude its margins."""
+    needed: dict[str, tuple[int, int]] = {}
+    for h in (outcome.hypothesis for outcome in outcomes):
+        if h.documents_needed:
+            needed[h.task] = max(needed.get(h.task, (0, 0)), (h.documents_needed, len(h.losses)))
+    tasks = [f"{task} {_about(most)} (it has {own})" for task, (most, own) in needed.items()]
+    return (f"Documents that would exclude {WITH_POWER}: {', '.join(first_of(tasks, MAX_PARTS))}.",) if tasks else ()
+
+
+def _about(number: int) -> str:
+    return f"about {count(int(float(significant(number, 2))))}"
 
 
 def _by_message(findings: Sequence[Finding]) -> tuple[str, ...]:
@@ -196,7 +217,10 @@ def sentence(outcome: TestedHypothesis) -> str:
         if h.is_unchanged:  # a pooled loss: the most that its answers alone may lose is known
             n, most = counted(len(h.losses), "document"), f"{significant(h.upper)}{UNITS[h.kind]}"
             known = f"unchanged in all {n}; of so few, answers alone may lose {most}"
-        return f"{h.metric} of {h.task} is only known to be {known} (95%); {margin} is required."
+        said = f"{h.metric} of {h.task} is only known to be {known} (95%); {margin} is required."
+        own, needed = counted(len(h.losses), "document"), h.documents_needed
+        few = f" {own} are too few: {_about(needed)} would exclude {WITH_POWER}." if needed else ""
+        return said + few
     if h.parts:
         what = f"The mean loss of its {len(h.parts)} scores, in units of their tolerances, is {significant(h.loss)}"
         return (
@@ -314,6 +338,7 @@ def score(outcome: TestedHypothesis) -> dict[str, Any]:
         "p": outcome.p,
         "adjusted_p": outcome.adjusted_p,
         "documents": h.documents.count,
+        "documents_needed": h.documents_needed,
         "changed_documents": h.changed_documents,
         "calibration_draws": h.draws,
     }

@@ -75,6 +75,9 @@ class Limits(_Settings):
     gold_logprob: Tolerance | None = None  # nats per document
 
 
+EVERY = "*"  # in max_damage: every quantization that has no limits of its own
+
+
 class Override(_Settings):
     """Overrides for one metric of one task; None keeps the default."""
 
@@ -89,7 +92,8 @@ class GateSettings(_Settings):
     alpha: Alpha = 0.01  # how often a table in which nothing got worse may fail
     tolerances: Tolerances = Tolerances()
     noninferiority: Margins = Margins()
-    max_damage: dict[str, Limits] = {}  # by label: compared with the unquantized model of the same run
+    max_damage: dict[str, Limits] = {}  # by label, or EVERY: compared with the unquantized model of the same run
+    min_documents: int = Field(default=0, ge=0, strict=True)  # that a task must have
     overrides: dict[str, dict[str, Override]] = {}  # task: {metric: …}; a choice task's log-softmax is gold_logprob
     baseline_may_hold_more: bool = False  # the run may have only part of the baseline's cells
     slope_drift: Tolerance = 0.01  # largest change of a layer's weight scale before its audit counts as changed

@@ -38,7 +38,7 @@ from qbench.gate.pairing import (
     pair_documents,
 )
 from qbench.gate.pooled import with_pooled
-from qbench.gate.settings import PARTS, GateSettings
+from qbench.gate.settings import EVERY, PARTS, GateSettings
 from qbench.gate.sign_flip import adjusted_p, holm, settle, sign_flip
 from qbench.numbers import counted
 from qbench.records.evidence import read_once
@@ -192,7 +192,7 @@ def check(
         if not scores_only and CHECKPOINT not in parts[_cell_of(pairs).name]:
             failures += _audits(pairs, settings, len(joined.by_cell))
         warnings += _costs(pairs, settings)
-    table += damages(now, settings)
+    table += damages(now, joined.pairs, settings)
     suspected = suspicious_records(current, then.current, evidence)
     suspicions = [Finding(found.cell, found.found_by, found.message) for found in suspected]
     failures = [*_unfinished(joined, now), *suspicions, *failures]
@@ -201,6 +201,8 @@ def check(
     if not failures:  # nothing is tested in a task with different documents
         _check_overrides(settings, table, _tasks_with_kl(joined) if without_kl else set())
         _check_margins(settings, table)
+        _check_limits(settings, table)
+    failures += _too_few(settings, table)
     tested = judge(table, settings)
     bad = {o.hypothesis.cell for o in tested if o.verdict in ("worse", "not_excluded")} | {
         failure.cell for failure in failures
@@ -253,7 +255,7 @@ def settings_of(results: Results) -> GateSettings:
 
 def _replaced(values: dict[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values with some of them replaced."""
-    inner = {name: _replaced(values[name], own) for name, own in by.items() if isinstance(own, Mapping)}
+    inner = {name: _replaced(values.get(name) or {}, own) for name, own in by.items() if isinstance(own, Mapping)}
     return values | dict(by) | inner
 
 
@@ -437,6 +439,30 @@ def _check_margins(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
             )
 
 
+def _check_limits(settings: GateSettings, table: Sequence[Hypothesis]) -> None:
+    """The same for limits of damage."""
+    tested = {(label, str(h.kind)) for h in table if h.limit is not None for label in (h.cell.label, EVERY)}
+    for label, limits in settings.max_damage.items():
+        for kind, limit in limits:
+            if limit is not None and (label, kind) not in tested:
+                raise CheckError(
+                    f"gate.max_damage.{label}.{kind} is {limit:g}, but there is no {kind} that it applies to. Leave it "
+                    "out, or run tasks that have it."
+                )
+
+
+def _too_few(settings: GateSettings, table: Sequence[Hypothesis]) -> Iterator[Finding]:
+    """A failure for each task with fewer documents than required; copies of a document count once."""
+    documents: dict[tuple[CellRef, str], int] = {}
+    for h in table:
+        if h.is_score:
+            documents[h.cell, h.task] = min(len(h.losses), documents.get((h.cell, h.task), len(h.losses)))
+    for (cell, task), number in documents.items():
+        if number < settings.min_documents:
+            message = f"{task} has {counted(number, 'document')}; at least {settings.min_documents} are required"
+            yield Finding(cell, "records", f"{message} (gate.min_documents).")
+
+
 def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, scores_only: bool) -> list[str]:
     notes = []
     if scores_only:
@@ -458,7 +484,9 @@ def _other_settings_of_the_gate(baseline: Results, settings: GateSettings) -> li
         for name in names
         if then.get(name) != now.get(name)
     ]
-    return [f"The gate's settings differ from the baseline's: {', '.join(moved)}."] if moved else []
+    has_own = any(not stored.record.imported for stored in baseline.current)
+    from_what = "the baseline's" if has_own else "the defaults"
+    return [f"The gate's settings differ from {from_what}: {', '.join(moved)}."] if moved else []
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -146,7 +146,7 @@ def token_ids(calibration: Any, model: "PreTrainedModel") -> "Sequence[Tensor]":
     if isinstance(calibration, str | Path):
         calibration = {"source": str(calibration)}
     if isinstance(calibration, Mapping):
-        calibration = _source(calibration)
+        calibration = calibration_source(calibration)
     if isinstance(calibration, Calibration):
         calibration = calibration_batches(calibration, _tokenizer(model), model.config.max_position_embeddings)
     wanted = "Calibration is needed: a list of token-id tensors [1, length], or a calibration source"
@@ -177,7 +177,8 @@ def token_ids(calibration: Any, model: "PreTrainedModel") -> "Sequence[Tensor]":
     return [ids.long() for ids in calibration]
 
 
-def _source(fields: Mapping[str, Any]) -> Calibration:
+def calibration_source(fields: Mapping[str, Any]) -> Calibration:
+    """A source from its fields; an error if one is wrong."""
     try:
         return Calibration(**fields)
     except ValidationError as error:

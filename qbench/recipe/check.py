@@ -12,6 +12,7 @@ from qbench.checkpoint.layout import CONFIG, config_sizes, read_json
 from qbench.errors import did_you_mean, some
 from qbench.evaluate.facts import is_task_path
 from qbench.files import file_name, shown_path
+from qbench.gate.settings import EVERY
 from qbench.quantizers.axes import parts_of
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.quantizers.declaration import QuantizeError
@@ -154,7 +155,7 @@ def did_you_mean_folder(text: str, recipe: Recipe) -> str:
 def _check_quantizations(recipe: Recipe, file: RecipeFile) -> None:
     labels = _check_entries(("quantizations",), recipe.quantizations, file)
     for label in recipe.gate.max_damage:
-        if label not in labels:
+        if label not in (*labels, EVERY):
             hint = did_you_mean(label, labels)
             raise file.error(
                 ("gate", "max_damage", label), f"no such quantization; the recipe has {', '.join(labels)}.{hint}"

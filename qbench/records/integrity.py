@@ -70,21 +70,22 @@ def _other_values(stored: StoredRecord) -> list[str]:
     """Metrics whose value or standard error does not follow from the documents."""
     columns, rows = metric_columns(stored.table), rows_of_tasks(stored.table)
     none = np.empty(0, dtype=np.int64)
+    where = RECORD if stored.content is None else "lm-eval's results"  # which are in memory
     found = []
     for metric in stored.record.metrics:
         imported = stored.record.imported is not None
         if imported and metric.aggregation == GROUP and metric.task not in rows:
             continue
         own = {name: column[rows.get(metric.task, none)] for name, column in columns.items()}
-        if reason := _differs(metric, own, any_aggregation=imported):
+        if reason := _differs(metric, own, where, any_aggregation=imported):
             found.append(f"{metric.task} {metric.metric} {reason}")
     return found
 
 
-def _differs(metric: MetricValue, columns: dict[str, Floats], any_aggregation: bool) -> str:
+def _differs(metric: MetricValue, columns: dict[str, Floats], where: str, any_aggregation: bool) -> str:
     """Why a metric does not follow from its documents; empty if it does, or if only lm-eval can compute it.
 
-    any_aggregation: the task's file may have chosen another one than lm-eval's for a metric.
+    where: the score is. any_aggregation: the task's file may have chosen another one than lm-eval's for a metric.
     """
     facts = facts_of(metric.metric)
     if facts and not any_aggregation and metric.aggregation != facts.aggregation:
@@ -94,16 +95,16 @@ def _differs(metric: MetricValue, columns: dict[str, Floats], any_aggregation: b
     values = columns.get(metric.metric, np.empty(0))
     there = ~np.isnan(values)
     if not there.any():
-        return f"is {metric.value:.6g} in {RECORD}; the samples have no value for it."
+        return f"is {metric.value:.6g} in {where}; the samples have no value for it."
     values, count = values[there], int(there.sum())
     if metric.documents != count:
-        return f"has {metric.documents} documents in {RECORD}; the samples have {count}."
+        return f"has {metric.documents} documents in {where}; the samples have {count}."
     weights = columns[metric.metric + WEIGHT][there] if metric.metric + WEIGHT in columns else np.ones(count)
     again = AGGREGATIONS[metric.aggregation].value(values, weights)
     if not math.isclose(again, metric.value, rel_tol=ROUNDING, abs_tol=ROUNDING):
-        return f"is {metric.value:.6g} in {RECORD}; its samples give {again:.6g}."
+        return f"is {metric.value:.6g} in {where}; its samples give {again:.6g}."
     if metric.aggregation == "mean" and metric.stderr is not None and count > 1:
         error = float(values.std(ddof=1)) / math.sqrt(count)
         if not math.isclose(error, metric.stderr, rel_tol=1e-6, abs_tol=ROUNDING):
-            return f"has a standard error of {metric.stderr:.6g} in {RECORD}; its samples give {error:.6g}."
+            return f"has a standard error of {metric.stderr:.6g} in {where}; its samples give {error:.6g}."
     return ""

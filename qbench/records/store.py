@@ -151,6 +151,18 @@ def read_analyses(folder: Path | str) -> Results:
     return _read_results(Path(folder), ANALYSES)
 
 
+def no_records(folder: Path, what: str, others: str = "", made_by: str = "qbench run") -> str:
+    """A sentence for a folder without records; what: "no records"; others: what it could have had besides."""
+    from qbench.records.lm_eval_import.output import holds_lm_eval_output
+
+    if holds_lm_eval_output(folder):
+        return (
+            f"{folder} is lm-eval's output. `qbench import lm-eval {folder} --out DIR` makes records of it, which this "
+            "command can read; `qbench check RUN BASELINE` compares two such folders directly."
+        )
+    return f"{folder} contains {what} ({RECORD}, one folder per cell; `{made_by}` writes them){others}."
+
+
 def _read_results(folder: Path, run: str) -> Results:
     made_by = "qbench run" if run == RUN else "qbench analyze"
     if not folder.is_dir():
@@ -159,8 +171,7 @@ def _read_results(folder: Path, run: str) -> Results:
     plan = _read_plan(folder / run)
     if plan is None:
         if not records:
-            what = "records" if run == RUN else "analyses"
-            raise StoreError(f"{folder} contains no {what} ({RECORD}, one folder per cell); `{made_by}` writes them.")
+            raise StoreError(no_records(folder, "no records" if run == RUN else "no analyses", made_by=made_by))
         _check_one_each(records, folder, lambda record: record.cell.name, f", and no {run} that says which one counts")
         return Results(folder, None, tuple(records))
     _check_one_each(records, folder, lambda record: (record.cell.name, record.key), " with the same key")

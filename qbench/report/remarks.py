@@ -13,7 +13,7 @@ from qbench.report.doubts import doubts
 def remarks(report: ReportData) -> list[str]:
     """One sentence each."""
     found = [_trial(limits) for recipe in report.results.recipes().values() if (limits := _limits(recipe))]
-    found = [*dict.fromkeys(found), *_imported(report), *_draws(report)]
+    found = [*dict.fromkeys(found), *remarks_on_imported(report), *_draws(report)]
     if older := report.results.of_other_versions():
         found.append(f"Some cells were measured with other code or packages than the latest one: {some(older)}.")
     return found
@@ -45,11 +45,14 @@ def remarks_on_delta(report: ReportData) -> list[str]:
     ]
 
 
-def _imported(report: ReportData) -> list[str]:
+def remarks_on_imported(report: ReportData) -> list[str]:
     """What is not known about results of another program."""
     cells = [c.cell for c in report.results.parts if c.stored and c.stored.record.imported]
     unnamed = [cell.name for cell in cells if cell.unnamed]
-    found = [f"From lm-eval, so not audited and of unknown cost: {some([c.name for c in cells])}."] if cells else []
+    found = []
+    if cells:
+        which = some([cell.name for cell in cells])
+        found.append(f"From lm-eval, so not audited (nothing proves what was quantized) and of unknown cost: {which}.")
     if unnamed:
         found.append(f"No quantization was given for these, so they are shown as unquantized: {some(unnamed)}.")
     return found

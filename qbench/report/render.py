@@ -11,7 +11,7 @@ from qbench.report.kinds import DEFAULT_KIND, KINDS, NoRows, table_kind
 from qbench.report.latex import DEFAULT_COLUMNS, latex
 from qbench.report.markdown import markdown
 from qbench.report.notebook import Tables
-from qbench.report.remarks import remarks, remarks_on_suspicious
+from qbench.report.remarks import remarks, remarks_on_imported, remarks_on_suspicious
 from qbench.report.results import ReportError
 from qbench.report.terminal import draws_tables, terminal
 from qbench.report.tidy import to_csv, to_json
@@ -105,7 +105,8 @@ def comparison(source: Path | str, published: Path | str, format: str = "md") ->
     from qbench.report.analysis_compare import analysis_comparison_tables
 
     tables = [*comparison_tables(found), *analysis_comparison_tables(analyses)]
-    return FOR_PEOPLE[format](tables, comparison_remarks(found, theirs) if found else [])
+    notes = [*comparison_remarks(found, theirs), *remarks_on_imported(ours)] if found else []
+    return FOR_PEOPLE[format](tables, notes)
 
 
 def _compared_analyses(ours: ReportData, theirs: ReportData) -> "list[AnalysisComparison]":

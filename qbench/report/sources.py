@@ -8,7 +8,16 @@ from qbench.files import as_path
 from qbench.records.audit import UNQUANTIZED
 from qbench.records.metrics import is_share
 from qbench.records.schema import MetricValue, PlannedCell, Record
-from qbench.records.store import ANALYSES, RECORD, RUN, Results, StoredRecord, read_analyses, read_results
+from qbench.records.store import (
+    ANALYSES,
+    RECORD,
+    RUN,
+    Results,
+    StoredRecord,
+    no_records,
+    read_analyses,
+    read_results,
+)
 from qbench.report.attentions import learn_titles
 from qbench.report.draws import with_draws_joined
 from qbench.report.metrics import in_order, measure
@@ -40,10 +49,7 @@ def read_result_set(source: Path | str) -> ResultSet:
         return from_records(read_results(source))
     if files := sorted(source.glob("*.csv")):
         return _from_files(files, source)
-    raise ReportError(
-        f"{source} contains neither records ({RECORD}, one folder per cell; `qbench run` writes them) nor CSV files of "
-        "published numbers."
-    )
+    raise ReportError(no_records(source, "neither records", " nor CSV files of published numbers"))
 
 
 def _from_files(files: Sequence[Path], source: Path) -> ResultSet:
@@ -87,9 +93,8 @@ def _of_record(stored: StoredRecord) -> CellResult:
         read_documents(stored)  # while its table is in memory
     scores = {(m.task, m.metric): _score(m) for m in record.metrics}
     caveat = ""
-    if record.audit is None and record.cell.label != UNQUANTIZED:
-        why = "was not audited (it is from lm-eval)" if record.imported else "has no audit"
-        caveat = f"{record.cell.name} {why}, so nothing proves that it was quantized."
+    if record.audit is None and record.cell.label != UNQUANTIZED and not record.imported:  # of these, remarks tell
+        caveat = f"{record.cell.name} has no audit, so nothing proves that it was quantized."
     return CellResult(record.cell, scores, caveat=caveat, stored=stored)
 
 

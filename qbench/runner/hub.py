@@ -16,7 +16,13 @@ OFFLINE_VARIABLES = (OFFLINE, "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRA
 
 def go_offline_if_unreachable(recipe: Recipe) -> None:
     """If a recipe needs the Hub and it does not answer, print that and use only the cache."""
-    if os.environ.get(OFFLINE, "0") not in ("", "0") or not needs_hub(recipe):
+    if needs_hub(recipe):
+        use_cache_if_unreachable()
+
+
+def use_cache_if_unreachable() -> None:
+    """If the Hub does not answer, print that and use only the cache."""
+    if os.environ.get(OFFLINE, "0") not in ("", "0"):
         return
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:

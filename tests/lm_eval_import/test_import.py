@@ -25,7 +25,7 @@ from qbench.records.lm_eval_import.store import import_lm_eval
 from qbench.records.samples import AGGREGATIONS, WEIGHT, as_floats
 from qbench.records.schema import MetricValue
 from qbench.records.store import StoredRecord, read_results, write_record
-from qbench.report.render import table
+from qbench.report.render import comparison, table
 
 from .lm_eval_cli import DOCUMENTS, MINI, MODELS, OUTPUT, ROOT
 
@@ -215,6 +215,54 @@ def test_all_commands_take_imported_records(imported: Path, tmp_path: Path, caps
     assert "not audited" in capsys.readouterr().out
     assert "not audited" in (tmp_path / "page.html").read_text().lower()
     assert "mini-softmax-hqq-3-g64" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("kind", ["summary", "damage", "delta"])
+@pytest.mark.parametrize("format", ["md", "latex"])
+def test_that_nothing_was_audited_is_one_note(imported: Path, kind: str, format: str) -> None:
+    shown = table(imported, format, kind)
+    assert [shown.count(word) for word in ("audited", "proves", "no audit")] == [1, 1, 0]
+    assert "8.33" in shown or kind == "delta"
+    note = next(line for line in shown.splitlines() if "audited" in line)
+    assert "hqq-3-g64" in note
+
+
+def test_that_nothing_was_audited_is_a_note_of_a_comparison(imported: Path, tmp_path: Path) -> None:
+    (tmp_path / "published.csv").write_text(table(imported, "csv"))
+    shown = comparison(imported, tmp_path / "published.csv")
+    assert [shown.count(word) for word in ("audited", "proves", "no audit")] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("command", ["table {}", "audit {}", "power {}", "accept {} --baseline {}-2 --reason x"])
+def test_commands_that_need_records_name_import(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(command.replace("{}", str(OUTPUT)).split()) == 2
+    message = capsys.readouterr().err
+    assert f"qbench import lm-eval {OUTPUT}" in message
+    assert "record.json" not in message
+
+
+def test_a_check_of_a_folder_without_results_names_files_of_lm_eval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    assert cli.main(["check", str(tmp_path / "run"), str(tmp_path / "run")]) == 2
+    message = capsys.readouterr().err
+    assert all(part in message for part in (str(tmp_path / "run"), "results_<date>.json"))
+    assert "record.json" not in message
+
+
+def test_a_standard_error_that_is_not_that_of_the_documents_names_no_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(RUN, tmp_path / "run")
+    file = results_files(run)[0]
+    content = json.loads(file.read_text())
+    content["results"]["mini_arc_easy"]["acc_stderr,none"] *= 2
+    file.write_text(json.dumps(content))
+    assert cli.main(["check", str(run), str(BASELINE)]) == 2
+    message = capsys.readouterr().err
+    assert all(part in message for part in ("mini_arc_easy acc", "standard error", str(run)))
+    assert "record.json" not in message
 
 
 def test_a_quantized_model_that_is_the_unquantized_one_is_found(

@@ -126,7 +126,7 @@ class Action:
         step = self.steps[number]
         given = {name: str(own.get("default", "")) for name, own in self.content["inputs"].items()} | inputs
         own = {
-            name: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda m: given[m[1]], v)
+            name: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: given[m[1]], v)
             for name, v in step.get("env", {}).items()
         }
         known = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))}
@@ -160,6 +160,10 @@ def test_the_action_checks_in_a_plain_folder(action: Action) -> None:
     tolerances = "accuracy=90,perplexity=900,gold_logprob=9,pooled=99"
     assert action.step(1, {"run": "new", "baseline": "old", "tolerances": tolerances}).returncode == 0
     assert action.step(1, {"run": "new", "baseline": "old", "alpha": "1e-12"}).returncode == 0
+    for asked in ({"noninferiority": "accuracy=1"}, {"max-damage": "perplexity=2"}, {"min-documents": "100"}):
+        loose = {"tolerances": tolerances, "run": "new", "baseline": "old"}
+        refused = action.step(1, loose | asked)
+        assert refused.returncode == 1, (asked, refused.stdout, refused.stderr)
     hostile = action.step(1, {"run": "$(touch hacked)", "baseline": "--help"})
     assert hostile.returncode == 2
     assert not (work / "hacked").exists()

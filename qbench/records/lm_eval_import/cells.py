@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from qbench.arguments import named_values
 from qbench.errors import did_you_mean, some
 from qbench.limited_yaml import LimitedLoader
 from qbench.numbers import counted
@@ -36,13 +37,7 @@ class NamedCell(BaseModel):
 
 def parse_cell(text: str) -> NamedCell:
     """A cell from the command line: family=8B,attention=softmax,method=awq,bits=4."""
-    pairs = [part.partition("=") for part in text.split(",")]
-    if bad := [name for name, equals, _ in pairs if not equals]:
-        raise LmEvalError(f"--cell has {bad[0]!r}; it must be a list of name=value, such as {EXAMPLE}.")
-    fields: dict[str, Any] = {name.strip(): value.strip() for name, _, value in pairs}
-    if len(fields) < len(pairs):
-        raise LmEvalError(f"--cell {text} names a field twice.")
-    return _validated(fields, "--cell", strict=False)
+    return _validated(named_values(text, "--cell", EXAMPLE), "--cell", strict=False)
 
 
 def read_cells(file: Path) -> dict[str, NamedCell]:
