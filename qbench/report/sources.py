@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from qbench.errors import some
 from qbench.files import as_path
 from qbench.records.audit import UNQUANTIZED
 from qbench.records.metrics import is_share
@@ -40,9 +41,10 @@ def read_result_set(source: Path | str) -> ResultSet:
         return from_records(read_results(source))
     if files := sorted(source.glob("*.csv")):
         return _from_files(files, source)
+    runs = sorted(str(file.parent) for depth in ("*", "*/*") for file in source.glob(f"{depth}/{RUN}"))
     raise ReportError(
         f"{source} contains neither records ({RECORD}, one folder per cell; `qbench run` writes them) nor CSV files of "
-        "published numbers."
+        f"published numbers.{f' Folders of records below it: {some(runs)}.' if runs else ''}"
     )
 
 

@@ -132,6 +132,30 @@ def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, pap
     assert "<p>36 of 36 cells have scores.</p>" in paper_page
 
 
+def test_what_differs_between_machines_is_named_with_its_cells(tmp_path: Path) -> None:
+    for label, threads, package in (
+        ("none-16", 1, {}),
+        ("hqq-3-g64", 2, {"hqq": "0.2"}),
+        ("hqq-2-g64", 2, {"hqq": "0.2"}),
+    ):
+        provenance = PROVENANCE.model_copy(
+            update={"machine": {"cpu": "<b>", "threads": threads}, "packages": {"torch": "2.13"} | package}
+        )
+        write_cell(tmp_path, cell("softmax", label), make_samples(3), provenance=provenance)
+    text = page(read_report(tmp_path))
+    found = dict(
+        re.findall(r"<details><summary>([^<]*)</summary><pre>(.*?)</pre>", text[text.index("<h2>Prov") :], re.S)
+    )
+    shared = found["Machine and packages shared by all 3 cells"]
+    assert "threads" not in shared
+    assert "&lt;b&gt;" in shared
+    assert found["Only 1 cell: threads 1"] == "mini-softmax-none-16"
+    assert set(found["Only 2 cells: threads 2, hqq 0.2"].split()) == {
+        "mini-softmax-hqq-3-g64",
+        "mini-softmax-hqq-2-g64",
+    }
+
+
 def test_the_filters_example_is_of_this_report(mini_page: str, paper_page: str) -> None:
     assert 'placeholder="mini hqq acc"' in mini_page
     assert 'placeholder="1.8B hqq acc"' in paper_page
@@ -216,17 +240,22 @@ def test_long_tables_are_collapsed(paper_page: str) -> None:
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium, which is not here")
 @pytest.mark.parametrize(("width", "hinted"), [(390, True), (1280, False)])
-def test_a_table_or_plot_that_scrolls_says_so(mini_page: str, width: int, hinted: bool, tmp_path: Path) -> None:
+def test_a_table_or_plot_that_scrolls_says_so_and_on_a_laptop_none_does(
+    mini_page: str, width: int, hinted: bool, tmp_path: Path
+) -> None:
     (tmp_path / "report.html").write_text(mini_page, encoding="utf-8")
     frame = f"""<iframe src="report.html" style="width: {width}px; height: 600px"></iframe><script>
     addEventListener("load", () => {{
       const page = document.querySelector("iframe").contentDocument;
       const shown = (hint) => getComputedStyle(page.querySelector(hint)).display !== "none";
-      document.title = "RESULT " + ["#summary .table .hint", "#plots .plot .hint"].map(shown).join(" ");
+      for (const details of page.querySelectorAll("details")) details.open = true;
+      const scrolls = (box) => box.scrollWidth > box.clientWidth + 1;
+      const wide = [...page.querySelectorAll(".scroll")].some(scrolls);
+      document.title = "RESULT " + [...["#summary .table .hint", "#plots .plot .hint"].map(shown), wide].join(" ");
     }});</script>"""
     file = tmp_path / "frame.html"
     file.write_text(frame)
     flags = [*QUIET.split(), "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
     command = [str(BROWSER), *flags, "--dump-dom", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert f"<title>RESULT {str(hinted).lower()} {str(hinted).lower()}</title>" in done.stdout
+    assert f"<title>RESULT {' '.join([str(hinted).lower()] * 3)}</title>" in done.stdout
