@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -164,7 +165,7 @@ def _drawn(report: ReportData, figures: "Iterator[tuple[str, Figure]]") -> tuple
     try:
         for name, figure in figures:
             if sum(len(plot.svg) for plot in drawn) > MAX_PLOT_CHARACTERS:
-                return drawn, [MORE_PLOTS.format(source=report.results.source)]
+                return drawn, [MORE_PLOTS.format(source=shlex.quote(str(report.results.source)))]
             drawn.append(PagePlot(name, str(figure.get_label()), inline_svg(figure)))
     except PlotError as error:
         return [], [str(error)]

@@ -1,5 +1,6 @@
 """What a reader must know about the results as a whole: trials, missing models, other versions."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ def remarks_on_suspicious(report: ReportData) -> list[str]:
     names = dict.fromkeys(name for doubt in doubts(report) for name in doubt.names)
     if not names:
         return []
-    why = f"`qbench audit {report.results.source}` says why. All tables and claims here use them as published."
+    why = f"`qbench audit {shlex.quote(str(report.results.source))}` says why. All tables and claims here use them as published."
     return [f"Suspicious: {some(list(names))}; {why}"]
 
 
