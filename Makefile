@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One thread per test process is the fastest on small machines, and the most repeatable. One process more than there are
 # cores, because some tests wait; each takes a gigabyte and seconds to start, so no more than nine.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffinity(0)), 8) + 1)")
+WORKERS ?= $(shell "$(PYTHON)" -c "import os; print(min(len(os.sched_getaffinity(0)), 8) + 1)")
 # The tests of one file in one process: what they share is set up once, and gptqmodel is imported by few. Tests start
 # hundreds of processes: what they import is compiled once, also where PYTHONDONTWRITEBYTECODE is set.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=10
 # What `make bench` runs, and where its records go.
-RECIPE ?= recipes/$(if $(shell $(PYTHON) scripts/install.py --gpus 2>/dev/null),paper-340m,mini).yaml
+RECIPE ?= recipes/$(if $(shell "$(PYTHON)" scripts/install.py --gpus 2>/dev/null),paper-340m,mini).yaml
 RUN := results/runs/$(basename $(notdir $(RECIPE)))
 
 # Prints a qbench command, then runs it: make would also print the shell code around it.
@@ -24,10 +24,10 @@ help: ## print this list
 setup: $(VENV)/installed ## create .venv with the pinned packages; the driver decides the torch build, or TORCH=cpu|cuda
 # A .venv made on a node without a GPU has a torch that cannot use one. This is checked when the target is made, hence
 # the second expansion.
-UNFIT = $(shell TORCH=$(TORCH) $(PYTHON) scripts/install.py --fits $(VENV) >/dev/null 2>&1 || echo unfit)
+UNFIT = $(shell TORCH=$(TORCH) "$(PYTHON)" scripts/install.py --fits $(VENV) >/dev/null 2>&1 || echo unfit)
 .SECONDEXPANSION:
 $(VENV)/installed: pyproject.toml scripts/install.py $$(UNFIT)
-	@TORCH=$(TORCH) $(PYTHON) scripts/install.py $(VENV)
+	@TORCH=$(TORCH) "$(PYTHON)" scripts/install.py $(VENV)
 	@touch $@
 .PHONY: unfit
 unfit:
@@ -35,8 +35,7 @@ unfit:
 bench: setup ## run a recipe (RECIPE=…), print its summary, write a report; default: the paper's with a GPU, else mini
 	$(BIN)/qbench doctor $(RECIPE)
 	@$(SHOW); show run $(RECIPE); status=$$?; \
-	show table $(RUN) --kind summary && show table $(RUN) --format html --out $(RUN)/report.html && \
-	echo "report: $(RUN)/report.html"; \
+	show table $(RUN) --kind summary && show table $(RUN) --format html --out $(RUN)/report.html; \
 	exit $$status
 
 # The gate reports failed cells (exit code 1).

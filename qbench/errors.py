@@ -10,7 +10,8 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory",
 LAST_WORDS = (*NO_MEMORY, "memoryerror", "std::bad_alloc", "memory allocation of", "failed to map segment")
 # Under a limit (`ulimit -v`), what starting a thread says.
 LAST_WORDS_WITHIN_LIMIT = ("resource temporarily unavailable", "can't start new thread")
-
+# What huggingface_hub, transformers and datasets say if they may not, or cannot, ask the Hub.
+OFFLINE = ("outgoing traffic has been disabled", "offline-mode", "OfflineModeIsEnabled")
 
 MAX_SHOWN = 80  # characters of a value in messages
 
@@ -50,6 +51,12 @@ def first_of(lines: Sequence[str], most: int) -> list[str]:
 def one_line(error: BaseException) -> str:
     """An exception on one line: its type, and its message without line breaks."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def why_not_downloaded(error: BaseException) -> str:
+    """An exception on one line. That the Hub's libraries are offline may be our doing: their advice is left out."""
+    text = one_line(error)
+    return "offline" if any(words in text for words in OFFLINE) else text
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from importlib.util import find_spec
@@ -216,8 +217,14 @@ def file_hash(file: Path) -> str:
 
 def cache_folder() -> Path:
     """Where qbench remembers hashes and token ids: $QBENCH_CACHE, or qbench in the user's cache folder."""
-    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("QBENCH_CACHE") or Path(user) / "qbench")
+    if given := os.environ.get("QBENCH_CACHE"):
+        return Path(given)
+    if user := os.environ.get("XDG_CACHE_HOME"):
+        return Path(user) / "qbench"
+    try:
+        return Path.home() / ".cache" / "qbench"
+    except RuntimeError:  # no HOME, and a user without a name, as in some containers
+        return Path(tempfile.gettempdir()) / f"qbench-{os.getuid()}"
 
 
 def remembered(

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,13 @@ class TestRemembered:
         (tmp_path / "file").write_text("in the way")
         monkeypatch.setenv("QBENCH_CACHE", str(tmp_path / "file"))
         assert [remembered("what", [], lambda: 1), remembered("what", [], lambda: 2)] == [1, 2]
+
+    def test_a_user_without_a_home_has_a_temporary_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("QBENCH_CACHE", "XDG_CACHE_HOME", "HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a user id without a name
+        assert identity.cache_folder().parent == Path(tempfile.gettempdir())
+        assert remembered("what", [], lambda: 1) == 1
 
     def test_errors_are_not_remembered(self) -> None:
         def fail() -> None:

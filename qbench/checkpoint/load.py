@@ -39,7 +39,7 @@ from qbench.checkpoint.layout import (
     tensor_shapes,
     weight_files,
 )
-from qbench.errors import one_line, shown
+from qbench.errors import one_line, shown, why_not_downloaded
 from qbench.numbers import counted
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.saving import place_packed
@@ -153,7 +153,8 @@ def local_folder(path_or_hub_id: str | os.PathLike[str], revision: str | None = 
         raise CheckpointError(f"{path_or_hub_id} does not exist, and it is not a Hub id (owner/name).") from error
     except OSError as error:  # the Hub's HTTP errors, no network, offline and not in the cache
         raise CheckpointError(
-            f"{path_or_hub_id} is not a local folder, and could not be downloaded from the Hub ({one_line(error)}). "
+            f"{path_or_hub_id} is not a local folder, and could not be downloaded from the Hub "
+            f"({why_not_downloaded(error)}). "
             "Give a folder or a Hub id; without network access, a Hub id that is in the Hugging Face cache."
         ) from error
 

@@ -43,7 +43,7 @@ def count(text: str) -> int:
 
 
 def write(text: str, file: Path | None, format: str) -> None:
-    """Write a text to a file, or show it; a table for the terminal has styles."""
+    """Write a text to a file and confirm it, or show it; a table for the terminal has styles."""
     if file is None:
         print_styled(text) if format == "terminal" else sys.stdout.write(text)
         return
@@ -52,3 +52,4 @@ def write(text: str, file: Path | None, format: str) -> None:
         write_atomically(file, text)
     except OSError as error:
         raise InputError(f"{file} cannot be written ({error.strerror or error}).") from None
+    print(f"{file} written ({format})", file=sys.stderr)  # as with plots, standard output is for results

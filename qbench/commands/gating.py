@@ -258,3 +258,4 @@ def _write_report(file: Path, text: str) -> None:
         write_atomically(file, text)
     except OSError as error:
         raise InputError(f"{file}: the report cannot be written ({error.strerror}).") from None
+    print(f"{file} written", file=sys.stderr)

@@ -8,10 +8,10 @@ from qbench.commands.common import DONE, FAILED, RESULTS, Commands, add, write
 from qbench.errors import InputError
 from qbench.numbers import counted
 
-SUFFIXES = {".tex": "latex", ".csv": "csv", ".json": "json", ".html": "html"}
+SUFFIXES = {".md": "md", ".tex": "latex", ".csv": "csv", ".json": "json", ".html": "html"}
 ON_SCREEN = (
     "default: formatted tables on a terminal, md in a pipe; with --out, the format of the file's extension "
-    "(.tex, .csv, .json, .html; md for any other)"
+    f"({', '.join(SUFFIXES)})"
 )
 
 
@@ -105,8 +105,14 @@ def _format(options: argparse.Namespace) -> str:
     """The format that was asked for, or that the file's name says; on a terminal, tables for the screen."""
     from qbench.report.render import default_format
 
-    named = options.out and SUFFIXES.get(options.out.suffix, "md")
-    return options.format or named or default_format()
+    if options.format or not options.out:
+        return options.format or default_format()
+    if found := SUFFIXES.get(options.out.suffix.lower()):
+        return found
+    raise InputError(
+        f"{options.out} has no extension that names a format ({', '.join(SUFFIXES)}); choose one of them, or add "
+        "--format."
+    )
 
 
 def _compare(options: argparse.Namespace) -> int:

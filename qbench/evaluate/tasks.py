@@ -23,7 +23,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from qbench.errors import did_you_mean, one_line
+from qbench.errors import did_you_mean, one_line, why_not_downloaded
 from qbench.evaluate.facts import files_below, is_task_path
 from qbench.evaluate.local_data import TaskError, read_dataset
 from qbench.evaluate.requests import seeded
@@ -235,8 +235,8 @@ def _load(manager: TaskManager, name: str, data: Mapping[str, DataFiles], shots:
             )
             raise MissingDatasetError(
                 f"The dataset of the task {name} is not in the Hugging Face cache and could not be downloaded "
-                f"({one_line(error)}).{local} Run `qbench fetch` on a machine with network access, or give a local "
-                f"file: `data: {{{name}: FILE.jsonl}}`."
+                f"({why_not_downloaded(error)}).{local} Run `qbench fetch` on a machine with network access, or give a "
+                f"local file: `data: {{{name}: FILE.jsonl}}`."
             ) from error
         file = _file(manager, name)
         if file and not SOURCES & load_yaml(file, resolve_func=False).keys():

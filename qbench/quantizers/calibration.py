@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qbench.errors import did_you_mean, one_line
+from qbench.errors import did_you_mean, why_not_downloaded
 from qbench.files import parse_json
 from qbench.quantizers.declaration import QuantizeError
 from qbench.validation import problem
@@ -226,8 +226,8 @@ def _hub_documents(source: Calibration) -> Iterator[str]:
         what = " ".join(arguments[key] for key in ("path", "name", "data_files") if key in arguments)
         raise QuantizeError(
             f"The calibration dataset {what} ({source.split}, revision {arguments['revision']}) is not in the Hugging "
-            f"Face cache and could not be downloaded; run `qbench fetch` on a machine with network access. "
-            f"{one_line(error)}"
+            f"Face cache and could not be downloaded ({why_not_downloaded(error)}); run `qbench fetch` on a machine "
+            "with network access."
         ) from error
     if source.field not in rows.column_names:
         raise QuantizeError(

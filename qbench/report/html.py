@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -164,7 +165,7 @@ def _drawn(report: ReportData, figures: "Iterator[tuple[str, Figure]]") -> tuple
     try:
         for name, figure in figures:
             if sum(len(plot.svg) for plot in drawn) > MAX_PLOT_CHARACTERS:
-                return drawn, [MORE_PLOTS.format(source=report.results.source)]
+                return drawn, [MORE_PLOTS.format(source=shlex.quote(str(report.results.source)))]
             drawn.append(PagePlot(name, str(figure.get_label()), inline_svg(figure)))
     except PlotError as error:
         return [], [str(error)]
@@ -208,15 +209,36 @@ def _provenance(records: Sequence[Record]) -> PageSection:
     titles = ("Cell", "State", "Checkpoint", "Key", "Commit", "Started (UTC)", "Finished (UTC)")
     columns = [Column(title, "l") for title in titles]
     table = Table("provenance", "Provenance", "Where each number comes from.", [], columns)
-    machines: dict[str, list[str]] = {}
     for record in records:
         own, commit = record.provenance, record.provenance.git_commit or NOTHING
         texts = [record.cell.name, record.state, record.cell.checkpoint, record.key[:10], commit[:10]]
         table.rows.append([Field(text) for text in (*texts, _minute(own.started), _minute(own.finished))])
-        setting = json.dumps({"machine": own.machine, "packages": own.packages}, indent=1, ensure_ascii=False)
-        machines.setdefault(setting, []).append(record.cell.name)
-    listings = [(f"Machine and packages of {counted(len(names), 'cell')}", text) for text, names in machines.items()]
-    return PageSection("provenance", "Provenance", tables=[table], listings=listings)
+    return PageSection("provenance", "Provenance", tables=[table], listings=_settings(records))
+
+
+def _settings(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """The machine and packages that all cells share, then what only some have, each with their names."""
+    having: dict[tuple[str, str, str], list[str]] = {}  # cells, by part, name and value
+    for record in records:
+        for part in ("machine", "packages"):
+            for name, value in getattr(record.provenance, part).items():
+                key = (part, name, json.dumps(value, ensure_ascii=False))
+                having.setdefault(key, []).append(record.cell.name)
+    shared: dict[str, dict[str, Any]] = {"machine": {}, "packages": {}}
+    some_have: dict[tuple[str, ...], list[str]] = {}
+    for (part, name, value), cells in having.items():
+        if len(cells) == len(records):
+            shared[part][name] = json.loads(value)
+        else:
+            some_have.setdefault(tuple(cells), []).append(f"{name} {value.strip(chr(34))}")
+    title = f"Machine and packages {'shared by all' if some_have else 'of'} {counted(len(records), 'cell')}"
+    return [
+        (title, json.dumps(shared, indent=1, ensure_ascii=False)),
+        *(
+            (f"Only {counted(len(own), 'cell')}: {', '.join(facts)}", "\n".join(own))
+            for own, facts in some_have.items()
+        ),
+    ]
 
 
 def _recipe(report: ReportData) -> PageSection:

@@ -1,5 +1,6 @@
 """What a reader must know about the results as a whole: trials, missing models, other versions."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +30,8 @@ def remarks_on_suspicious(report: ReportData) -> list[str]:
     names = dict.fromkeys(name for doubt in doubts(report) for name in doubt.names)
     if not names:
         return []
-    why = f"`qbench audit {report.results.source}` says why. All tables and claims here use them as published."
-    return [f"Suspicious: {some(list(names))}; {why}"]
+    why = f"`qbench audit {shlex.quote(str(report.results.source))}` says why."
+    return [f"Suspicious: {some(list(names))}; {why} All tables and claims here use them as published."]
 
 
 def remarks_on_delta(report: ReportData) -> list[str]:

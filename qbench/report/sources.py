@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from qbench.errors import some
 from qbench.files import as_path
 from qbench.records.audit import UNQUANTIZED
 from qbench.records.metrics import is_share
@@ -49,7 +50,9 @@ def read_result_set(source: Path | str) -> ResultSet:
         return from_records(read_results(source))
     if files := sorted(source.glob("*.csv")):
         return _from_files(files, source)
-    raise ReportError(no_records(source, "neither records", " nor CSV files of published numbers"))
+    found = no_records(source, "neither records", " nor CSV files of published numbers")
+    runs = sorted(str(file.parent) for depth in ("*", "*/*") for file in source.glob(f"{depth}/{RUN}"))
+    raise ReportError(f"{found} Folders of records below it: {some(runs)}." if runs else found)
 
 
 def _from_files(files: Sequence[Path], source: Path) -> ResultSet:

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HFValidationError
 
 from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_files, tokenizer_files
 from qbench.checkpoint.layout import HUB_FILES
-from qbench.errors import one_line
+from qbench.errors import why_not_downloaded
 from qbench.numbers import byte_size, counted
 from qbench.quantizers.calibration import Calibration
 from qbench.recipe.cells import Recipe, analysis_cells, cells
@@ -47,7 +47,7 @@ def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
     except NotFetchedError as error:  # offline, the Hub's library treats an interrupted download as complete
         return False, f"checkpoint {name}: {error}"
     except (HFValidationError, OSError) as error:
-        return False, f"checkpoint {name}: {NOT_DOWNLOADED} ({one_line(error)})"
+        return False, f"checkpoint {name}: {NOT_DOWNLOADED} ({why_not_downloaded(error)})"
     size = byte_size(sum(file.stat().st_size for file in files))
     return True, f"checkpoint {name}: {size} {'in a local folder' if local else 'in the cache'}"
 
@@ -79,7 +79,7 @@ def _fetch_tokenizer(name: str, revision: str | None) -> tuple[bool, str]:
     try:
         load_tokenizer(name, revision)
     except Exception as error:  # the Hub and transformers raise a dozen kinds
-        return False, f"tokenizer {name}: {NOT_DOWNLOADED} ({one_line(error)})"
+        return False, f"tokenizer {name}: {NOT_DOWNLOADED} ({why_not_downloaded(error)})"
     return True, f"tokenizer {name}: in the cache"
 
 
@@ -104,5 +104,8 @@ def _fetch_text(source: Calibration, use: str) -> tuple[bool, str]:
     try:
         load_dataset(**source.dataset(), split=source.split)
     except Exception as error:  # offline, not cached, no such dataset: datasets and the Hub raise a dozen kinds
-        return False, f"{use} {source.source}: not in the cache, and could not be downloaded ({one_line(error)})"
+        return (
+            False,
+            f"{use} {source.source}: not in the cache, and could not be downloaded ({why_not_downloaded(error)})",
+        )
     return True, f"{use} {source.source}: in the cache"

@@ -1,5 +1,6 @@
 """`qbench runs`: the records of a folder, and which of them newer ones have replaced; these pile up."""
 
+import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,7 +73,8 @@ def _totals(folder: Path, records: list[Kept]) -> str:
     if not old:
         return f"{text}, none superseded."
     size = byte_size(sum(kept.size for kept in old))
-    return f"{text}, {len(old)} superseded ({size}): `qbench runs {folder} --prune` removes those."
+    command = f"qbench runs {shlex.quote(str(folder))} --prune"
+    return f"{text}, {len(old)} superseded ({size}): `{command}` removes those."
 
 
 def prune(folder: Path) -> list[str]:

@@ -17,14 +17,18 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import softpick
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import qbench
+
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 GIB = 2**30
 aten = torch.ops.aten
+OUR_FOLDERS = [Path(str(package.__file__)).parent for package in (qbench, softpick)]
 
 MOVES = {aten.copy_.default, aten.copy.default, aten._to_copy.default}  # between devices
 # Indices of these may be on the CPU; a mask, or a CPU index, makes the host wait.
@@ -165,13 +169,13 @@ def _device() -> PretendedCuda:
 
 
 def _our_line() -> str:
-    """The innermost line of qbench or softpick that runs."""
+    """The innermost line of qbench or softpick that runs. Not by a folder's name: a clone has it too."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        path = frame.f_code.co_filename
-        for package in ("/qbench/", "/kernels/softpick/"):
-            if package in path and "/site-packages/" not in path:
-                return f"{path.rpartition(package)[2]}:{frame.f_lineno}"
+        path = Path(frame.f_code.co_filename)
+        for folder in OUR_FOLDERS:
+            if path.is_relative_to(folder):
+                return f"{path.relative_to(folder)}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"
 

@@ -81,6 +81,13 @@ def test_synchronizations_are_counted(cuda: PretendedCuda, name: str) -> None:
     assert cuda.syncs.total() == (name in WAITS), cuda.syncs
 
 
+@pytest.mark.parametrize("clone", ["qbench", "kernels/softpick", "a b"])
+def test_a_file_in_a_clone_is_not_a_file_of_the_package(cuda: PretendedCuda, clone: str) -> None:
+    cuda.syncs.clear()
+    exec(compile("x.item()", f"/home/{clone}/tests/test_x.py", "exec"), {"x": torch.ones((), device=CUDA)})
+    assert [where.rpartition(" in ")[2] for where in cuda.syncs] == ["elsewhere"]
+
+
 def test_memory_is_counted_and_released(cuda: PretendedCuda) -> None:
     x = torch.zeros(2**18, device="cuda")  # 1 MiB
     view, y = x.view(2, -1), x + 1

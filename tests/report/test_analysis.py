@@ -196,7 +196,8 @@ def test_the_losses_are_those_of_the_headline(report: ReportData) -> None:
 def test_every_picture_is_written_in_every_format(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert (
-        main(["table", str(folder), "--kind", "analysis", "--plots", str(tmp_path), "--out", str(tmp_path / "t")]) == 0
+        main(["table", str(folder), "--kind", "analysis", "--plots", str(tmp_path), "--out", str(tmp_path / "t.md")])
+        == 0
     )
     names = [*(f"mini-{name}" for name in PICTURES), "causes"]
     for name in names:

@@ -149,6 +149,9 @@ def test_a_failed_audit_says_why_in_a_footnote(tmp_path: Path, capsys: pytest.Ca
             ("table", PAPER, "--kind", "summary", "--format", "csv"),
             "summary…csv…headline",
         ),
+        (("table", PAPER, "--out", "x.xlsx"), "x.xlsx….md, .tex, .csv, .json, .html…--format"),
+        (("compare", PAPER, "--with", PAPER, "--out", "x"), "x….md, .tex, .csv, .json, .html…--format"),
+        (("table", PAPER.parent), "results/mini"),
         (("compare", PAPER, "--with", "none"), "none does not exist"),
         (("audit", "none"), "none does not exist"),
     ],
@@ -163,11 +166,19 @@ def test_a_wrong_call_is_2_and_a_sentence(
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
     assert states(capsys.readouterr().err, facts)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
-    assert run("table", PAPER, "--out", tmp_path / "new" / "table.md") == 0
-    assert (tmp_path / "new" / "table.md").stat().st_size
+@pytest.mark.parametrize(("name", "begins"), [("table.md", "#"), ("T.MD", "#"), ("t.tex", "%"), ("t.json", "[")])
+def test_a_file_in_a_new_folder_is_written_in_its_format_and_confirmed(
+    name: str, begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / name
+    assert run("table", PAPER, "--out", file) == 0
+    assert file.read_text().startswith(begins)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert str(file) in printed.err
 
 
 def test_nothing_for_a_kind_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from qbench.report.kinds import KINDS
 from ..example_records import PROVENANCE, make_samples
 from .examples import PAPER, cell, write_cell
 
+RESULTS = Path(__file__).parents[2] / "results" / "mini"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -132,6 +133,30 @@ def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, pap
     assert "<p>36 of 36 cells have scores.</p>" in paper_page
 
 
+def test_what_differs_between_machines_is_named_with_its_cells(tmp_path: Path) -> None:
+    for label, threads, package in (
+        ("none-16", 1, {}),
+        ("hqq-3-g64", 2, {"hqq": "0.2"}),
+        ("hqq-2-g64", 2, {"hqq": "0.2"}),
+    ):
+        provenance = PROVENANCE.model_copy(
+            update={"machine": {"cpu": "<b>", "threads": threads}, "packages": {"torch": "2.13"} | package}
+        )
+        write_cell(tmp_path, cell("softmax", label), make_samples(3), provenance=provenance)
+    text = page(read_report(tmp_path))
+    found = dict(
+        re.findall(r"<details><summary>([^<]*)</summary><pre>(.*?)</pre>", text[text.index("<h2>Prov") :], re.S)
+    )
+    shared = found["Machine and packages shared by all 3 cells"]
+    assert "threads" not in shared
+    assert "&lt;b&gt;" in shared
+    assert found["Only 1 cell: threads 1"] == "mini-softmax-none-16"
+    assert set(found["Only 2 cells: threads 2, hqq 0.2"].split()) == {
+        "mini-softmax-hqq-3-g64",
+        "mini-softmax-hqq-2-g64",
+    }
+
+
 def test_the_filters_example_is_of_this_report(mini_page: str, paper_page: str) -> None:
     assert 'placeholder="mini hqq acc"' in mini_page
     assert 'placeholder="1.8B hqq acc"' in paper_page
@@ -230,3 +255,18 @@ def test_a_table_or_plot_that_scrolls_says_so(mini_page: str, width: int, hinted
     command = [str(BROWSER), *flags, "--dump-dom", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert f"<title>RESULT {str(hinted).lower()} {str(hinted).lower()}</title>" in done.stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium, which is not here")
+def test_the_widest_tables_fit_a_laptop(tmp_path: Path) -> None:
+    """Up to the interval of the damage's difference, which is their last column."""
+    measure = """<script>addEventListener("load", () => {
+      for (const details of document.querySelectorAll("details")) details.open = true;
+      const widths = (box) => [box.querySelector("th:last-child button").innerText, box.clientWidth - box.scrollWidth];
+      document.title = "RESULT " + [...document.querySelectorAll("#damage .scroll")].flatMap(widths).join(" | ");
+    });</script></body>"""
+    file = tmp_path / "report.html"
+    file.write_text(page(read_report(RESULTS), "damage").replace("</body>", measure), encoding="utf-8")
+    command = [str(BROWSER), *QUIET.split(), f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,2000"]
+    done = subprocess.run([*command, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120)
+    assert "<title>RESULT 95% interval | 0 | 95% interval | 0 | 95% interval | 0</title>" in done.stdout

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from qbench.recipe.cells import load_recipe
+from qbench.runner.fetch import fetch
 from qbench.runner.hub import OFFLINE, go_offline_if_unreachable, needs_hub
 
 from ..small_recipe import write_recipe
@@ -94,6 +95,22 @@ def test_an_unreachable_hub_is_reported_and_only_the_cache_is_used(
     assert capsys.readouterr().err == ""  # said once
 
 
+def test_what_is_missing_offline_quotes_no_setting_that_the_user_did_not_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("huggingface_hub.constants", "datasets.config"):
+        monkeypatch.setattr(f"{library}.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    away = {"checkpoints": {"tiny": {"softmax": "owner/name"}}, "tasks": ["sciq"], "data": None}
+    recipe = load_recipe(write_recipe(tmp_path, **away, calibration={"source": "wikitext2"}))
+    missing = [line for here, line in fetch(recipe) if not here]
+    assert [line.split()[0] for line in missing] == ["checkpoint", "tokenizer", "task", "calibration"]
+    for line in missing:
+        assert "(offline)" in line
+        assert not re.search("HF_|environment variable|offline.mode", line, re.I), line
+
+
 @pytest.mark.slow  # two processes that import everything; the test above has the probe and its message
 @pytest.mark.parametrize("command", ["run", "fetch"])
 def test_without_the_hub_a_command_says_what_is_missing_within_seconds(
@@ -116,6 +133,8 @@ def test_without_the_hub_a_command_says_what_is_missing_within_seconds(
     said = done.stdout + done.stderr
     assert "checkpoint owner/name: " in said
     assert re.search(r"task sciq.*cache", said)
+    assert "OFFLINE=" not in said  # a setting that only qbench made
+    assert "offline-mode" not in said
 
 
 def test_a_missing_gpu_is_reported_before_anything_is_fetched(tmp_path: Path, closed: str) -> None:
