@@ -22,7 +22,7 @@ from qbench.recipe.yaml import RecipeFile
 from qbench.records.limits import Bits
 from qbench.records.metrics import PASSKEY
 
-CALIBRATION = Calibration(source="wikitext2")  # what most papers on quantization use
+CALIBRATION = Calibration.model_validate({"source": "wikitext2"})  # what most papers on quantization use
 PASSKEY_FIELDS = tuple(field.name for field in fields(PasskeySettings))  # of the settings of a task
 
 

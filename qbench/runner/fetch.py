@@ -101,6 +101,6 @@ def _fetch_text(source: Calibration, use: str) -> tuple[bool, str]:
     try:
         load_dataset(**source.dataset(), split=source.split)
     except Exception as error:  # offline, not cached, no such dataset: datasets and the Hub raise a dozen kinds
-        instead = f"a local file can replace it: `{use}: {{source: FILE}}`"
-        return False, f"{use} {source.source}: not in the cache, and could not be downloaded ({one_line(error)}); {instead}"
+        why = f"not in the cache, and could not be downloaded ({one_line(error)})"
+        return False, f"{use} {source.source}: {why}; or name a local file: `{use}: {{source: FILE}}`"
     return True, f"{use} {source.source}: in the cache"
