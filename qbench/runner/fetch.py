@@ -102,5 +102,5 @@ def _fetch_text(source: Calibration, use: str) -> tuple[bool, str]:
         load_dataset(**source.dataset(), split=source.split)
     except Exception as error:  # offline, not cached, no such dataset: datasets and the Hub raise a dozen kinds
         why = f"not in the cache, and could not be downloaded ({one_line(error)})"
-        return False, f"{use} {source.source}: {why}; or name a local file: `{use}: {{source: FILE}}`"
+        return False, f"{use} {source.source}: {why}; name a local file instead: `{use}: {{source: FILE}}`"
     return True, f"{use} {source.source}: in the cache"
