@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 
 from qbench.records.audit import Audit
-from qbench.records.schema import CellRef, PlannedCell, RunPlan
+from qbench.records.schema import CellRef, PlannedCell, Provenance, RunPlan
 from qbench.records.store import cell_folder, write_plan, write_record
 
-from .example_records import cell_ref, identity_of, make_record, make_samples, of_model
+from .example_records import PROVENANCE, cell_ref, identity_of, make_record, make_samples, of_model
 
 LABEL = "gptq-3-g128"
 
@@ -31,6 +31,7 @@ def write_cells(
     windows: Mapping[CellRef, str] | str = "windows",
     audits: Mapping[CellRef, Audit] | None = None,
     gate: Mapping[str, Any] | None = None,
+    provenance: Provenance = PROVENANCE,
 ) -> Path:
     """A run of these cells; windows: what calibrated ones were calibrated on, by cell or in one word for all draws."""
     entries = []
@@ -41,7 +42,7 @@ def write_cells(
             what = identity.what.model_copy(update={"calibration": text if " " in text else f"{text} {cell.draw}"})
             identity = identity.model_copy(update={"what": what})
         changes = {"audit": audits[cell]} if audits and cell in audits else {}
-        record = make_record(cell, samples, identity=identity, **changes)
+        record = make_record(cell, samples, identity=identity, provenance=provenance, **changes)
         write_record(
             cell_folder(folder, cell, record.key), record, None if samples is None else of_model(samples, cell)
         )

@@ -16,7 +16,8 @@ ON_SCREEN = (
 
 
 def add_table(commands: Commands) -> None:
-    from qbench.report.render import DEFAULT_KIND, FORMATS, KINDS
+    from qbench.report.kinds import DEFAULT_KIND, KINDS, LONE_KIND
+    from qbench.report.render import FORMATS
 
     purpose = "show results as tables (Markdown, LaTeX, CSV, JSON), as an HTML report, or as plots"
     example = (
@@ -27,7 +28,8 @@ def add_table(commands: Commands) -> None:
     parser.add_argument("source", type=Path, metavar="DIR", help=RESULTS)
     parser.add_argument("--format", choices=FORMATS, help=f"{ON_SCREEN}; csv and json contain all metrics")
     kinds = "; ".join(f"{kind.name}: {kind.help}" for kind in KINDS.values())
-    parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {DEFAULT_KIND}; with html, all kinds")
+    default = f"{DEFAULT_KIND}, or {LONE_KIND} if no family has two models (csv and json: always {DEFAULT_KIND})"
+    parser.add_argument("--kind", choices=KINDS, help=f"{kinds}. Default: {default}; with html, all kinds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of the screen")
     parser.add_argument("--standalone", action="store_true", help="with latex: write a complete document")
     columns = "with latex: 1 for tables that fit one column of a page (table), 2 for both (table*); default: 2"

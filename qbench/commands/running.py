@@ -152,7 +152,7 @@ def _execute(options: argparse.Namespace, what: str, preflight: bool | None) -> 
     from qbench.runner.hub import go_offline_if_unreachable
 
     recipe, out = _load(options)
-    go_offline_if_unreachable(recipe)
+    go_offline_if_unreachable(recipe, to_analyze=what == "analyze_matrix")
     from qbench.runner import matrix  # after it, since this imports huggingface_hub
 
     how = matrix.RunOptions(options.only, options.reuse_stale, options.executor, preflight, options.json)

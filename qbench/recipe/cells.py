@@ -256,11 +256,19 @@ def _cell(
 
 def _draws(recipe: Recipe, quantized: Quantization | NotOffered) -> tuple[int | None, ...]:
     """The calibration draws, one cell per draw; the same for all models."""
-    return recipe.calibration.draws if recipe.calibration and _is_calibrated(quantized) else (None,)
+    return recipe.calibration.draws if _is_calibrated(quantized) else (None,)
 
 
 def _is_calibrated(quantized: Quantization | NotOffered) -> bool:
     return isinstance(quantized, Quantization) and quantized.is_calibrated
+
+
+def recipe_texts(recipe: Recipe, wanted: Sequence[Cell]) -> dict[str, Calibration]:
+    """The texts that these cells need, and a calibration text that the recipe names, by the field that names it."""
+    found = {"analysis": recipe.analysis_source()} if any(cell.ref.measured for cell in wanted) else {}
+    if any(cell.calibration for cell in wanted) or (not found and "calibration" in recipe.model_fields_set):
+        found["calibration"] = recipe.calibration_source()
+    return found
 
 
 def recipe_tasks(recipe: Recipe) -> dict[str, TaskSummary]:

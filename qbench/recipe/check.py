@@ -231,16 +231,8 @@ def _check_windows(recipe: Recipe, file: RecipeFile) -> None:
 
 def _check_calibration(recipe: Recipe, file: RecipeFile) -> None:
     source = recipe.calibration
-    calibrated = [i for i, entry in enumerate(recipe.quantizations) if _calibrated(entry)]
-    if source is None:
-        if calibrated:
-            first = _calibrated(recipe.quantizations[calibrated[0]])[0]
-            raise file.error(
-                ("quantizations", calibrated[0]),
-                f"{first} needs calibration; add `calibration: {{source: wikitext2}}`.",
-            )
-        return
     seeds: Where = ("calibration", "seeds")
+    calibrated = any(map(_is_calibrated, recipe.quantizations))
     if source.seeds > 1 and not calibrated and file.lines[seeds][0] == file.file:  # an extended recipe may have others
         raise file.error(
             seeds,
@@ -259,23 +251,21 @@ def _check_file(where: Where, source: Calibration, recipe: Recipe) -> None:
         )
 
 
-def _calibrated(entry: QuantizationEntry) -> list[str]:
-    """The parts of an entry that need calibration text: its method, its axes."""
-    methods = [own.method for own in entry.by_method if quantizer(own.method).calibrated]
-    return methods + [part.axis for part in parts_of(entry.axes) if part.options.calibrated]
+def _is_calibrated(entry: QuantizationEntry) -> bool:
+    """Whether a method or an axis of an entry needs calibration text."""
+    methods = [quantizer(own.method).calibrated for own in entry.by_method]
+    return any(methods + [part.options.calibrated for part in parts_of(entry.axes)])
 
 
 def _check_analysis(recipe: Recipe, file: RecipeFile) -> None:
     settings = recipe.analysis
-    if settings.source and (source := settings.texts()):
-        _check_file(("analysis", "source"), source, recipe)
+    if settings.source:
+        _check_file(("analysis", "source"), settings.texts(recipe.calibration), recipe)
     _check_entries(("analysis", "sensitivity"), settings.sensitivity, file)
     for index, entry in enumerate(settings.sensitivity):
         where: Where = ("analysis", "sensitivity", index)
         if "none" in (entry.method, *entry.methods):
             raise file.error(where, "none quantizes nothing; name a method and its bits, such as hqq-3.")
-        if (calibrated := _calibrated(entry)) and recipe.calibration is None:
-            raise file.error(where, f"{calibrated[0]} needs calibration; add `calibration: {{source: wikitext2}}`.")
     _check_heads(recipe, file)
 
 

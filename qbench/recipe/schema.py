@@ -22,6 +22,7 @@ from qbench.recipe.yaml import RecipeFile
 from qbench.records.limits import Bits
 from qbench.records.metrics import PASSKEY
 
+CALIBRATION = Calibration.model_validate({"source": "wikitext2"})  # what most papers on quantization use
 PASSKEY_FIELDS = tuple(field.name for field in fields(PasskeySettings))  # of the settings of a task
 
 
@@ -166,18 +167,18 @@ class AnalysisSettings(_RecipePart):
     @model_validator(mode="after")
     def _source_is_known(self) -> "AnalysisSettings":
         try:
-            self.texts()
+            self.texts(CALIBRATION)
         except ValidationError as error:
             raise ValueError(error.errors()[0]["ctx"]["error"]) from None
         return self
 
-    def texts(self, calibration: Calibration | None = None) -> Calibration | None:
-        """Where the texts come from; None if this and the calibration both leave it out."""
+    def texts(self, calibration: Calibration) -> Calibration:
+        """Where the texts come from: the calibration's source, unless this names one."""
         own: dict[str, Any] = {"samples": self.samples, "length": self.length}
         if self.source:
             place = self.model_dump(include={"source", "field", "split", "subset", "revision"})
             return Calibration(**place, **own)
-        return calibration and calibration.model_copy(update={**own, "seed": 0, "seeds": 1})
+        return calibration.model_copy(update={**own, "seed": 0, "seeds": 1})
 
 
 def _named_quantization(value: Any) -> Any:
@@ -205,7 +206,7 @@ class Recipe(_RecipePart):
     data: dict[str, str | dict[str, str]] = {}  # local files instead of a task's dataset
     num_fewshot: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)  # only the first documents of each task
-    calibration: Calibration | None = None  # for the methods that need it, such as gptq
+    calibration: Calibration = CALIBRATION  # for the methods that need it, such as gptq
     analysis: AnalysisSettings = Field(default_factory=lambda: AnalysisSettings.model_validate({}))
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -245,6 +246,11 @@ class Recipe(_RecipePart):
     @classmethod
     def _as_tuple(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("calibration", mode="before")
+    @classmethod
+    def _source_has_a_default(cls, value: Any) -> Any:
+        return {"source": CALIBRATION.source} | (value or {}) if isinstance(value, dict | None) else value
 
     @property
     def file(self) -> Path:
@@ -324,22 +330,16 @@ class Recipe(_RecipePart):
                 )
         return {name: (self.tasks[name].limit if name in self.tasks else None) or self.limit for name in names}
 
-    def calibration_source(self) -> Calibration | None:
+    def calibration_source(self) -> Calibration:
         """The calibration, with its path relative to the working folder."""
         return self._located(self.calibration)
 
     def analysis_source(self) -> Calibration:
         """Where the texts of an analysis come from, with the path relative to the working folder."""
-        found = self._located(self.analysis.texts(self.calibration))
-        if found is None:
-            raise self._file.error(
-                ("analysis",),
-                "source is missing, and there is no calibration text to use instead; give a file.",
-            )
-        return found
+        return self._located(self.analysis.texts(self.calibration))
 
-    def _located(self, source: Calibration | None) -> Calibration | None:
-        if source is None or source.source in NAMED:
+    def _located(self, source: Calibration) -> Calibration:
+        if source.source in NAMED:
             return source
         return source.model_copy(update={"source": self.locate(source.source)})
 

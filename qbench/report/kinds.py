@@ -13,7 +13,7 @@ from qbench.report.damage_tables import damage_tables, summary_tables
 from qbench.report.delta import ReportData
 from qbench.report.divergence import has_kl, kl_rows, kl_tables, why_no_kl
 from qbench.report.passkey import has_passkey, passkey_rows, passkey_tables
-from qbench.report.remarks import remarks_on_delta
+from qbench.report.remarks import remarks_on_delta, settings_used
 from qbench.report.results import ReportError
 from qbench.report.score_tables import baseline_tables, delta_tables
 from qbench.report.tables import Table
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFAULT_KIND = "delta"
+LONE_KIND = "damage"  # the default for people, if no family has two models to compare
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class TableKind:
     def title_for(self, report: ReportData) -> str:
         """The title over the tables of these results."""
         results = report.results
-        if self.lone_title and all(len(results.kinds_of(family)) < 2 for family in results.families):
+        if self.lone_title and not results.has_pairs:
             return self.lone_title
         kinds = results.all_kinds
         return self.title.format(comparison=comparison(kinds) if kinds else "")
@@ -114,7 +115,7 @@ KINDS = {
             tables=summary_tables,
             rows=NoRows("The kinds headline, damage and delta have all of its numbers."),
             lead=answer,
-            remarks=caveats,
+            remarks=lambda report: [*caveats(report), *settings_used(report)],
         ),
         TableKind(
             name="headline",

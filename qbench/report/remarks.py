@@ -9,6 +9,7 @@ from qbench.numbers import counted
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
 from qbench.report.doubts import doubts
+from qbench.report.results import CellResult
 
 
 def remarks(report: ReportData) -> list[str]:
@@ -46,6 +47,32 @@ def remarks_on_delta(report: ReportData) -> list[str]:
     ]
 
 
+def settings_used(report: ReportData) -> list[str]:
+    """What the cells were measured on and calibrated on."""
+    records = [part.stored.record for part in report.results.parts if part.stored and part.scores]
+    devices = {f"{own.identity.what.device} in {own.identity.what.dtype}" for own in records if not own.imported}
+    found = [f"Measured on {' and '.join(sorted(devices))}."] if devices else []
+    titles: dict[str, dict[str, None]] = {}  # of the methods, by their text
+    for result in report.results.cells:
+        if draws := result.calibration_draws:
+            provenance = next(part.stored.record.provenance for part in result.parts if part.stored and part.scores)
+            settings = provenance.resolved_recipe.get("calibration")
+            text = calibration_text(settings, draws) if isinstance(settings, Mapping) else "not in the records"
+            titles.setdefault(text, {})[_title(report, result)] = None
+    return found + [f"Calibration text of {some(list(own))}: {text}." for text, own in titles.items()]
+
+
+def calibration_text(settings: Mapping[str, Any], draws: int) -> str:
+    """A recipe's calibration: wikitext2, 3 draws of 128 samples of up to 2,048 tokens. Models may take fewer tokens."""
+    samples, length = counted(settings["samples"], "sample"), counted(settings["length"], "token")
+    return f"{settings['source']}, {counted(draws, 'draw')} of {samples} of up to {length}"
+
+
+def _title(report: ReportData, result: CellResult) -> str:
+    """The method as papers write it, or the label if more than the weights is quantized."""
+    return result.cell.label if result.has_axes else report.results.method_titles[result.cell.method]
+
+
 def remarks_on_imported(report: ReportData) -> list[str]:
     """What is not known about results of another program."""
     cells = [c.cell for c in report.results.parts if c.stored and c.stored.record.imported]
@@ -65,8 +92,7 @@ def _draws(report: ReportData) -> list[str]:
     if not several:
         return []
     counts = sorted({len(result.draws) for result in several})
-    methods = report.results.method_titles
-    titles = dict.fromkeys(own.cell.label if own.has_axes else methods[own.cell.method] for own in several)
+    titles = dict.fromkeys(_title(report, own) for own in several)
     how_many = " or ".join(map(str, counts))
     return [f"{' and '.join(titles)}: means over {how_many} calibration draws; intervals include their spread."]
 

@@ -7,7 +7,7 @@ from qbench.errors import did_you_mean
 from qbench.numbers import counted
 from qbench.report.compare import compare, comparison_remarks, comparison_rows, comparison_tables
 from qbench.report.delta import ReportData, read_report
-from qbench.report.kinds import DEFAULT_KIND, KINDS, NoRows, table_kind
+from qbench.report.kinds import DEFAULT_KIND, KINDS, LONE_KIND, NoRows, table_kind
 from qbench.report.latex import DEFAULT_COLUMNS, latex
 from qbench.report.markdown import markdown
 from qbench.report.notebook import Tables
@@ -44,7 +44,8 @@ def table(
 ) -> Tables:
     """The tables of a folder of records or of published numbers, as text that has `to_frame()` and `figures()`.
 
-    format: md, latex, csv, json or html. kind: default delta; with html, default all kinds.
+    format: md, latex, csv, json or html. kind: default delta, or damage in md and latex if no family has two models;
+    with html, default all kinds.
 
     With latex: standalone makes a document that compiles as it is; columns is how many columns of a page a table spans,
     1 or 2 (default 2).
@@ -71,7 +72,8 @@ def render(
         from qbench.report.html import page  # reads audits, and so needs numpy
 
         return page(report, kind)
-    chosen = table_kind(kind or DEFAULT_KIND)
+    lone = bool(report.damages) and not report.results.has_pairs and format not in FOR_PROGRAMS
+    chosen = table_kind(kind or (LONE_KIND if lone else DEFAULT_KIND))
     if format in FOR_PROGRAMS:
         if isinstance(chosen.rows, NoRows):
             raise ReportError(f"--kind {chosen.name} has no {format}. {chosen.rows.reason}")

@@ -147,6 +147,11 @@ class ResultSet:
         have = dict.fromkeys(c.cell.attention for c in self.cells if c.cell.family == family)
         return sorted(have, key=lambda attention: attention != self.reference)
 
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any family has two models to compare."""
+        return any(len(self.kinds_of(family)) > 1 for family in self.families)
+
     def compared_kinds(self, family: str) -> list[str]:
         """The reference and what is compared with it, whether the family has them or not: at least two."""
         have = self.kinds_of(family)

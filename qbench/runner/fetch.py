@@ -13,7 +13,7 @@ from qbench.checkpoint.layout import HUB_FILES
 from qbench.errors import why_not_downloaded
 from qbench.numbers import byte_size, counted
 from qbench.quantizers.calibration import Calibration
-from qbench.recipe.cells import Recipe, analysis_cells, cells
+from qbench.recipe.cells import Recipe, analysis_cells, cells, recipe_texts
 
 NOT_DOWNLOADED = (
     "not a local folder (paths are relative to the recipe's folder), and could not be downloaded from the Hub"
@@ -30,14 +30,11 @@ def fetch(recipe: Recipe, *, to_analyze: bool = False) -> Iterator[tuple[bool, s
         yield _fetch_checkpoint(location, revision)
     for tokenizer, revision in {(cell.tokenizer, cell.tokenizer_revision): None for cell in wanted}:
         yield _fetch_tokenizer(tokenizer, revision)
-    if to_analyze:
-        yield _fetch_text(recipe.analysis_source(), "analysis")
-        return
     data = recipe.task_data()
-    for name in recipe.task_names():
+    for name in [] if to_analyze else recipe.task_names():
         yield _fetch_task(name, {name: data[name]} if name in data else {}, recipe)
-    if source := recipe.calibration_source():
-        yield _fetch_text(source, "calibration")
+    for use, text in recipe_texts(recipe, wanted).items():
+        yield _fetch_text(text, use)
 
 
 def _fetch_checkpoint(name: str, revision: str | None) -> tuple[bool, str]:
@@ -104,8 +101,6 @@ def _fetch_text(source: Calibration, use: str) -> tuple[bool, str]:
     try:
         load_dataset(**source.dataset(), split=source.split)
     except Exception as error:  # offline, not cached, no such dataset: datasets and the Hub raise a dozen kinds
-        return (
-            False,
-            f"{use} {source.source}: not in the cache, and could not be downloaded ({why_not_downloaded(error)})",
-        )
+        why = f"not in the cache, and could not be downloaded ({why_not_downloaded(error)})"
+        return False, f"{use} {source.source}: {why}; name a local file instead: `{use}: {{source: FILE}}`"
     return True, f"{use} {source.source}: in the cache"

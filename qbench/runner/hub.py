@@ -7,16 +7,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from qbench.recipe.cells import Recipe, cells
+from qbench.recipe.cells import Recipe, analysis_cells, cells, recipe_texts
 
 TIMEOUT = 5  # seconds to wait for an answer
 OFFLINE = "HF_HUB_OFFLINE"  # read when the Hub's library is imported
 OFFLINE_VARIABLES = (OFFLINE, "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
-def go_offline_if_unreachable(recipe: Recipe) -> None:
+def go_offline_if_unreachable(recipe: Recipe, *, to_analyze: bool = False) -> None:
     """If a recipe needs the Hub and it does not answer, print that and use only the cache."""
-    if needs_hub(recipe):
+    if needs_hub(recipe, to_analyze=to_analyze):
         use_cache_if_unreachable()
 
 
@@ -40,12 +40,12 @@ def use_cache_if_unreachable() -> None:
         os.environ[OFFLINE] = "1"
 
 
-def needs_hub(recipe: Recipe) -> bool:
-    """Whether a checkpoint, a tokenizer, a task's documents or the calibration text may come from the Hub."""
-    places = [place for cell in cells(recipe) for place in (cell.location, cell.tokenizer)]
-    source = recipe.calibration_source()
+def needs_hub(recipe: Recipe, *, to_analyze: bool = False) -> bool:
+    """Whether a checkpoint, a tokenizer, a task's documents or a text may come from the Hub."""
+    wanted = analysis_cells(recipe) if to_analyze else cells(recipe)
+    places = [place for cell in wanted for place in (cell.location, cell.tokenizer)]
     return (
         not all(Path(place).is_dir() for place in places)
-        or not set(recipe.task_names()) <= recipe.task_data().keys()
-        or (source is not None and not source.is_file)
+        or not all(text.is_file for text in recipe_texts(recipe, wanted).values())
+        or not (to_analyze or set(recipe.task_names()) <= recipe.task_data().keys())
     )

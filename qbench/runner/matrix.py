@@ -37,7 +37,7 @@ from qbench.runner.estimate import expected_seconds
 from qbench.runner.local import run_local
 from qbench.runner.lock import RunError, holding
 from qbench.runner.places import make_slots, usable_gpus
-from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_analysis_plan, make_plan, no_baseline
+from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_analysis_plan, make_plan, no_baseline, settings
 from qbench.runner.preflight import PREFLIGHT, is_short, preflight
 from qbench.runner.view import PlainView, view_for
 
@@ -160,7 +160,8 @@ def _run_plan(plan: Plan, options: RunOptions, file: str, tried: Collection[str]
     names = [entry.cell.ref.name for entry in ruled_out] + [job.name for job in jobs]
     expected = expected_seconds(plan.recipe, plan.tasks, [job.cell for job in jobs])
     view = view_for(names, before=before, expected=expected, as_json=options.as_json)
-    view.say(opening(plan, chosen, jobs))
+    for line in (opening(plan, chosen, jobs), *settings(plan)):
+        view.say(line)
     if warning := no_baseline(plan):
         view.say(warning)
     for note in dict.fromkeys(entry.doubt for entry in chosen if entry.doubt):
@@ -219,7 +220,7 @@ def fetched_plan(recipe: Recipe, out: Path, options: RunOptions, make: MakePlan)
     plan = make(recipe, out, reuse_stale=options.reuse_stale)
     if incomplete := [entry.note for entry in plan.entries if entry.state == "cannot run" and entry.identity is None]:
         raise RunError(incomplete[0])
-    if not any(entry.state == "not fetched" for entry in plan.entries):
+    if not any(entry.state == "not fetched" for entry in choose(plan.entries, options.only)):
         return plan
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the run's lines and events
         missing = [line for here, line in fetch(recipe, to_analyze=plan.analyzes) if not here]
@@ -228,7 +229,7 @@ def fetched_plan(recipe: Recipe, out: Path, options: RunOptions, make: MakePlan)
         missing += [f"{path}:{near}" for path in paths if (near := did_you_mean_folder(path, recipe))]
         raise RunError("The recipe needs files that are not on this machine:\n- " + "\n- ".join(missing))
     plan = make(recipe, out, reuse_stale=options.reuse_stale)
-    if missing := [entry.note for entry in plan.entries if entry.state == "not fetched"]:
+    if missing := [entry.note for entry in choose(plan.entries, options.only) if entry.state == "not fetched"]:
         raise RunError(f"The recipe needs files that are not on this machine: {missing[0]}")
     return plan
 

@@ -1,6 +1,8 @@
-"""Why a cell cannot run, as far as config.json alone shows, before anything is loaded. Imports no torch."""
+"""Why a cell cannot run, as far as files show before anything is loaded. Imports no torch."""
 
 import functools
+import os
+import re
 from pathlib import Path
 
 from qbench.checkpoint import layout
@@ -28,6 +30,28 @@ def obstacle(cell: Cell) -> str:
     if not quantized.options.include_lm_head:
         shapes = {name: shape for name, shape in shapes.items() if name != "lm_head"}
     return quantized.options.first_misfit(quantized.bits, shapes)
+
+
+def missing_text(cell: Cell) -> str:
+    """That the text to calibrate with is not on this machine, and what to do; empty if it is, or if none is needed."""
+    source = cell.calibration
+    if source is None or source.is_file or _is_cached(source.dataset()):
+        return ""
+    return (
+        f"The calibration text {source.source} is not on this machine: `qbench fetch {cell.recipe.file}` downloads it, "
+        "or name a local file in the recipe: `calibration: {source: FILE}`."
+    )
+
+
+def _is_cached(dataset: dict[str, str]) -> bool:
+    """Whether `datasets` has this commit in its cache, which is datasets/OWNER___NAME/SUBSET/VERSION/COMMIT."""
+    from huggingface_hub.constants import HF_HOME
+
+    cache, commit = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME, "datasets")), dataset["revision"]
+    if not re.fullmatch("[0-9a-f]{40}", commit):
+        return True  # the commit of a branch or tag is not known here: the worker will report it
+    subset = dataset.get("name", "")
+    return any(found.parents[1].name.startswith(subset) for found in cache.glob(f"*/*/*/{commit}"))
 
 
 def doubt(cell: Cell) -> str:

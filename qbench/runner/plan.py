@@ -22,8 +22,9 @@ from qbench.records.audit import UNQUANTIZED
 from qbench.records.integrity import altered
 from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, cell_folder, read_record
+from qbench.report.remarks import calibration_text
 from qbench.runner.heads import heads_to_draw
-from qbench.runner.obstacles import doubt, obstacle
+from qbench.runner.obstacles import doubt, missing_text, obstacle
 
 MAX_NAMES = 10  # of cells, in an error
 
@@ -109,10 +110,13 @@ def _plan(recipe: Recipe, out: Path, wanted: Sequence[Cell], tasks: dict[str, Ta
 
 
 def _with_obstacles(entry: PlanEntry) -> PlanEntry:
-    """The entry with what config.json says against the cell."""
+    """The entry with what config.json says against the cell, and whether its calibration text is missing."""
     reused = entry.state == "stale" and entry.record is not None
-    if entry.state in ("to do", "failed", "stale") and not reused and (why := obstacle(entry.cell)):
+    to_run = entry.state in ("to do", "failed", "stale") and not reused
+    if to_run and (why := obstacle(entry.cell)):
         return replace(entry, state="cannot run", note=why, record=None)
+    if (to_run or entry.state == "not fetched") and (why := missing_text(entry.cell)):
+        return replace(entry, state="not fetched", note=why, record=None)
     return replace(entry, doubt=doubt(entry.cell))
 
 
@@ -156,6 +160,15 @@ def ignored(plan: Plan) -> str:
     identities = {entry.cell.ref.name: entry.identity for entry in plan.entries}
     reasons = Counter(_why_ignored(stored.record, identities) for stored in plan.superseded)
     return f"ignored records: {', '.join(f'{n} {why}' for why, n in reasons.most_common())}" if reasons else ""
+
+
+def settings(plan: Plan) -> list[str]:
+    """What cells run on and are calibrated on, a line each: a recipe need not say it."""
+    recipe = plan.recipe
+    lines = [f"device: {recipe.resolved_device}, {recipe.resolved_dtype}"]
+    if any(entry.cell.calibration for entry in plan.entries):
+        lines.append(f"calibration text: {calibration_text(recipe.calibration.model_dump(), recipe.calibration.seeds)}")
+    return lines
 
 
 def no_baseline(plan: Plan) -> str:

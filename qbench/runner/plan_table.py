@@ -14,7 +14,7 @@ from qbench.runner.estimate import Estimate, estimate
 from qbench.runner.local import Slot
 from qbench.runner.lock import RunError
 from qbench.runner.places import make_slots
-from qbench.runner.plan import Plan, PlanEntry, cannot_be_analyzed, ignored, no_baseline
+from qbench.runner.plan import Plan, PlanEntry, cannot_be_analyzed, ignored, no_baseline, settings
 from qbench.runner.preflight import expected_preflight, is_short
 from qbench.runner.speed import Speed, speed_of
 
@@ -55,7 +55,7 @@ def render_plan(plan: Plan, format: str = "text") -> str:
     )
     documents = ", ".join(f"{name} {count(facts.documents)}" for name, facts in plan.tasks.items()) or "not fetched"
     lines += [] if plan.analyzes else [f"documents per task: {documents}"]
-    lines += [f"records: {plan.out}", *filter(None, [ignored(plan), no_baseline(plan)])]
+    lines += [*settings(plan), f"records: {plan.out}", *filter(None, [ignored(plan), no_baseline(plan)])]
     return _drawn(rows, notes, lines) if format == TERMINAL else "\n".join([_grid(rows, notes), "", *lines, ""])
 
 

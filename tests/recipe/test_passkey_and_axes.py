@@ -203,9 +203,13 @@ def test_a_wrong_axis_is_a_sentence(tmp_path: Path, entry: dict[str, Any], facts
     assert all(fact in str(caught.value) for fact in facts)
 
 
-def test_masked_heads_need_calibration_text(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"quantizations\[1\].*mask_heads.*calibration"):
-        masked(tmp_path, calibration=None)
+def test_masked_heads_are_calibrated_on_the_default_text_and_nothing_else_is(tmp_path: Path) -> None:
+    texts = {cell.ref.label: cell.calibration for cell in cells(masked(tmp_path, calibration=None))}
+    assert texts["none-16"] is None
+    for label in ("none-16-mask1e-06", "bnb-8-mask1e-06"):
+        text = texts[label]
+        assert text
+        assert text.source == "wikitext2"
 
 
 def test_the_same_mask_twice_is_refused(tmp_path: Path) -> None:
@@ -250,8 +254,9 @@ def test_few_bits_that_cannot_be_are_a_sentence(tmp_path: Path, entry: dict[str,
     assert all(fact in str(caught.value) for fact in facts), str(caught.value)
 
 
-def test_static_scales_need_calibration_text(tmp_path: Path) -> None:
-    entries = [{"method": "none", "activations": {"per_tensor": True}}]
-    with pytest.raises(RecipeError, match=r"quantizations\[0\].*activations.*calibration"):
-        masked(tmp_path, quantizations=entries, calibration=None)
-    masked(tmp_path, quantizations=[{"method": "none", "activations": {}}], calibration=None)
+def test_static_scales_are_calibrated_on_the_default_text_and_others_are_not(tmp_path: Path) -> None:
+    entries = [{"method": "none", "activations": activations} for activations in ({"per_tensor": True}, {})]
+    static, dynamic = cells(masked(tmp_path, quantizations=entries, calibration=None))[::2]
+    assert static.calibration
+    assert static.calibration.source == "wikitext2"
+    assert dynamic.calibration is None

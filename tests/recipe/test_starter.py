@@ -26,6 +26,8 @@ def test_it_writes_recipes_that_load_outside_the_clone(
     mine, mini = (load_recipe(tmp_path / "recipes" / name) for name in ("mine.yaml", "mini.yaml"))
     assert [cell.ref.label for cell in cells(mine)] == ["none-16", "hqq-4-g64", "hqq-3-g64"]
     assert len(cells(mini)) == 54
+    mine_set = mine.model_fields_set & {"calibration", "device", "threads", "analysis", "reference"}
+    assert not mine_set, "what is made for the example's models does not suit others"
     for recipe in (mine, mini):
         for own in recipe.checkpoints.values():
             folders = [tmp_path / "recipes" / checkpoint.path for checkpoint in own.values()]

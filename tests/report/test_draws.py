@@ -17,7 +17,8 @@ from qbench.report.plots import figures
 from qbench.report.render import audit, render, table
 from qbench.report.results import ReportError
 
-from ..example_records import cell_ref, make_samples
+from ..example_records import PROVENANCE, cell_ref, make_samples
+from ..messages import states
 from ..replicates import LABEL, gptq, numbered, twins, unquantized, write_cells
 
 LOSSES = {"softmax": numbered([0.30, 0.42, 0.25, 0.36, 0.33]), "softpick": numbered([0.10, 0.16, 0.07, 0.13, 0.12])}
@@ -104,6 +105,23 @@ def test_draws_that_are_not_there_are_stated_and_differences_use_what_both_have(
     assert difference.interval
     assert same.interval
     assert difference.interval.low == pytest.approx(same.interval.low)
+
+
+@pytest.mark.parametrize("format", ["md", "latex", "terminal", "html"])
+def test_the_summary_names_the_device_and_the_calibration_text(format: str, tmp_path: Path) -> None:
+    settings = {"source": "<b>.txt", "samples": 64, "length": 1024, "seeds": 3}
+    provenance = PROVENANCE.model_copy(update={"resolved_recipe": {"calibration": settings}})
+    cells = twins({"softmax": numbered([0.30, 0.42, 0.25])}) | {gptq("softmax", 3): None}
+    report = read_report(write_cells(tmp_path, cells, provenance=provenance))
+    shown = " ".join(render(report, format, "summary").split())
+    assert "Measured on cpu in float32." in shown
+    source = {"md": "&lt;b>", "latex": "b", "terminal": "<b>", "html": "&lt;b&gt;"}[format]
+    assert states(shown, f"Calibration text of GPTQ: …{source}…2 draws of 64 samples…1,024 tokens.")  # one failed
+    assert "Measured" not in render(report, "md", "damage")
+
+
+def test_records_without_their_recipe_name_no_text(report: ReportData) -> None:
+    assert "Calibration text of GPTQ: not in the records." in render(report, "md", "summary")
 
 
 def test_a_draw_that_is_there_twice_counts_once(tmp_path: Path) -> None:

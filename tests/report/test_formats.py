@@ -187,6 +187,19 @@ def test_the_delta_of_a_model_without_a_twin_says_where_to_look(lone: ReportData
     assert said not in render(lone, "md", "damage")
 
 
+def test_the_default_of_a_model_without_a_twin_is_its_damage(
+    lone: ReportData, small: ReportData, tmp_path: Path
+) -> None:
+    """For people; programs get the same columns whatever the folder holds."""
+    assert render(lone, "md") == render(lone, "md", "damage")
+    assert render(lone, "latex") == render(lone, "latex", "damage")
+    assert render(lone, "csv") == render(lone, "csv", "delta")
+    assert render(small, "md") == render(small, "md", "delta")
+    write_cell(tmp_path / "plain", cell("softmax", "none-16"), samples_of("softmax", "none-16"))
+    plain = read_report(tmp_path / "plain")
+    assert render(plain, "md") == render(plain, "md", "delta"), "without a quantized cell there are scores only"
+
+
 def test_what_intervals_add_is_said_where_they_are_shown(small: ReportData, paper: ReportData) -> None:
     said = {kind: any(READ_ADDED_DOCUMENTS in table.reading for table in tables(small, kind)) for kind in ALWAYS}
     assert said == {"delta": True, "damage": True, "baseline": False, "summary": False, "headline": False}

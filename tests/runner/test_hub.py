@@ -58,11 +58,23 @@ def online(monkeypatch: pytest.MonkeyPatch) -> None:
         {"checkpoints": {"tiny": {"softmax": "owner/name"}}},
         {"tokenizer": "owner/words"},
         {"calibration": {"source": "wikitext2"}},
+        {"calibration": None},  # gptq then has the default text
         {"tasks": ["piqa", "mine", "sciq"]},
     ],
 )
 def test_what_needs_the_hub(change: dict[str, object], tmp_path: Path) -> None:
     assert needs_hub(load_recipe(write_recipe(tmp_path, **change)))
+
+
+def test_the_default_text_is_needed_only_by_what_reads_it(tmp_path: Path) -> None:
+    """By a calibrated method, or by an analysis that names no text."""
+    plain = {"calibration": None, "quantizations": [{"method": "none"}, {"method": "hqq", "bits": 3}]}
+    recipe = load_recipe(write_recipe(tmp_path, **plain))
+    assert not needs_hub(recipe)
+    assert needs_hub(recipe, to_analyze=True)
+    assert not [line for _, line in fetch(recipe) if line.startswith("calibration")]
+    named = load_recipe(write_recipe(tmp_path, **plain, analysis={"source": "corpus.txt"}))
+    assert not needs_hub(named, to_analyze=True)
 
 
 def test_a_recipe_of_local_files_asks_nobody(tmp_path: Path, closed: str, monkeypatch: pytest.MonkeyPatch) -> None:

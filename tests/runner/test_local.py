@@ -118,7 +118,7 @@ def test_a_recipe_for_cuda_stops_before_anything_is_fetched(
     driver.has(a100s(1))
     monkeypatch.setattr("qbench.gpus.torch_build", lambda: "2.13.0+cpu")
     monkeypatch.setattr("qbench.runner.matrix.make_plan", lambda *_, **__: pytest.fail("it fetches datasets"))
-    monkeypatch.setattr("qbench.runner.hub.needs_hub", lambda recipe: False)
+    monkeypatch.setattr("qbench.runner.hub.needs_hub", lambda recipe, to_analyze: False)
     recipe = Path(__file__).parents[2] / "recipes" / "paper-340m.yaml"
     assert main(["run", str(recipe), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err

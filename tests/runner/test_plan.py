@@ -13,9 +13,11 @@ import pytest
 from qbench import run
 from qbench.cli import main
 from qbench.identity import Identity
+from qbench.quantizers.calibration import NAMED
 from qbench.recipe.cells import Cell, Recipe, RecipeError, cells, load_recipe
 from qbench.records.store import SAMPLES, cell_folder, read_results, write_plan, write_record
-from qbench.runner.matrix import RunOptions, opening, run_matrix
+from qbench.runner.lock import RunError
+from qbench.runner.matrix import RunOptions, fetched_plan, make_jobs, opening, run_matrix
 from qbench.runner.plan import Plan, PlanEntry, choose, ignored, make_plan
 from qbench.runner.plan_table import render_plan
 
@@ -276,6 +278,63 @@ def test_facts_of_tasks_are_computed_again_by_other_code(
     assert make_plan(recipe, tmp_path).tasks["piqa"].fingerprint == "by another rule"
 
 
+def calibrated_on_wikitext2(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A recipe that names no calibration text; the cache of datasets is folder/datasets."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "datasets"))
+    return load_recipe(write_recipe(folder / "recipe", calibration=None))
+
+
+def cached(folder: Path, subset: str, commit: str) -> None:
+    (folder / "datasets" / "Salesforce___wikitext" / subset / "0.0.0" / commit).mkdir(parents=True)
+
+
+def test_a_calibration_text_that_is_not_here_is_a_sentence_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = calibrated_on_wikitext2(tmp_path, monkeypatch)
+    named = NAMED["wikitext2"]
+    cached(tmp_path, "wikitext-103-raw-v1", named["revision"])
+    cached(tmp_path, named["name"], 40 * "0")
+    finish(cell(recipe, "softpick-gptq-4-g128"), tmp_path / "out")
+    planned = make_plan(recipe, tmp_path / "out")
+    missing = entry(planned, "softmax-gptq-4-g128")
+    assert missing.state == "not fetched"
+    for fact in ("wikitext2", f"`qbench fetch {recipe.file}`", "`calibration: {source: FILE}`"):
+        assert fact in missing.note
+    assert make_jobs([missing]) == []
+    others = {name: state for name, state in states(planned).items() if "softmax-gptq" not in name}
+    assert others["softpick-gptq-4-g128"] == "done", "what is done needs no text"
+    assert others["softmax-hqq-3-g64"] == "to do"
+    cached(tmp_path, named["name"], named["revision"])
+    assert entry(make_plan(recipe, tmp_path / "out"), "softmax-gptq-4-g128").state == "to do"
+
+
+def test_a_missing_calibration_text_stops_only_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = calibrated_on_wikitext2(tmp_path, monkeypatch)
+    monkeypatch.setattr("qbench.runner.fetch.fetch", lambda *_, **__: [(False, "calibration wikitext2: not here")])
+    assert fetched_plan(recipe, tmp_path / "out", RunOptions(only="*hqq*"), make_plan).entries
+    with pytest.raises(RunError, match="calibration wikitext2: not here"):
+        fetched_plan(recipe, tmp_path / "out", RunOptions(), make_plan)
+
+
+def test_plan_and_run_name_the_device_and_the_calibration_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibration = {"source": "corpus.txt", "samples": 2, "length": 1008, "seeds": 3}
+    recipe = load_recipe(write_recipe(tmp_path, calibration=calibration))
+    for found in cells(recipe):
+        if found.ref.label != "bnb-2":
+            finish(found, tmp_path / "out")
+    assert main(["plan", str(recipe.file), "--out", str(tmp_path / "out")]) == 0
+    assert run_matrix(recipe, tmp_path / "out", RunOptions())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("device: cpu, float32") == 2
+    (text,) = {line for line in lines if line.startswith("calibration text: ")}
+    assert messages.states(text, "corpus.txt…3 draws…2 samples…1,008 tokens")
+    plain = load_recipe(write_recipe(tmp_path, quantizations=[{"method": "none"}]))
+    assert "calibration text" not in render_plan(make_plan(plain, tmp_path / "out"))
+
+
 def test_choose(recipe: Recipe, tmp_path: Path) -> None:
     entries = make_plan(recipe, tmp_path).entries
     assert [e.cell.ref.name for e in choose(entries, "*softpick*hqq*")] == ["tiny-softpick-hqq-3-g64"]
@@ -376,7 +435,7 @@ def test_every_recipe_of_the_project_is_planned(
     out = capsys.readouterr().out
     assert " cells: " in out
     notes = [line for line in out.splitlines() if line.startswith("[")]
-    assert len(notes) == len(set(notes)) <= 2, "a note on many cells is printed once"
+    assert len(notes) == len(set(notes)) <= 3, "a note on many cells is printed once"
 
 
 @pytest.mark.parametrize(("size", "family"), [("340m", "340M"), ("1.8b", "1.8B")])
