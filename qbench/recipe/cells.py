@@ -67,6 +67,12 @@ class Cell:
         return self.recipe.calibration_source() if _is_calibrated(self.quantization) else None
 
     @property
+    def texts(self) -> dict[str, Calibration]:
+        """The texts that it reads besides its tasks, by the recipe's field that names them."""
+        found = {"analysis": self.recipe.analysis_source()} if self.ref.measured else {}
+        return found | ({"calibration": self.calibration} if self.calibration else {})
+
+    @property
     def _depends_on_batches(self) -> bool:
         """Whether the budget changes numbers: on CUDA it does, as a product's rounding depends on its shape.
 
@@ -265,8 +271,8 @@ def _is_calibrated(quantized: Quantization | NotOffered) -> bool:
 
 def recipe_texts(recipe: Recipe, wanted: Sequence[Cell]) -> dict[str, Calibration]:
     """The texts that these cells need, and a calibration text that the recipe names, by the field that names it."""
-    found = {"analysis": recipe.analysis_source()} if any(cell.ref.measured for cell in wanted) else {}
-    if any(cell.calibration for cell in wanted) or (not found and "calibration" in recipe.model_fields_set):
+    found = {use: text for cell in wanted for use, text in cell.texts.items()}
+    if "calibration" in recipe.model_fields_set and "analysis" not in found:
         found["calibration"] = recipe.calibration_source()
     return found
 

@@ -33,14 +33,14 @@ def obstacle(cell: Cell) -> str:
 
 
 def missing_text(cell: Cell) -> str:
-    """That the text to calibrate with is not on this machine, and what to do; empty if it is, or if none is needed."""
-    source = cell.calibration
-    if source is None or source.is_file or _is_cached(source.dataset()):
-        return ""
-    return (
-        f"The calibration text {source.source} is not on this machine: `qbench fetch {cell.recipe.file}` downloads it, "
-        "or name a local file in the recipe: `calibration: {source: FILE}`."
-    )
+    """That a text of calibration or analysis is not on this machine, and what to do; empty if all are."""
+    for use, text in cell.texts.items():
+        if not text.is_file and not _is_cached(text.dataset()):
+            return (
+                f"The {use} text {text.source} is not on this machine: `qbench fetch {cell.recipe.file}` downloads it, "
+                f"or name a local file in the recipe: `{use}: {{source: FILE}}`."
+            )
+    return ""
 
 
 def _is_cached(dataset: dict[str, str]) -> bool:

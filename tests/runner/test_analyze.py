@@ -322,13 +322,21 @@ def test_wrong_settings_are_sentences(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_source_and_a_calibration(changed: Callable[..., Path], tmp_path: Path, capsys: Any) -> None:
+def test_without_a_source_it_reads_the_default_text_and_says_if_that_is_not_here(
+    changed: Callable[..., Path], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    for name in ("huggingface_hub.constants.HF_HUB_OFFLINE", "datasets.config.HF_HUB_OFFLINE"):
+        monkeypatch.setattr(name, True)  # the variable is read when they are imported
     recipe = changed(source=None, sensitivity=None)
     content = yaml.safe_load(recipe.read_text())
     content.pop("calibration")
     recipe.write_text(yaml.safe_dump(content))
     assert main(["analyze", str(recipe), "--out", str(tmp_path / "out")]) == 2
-    assert "source is missing" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert all(fact in said for fact in ("analysis wikitext2", "cache", "`analysis: {source: FILE}`"))
+    assert not list(tmp_path.glob("out/*/record.json"))
 
 
 def test_nan_activations_fail_one_model_and_lose_nothing(changed: Callable[..., Path], tmp_path: Path) -> None:
