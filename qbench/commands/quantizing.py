@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def add_quantize(commands: Commands) -> None:
     purpose = "quantize one checkpoint, prove that it was quantized, and save it"
     example = (
-        "qbench quantize recipes/mini/softmax --method hqq --bits 4 --out results/runs/softmax-hqq-4\n"
+        "qbench quantize recipes/mini/softmax --method hqq --bits 4 --out softmax-hqq-4\n"
         "  qbench quantize owner/name --method gptq --bits 4 --group-size 64 --calibration wikitext2 --out quantized"
     )
     parser = add(commands, "quantize", _quantize, purpose, example)
