@@ -9,7 +9,6 @@ from qbench.gate.pairing import CheckError, read_baseline
 from qbench.records.lm_eval_import.cells import cells_of
 from qbench.records.lm_eval_import.output import ModelOutput, holds_lm_eval_output, read_outputs
 from qbench.records.lm_eval_import.store import as_results
-from qbench.records.samples import rows_of_tasks
 from qbench.records.schema import CellRef, ImportedTask
 from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_results
 
@@ -103,7 +102,7 @@ def _check_task(task: str, before: tuple[StoredRecord, ImportedTask], after: tup
         raise CheckError(
             f"{task}: the {ASKED[other]} differ ({values}): {now.file} and {then.file} cannot be compared."
         )
-    sizes = [len(_rows(own, task)) for own, _ in (after, before)]
+    sizes = [len(own.documents.keys_of(task)) for own, _ in (after, before)]
     limit = f" ({sizes[0]} documents and {sizes[1]}: was one run with --limit?)" if sizes[0] != sizes[1] else ""
     raise CheckError(
         f"{_first_other(task, before, after)}: the {ASKED[other]} of {task} differ from those in {then.file}{limit}; "
@@ -114,14 +113,7 @@ def _check_task(task: str, before: tuple[StoredRecord, ImportedTask], after: tup
 def _first_other(task: str, before: tuple[StoredRecord, ImportedTask], after: tuple[StoredRecord, ImportedTask]) -> str:
     """The file and line of the first document that only one side has."""
     for (one, about), (other, _) in ((after, before), (before, after)):
-        known = set(_rows(other, task))
-        for line, content in enumerate(_rows(one, task), start=1):
-            if content not in known:
-                return f"{about.file}, line {line}"
+        keys, known = one.documents.keys_of(task), other.documents.keys_of(task)
+        for line in np.flatnonzero(~np.isin(keys.contents, known.contents)):
+            return f"{about.file}, line {1 + line}"
     return after[1].file
-
-
-def _rows(stored: StoredRecord, task: str) -> list[str]:
-    """The contents of the task's documents, in the order of lm-eval's file."""
-    rows = rows_of_tasks(stored.table).get(task, np.empty(0, dtype=np.int64))
-    return [str(content) for content in stored.table["doc_hash"].take(rows.tolist()).to_pylist()]

@@ -7,20 +7,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from qbench.errors import InputError, closest, some
 from qbench.gate.settings import GateSettings
 from qbench.numbers import counted
-from qbench.records.samples import (
-    Floats,
-    Ints,
-    as_floats,
-    metric_columns,
-    one_array,
-    padded_lists,
-    rows_of_tasks,
-)
+from qbench.records.documents import Keys, TaskDocuments, pairing
+from qbench.records.samples import WEIGHT, Floats, Ints
 from qbench.records.schema import CellRef
 from qbench.records.store import RECORD, Results, StoredRecord, read_results
 
@@ -236,78 +228,64 @@ def _some(keys: list[Key]) -> str:
 
 
 def pair_documents(*pairs: Pair) -> Iterator[PairedDocuments | OtherDocuments]:
-    """The documents of each task, paired by content; pairs: one per calibration draw of a cell."""
-    stored = [record for pair in pairs for record in pair]
-    seen = [_Columns.of(own, codes) for own, codes in zip(stored, _codes([s.table for s in stored]), strict=True)]
-    names = [set.intersection(*(set(own.values) for own in side)) for side in (seen[::2], seen[1::2])]
+    """The documents of each task; pairs: one per calibration draw of a cell."""
+    cells = [stored.documents for own in pairs for stored in own]
+    names = [set.intersection(*(set(own.columns) for own in side)) for side in (cells[::2], cells[1::2])]
     lost, gained = (tuple(sorted(names[i] - names[1 - i])) for i in (0, 1))
-    for task in dict.fromkeys(task for own in seen for task in own.rows):
-        parts = [own.of_task(task) for own in seen]
-        before, after = parts[::2], parts[1::2]
-        if other := _other_documents(task, before, after):
-            yield other
+    same_calibration = all(_calibration(one) == _calibration(two) for one, two in pairs)
+    for task in dict.fromkeys(task for own in cells for task in own):
+        paired = pairing([own.keys_of(task) for own in cells])
+        if not paired.complete:
+            yield _other_documents(task, [own.keys_of(task) for own in cells])
             continue
-        contents = after[0].contents
+        own = [cell[task].take(rows) for cell, rows in zip(cells, paired.rows, strict=True)]
+        both = list(map(_columns, own))
         yield PairedDocuments(
             task=task,
-            ids=after[0].ids,
-            group=np.cumsum(np.diff(contents, prepend=contents[:1]) != 0),
+            ids=own[1].keys.ids,
+            group=own[1].keys.distinct,
             by_draw={
-                name: (np.stack([own.values[name] for own in before]), np.stack([own.values[name] for own in after]))
-                for name in before[0].values
-                if name in names[0] & names[1]
+                name: (_stacked(name, both[::2]), _stacked(name, both[1::2]))
+                for name in dict.fromkeys(name for columns in both for name in columns)
+                if name == GOLD_LOGPROB or name in names[0] & names[1]
             },
-            same_calibration=all(_calibration(one) == _calibration(two) for one, two in pairs),
+            same_calibration=same_calibration,
             lost=lost,
             gained=gained,
-            other_answers=int(np.logical_or.reduce([*map(_other_answers, before, after)]).sum()),
+            other_answers=int(np.logical_or.reduce([*map(_other_answers, own[::2], own[1::2])]).sum()),
         )
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Columns of one record: all its rows, or the documents of one task ordered by content."""
+def _columns(own: TaskDocuments) -> dict[str, Floats]:
+    """The values and weights of a task, by their names in samples.parquet; and GOLD_LOGPROB."""
+    metrics = {name: values.values for name, values in own.metrics.items()}
+    weights = {name + WEIGHT: values.weights for name, values in own.metrics.items()}
+    return metrics | weights | {GOLD_LOGPROB: own.answers.logprobs}
 
-    contents: Ints  # a number for each document's content
-    ids: Ints
-    values: dict[str, Floats]  # by metric
-    answers: tuple[Floats, ...]  # the right ones, and the lengths of all
-    rows: dict[str, Ints]  # of each task; none of one task
 
-    @classmethod
-    def of(cls, stored: StoredRecord, contents: Ints) -> "_Columns":
-        """The columns of a record's samples."""
-        table = stored.table
-        ids = as_floats(table["doc_id"]).astype(np.int64)
-        values = metric_columns(table) | {GOLD_LOGPROB: stored.gold_logprobs}
-        answers = tuple(padded_lists(table[name]) for name in ("gold", "characters"))
-        return cls(contents, ids, values, answers, rows_of_tasks(table))
-
-    def of_task(self, task: str) -> "_Columns":
-        """The columns of one task."""
-        rows = self.rows.get(task, np.empty(0, dtype=np.int64))
-        rows = rows[np.argsort(self.contents[rows], kind="stable")]
-        values = {name: column[rows] for name, column in self.values.items()}
-        return _Columns(self.contents[rows], self.ids[rows], values, tuple(own[rows] for own in self.answers), {})
+def _stacked(name: str, columns: Sequence[dict[str, Floats]]) -> Floats:
+    """[draws, documents]; NaN for a draw without the column."""
+    count = len(columns[0][GOLD_LOGPROB])
+    return np.stack([own.get(name, np.full(count, np.nan)) for own in columns])
 
 
 def _calibration(stored: StoredRecord) -> str | None:
     return stored.record.identity.what.calibration
 
 
-def _other_documents(task: str, before: Sequence[_Columns], after: Sequence[_Columns]) -> OtherDocuments | None:
-    """How the documents differ between a run and its baseline, or between two draws; None if they do not."""
-    others = [(False, *pair) for pair in zip(before, after, strict=True)] + [(True, after[0], own) for own in after]
-    for between_draws, one, two in others:
-        if not np.array_equal(one.contents, two.contents):
-            sizes = len(one.contents), len(two.contents), _common(one.contents, two.contents)
-            return OtherDocuments(task, *sizes, between_draws)
-    return None
+def _other_documents(task: str, keys: Sequence[Keys]) -> OtherDocuments:
+    """How the documents differ between a run and its baseline, or between two draws of the run."""
+    both = [(False, one, two) for one, two in zip(keys[::2], keys[1::2], strict=True)]
+    for between_draws, one, two in [*both, *((True, keys[1], own) for own in keys[3::2])]:
+        if not (found := pairing([one, two])).complete:
+            return OtherDocuments(task, len(one), len(two), found.count, between_draws)
+    raise AssertionError("the documents do not differ")
 
 
-def _other_answers(before: _Columns, after: _Columns) -> np.ndarray:
+def _other_answers(before: TaskDocuments, after: TaskDocuments) -> np.ndarray:
     """Which documents have different choices or right answers."""
-    return np.logical_or.reduce([_differ(a, b) for a, b in zip(before.answers, after.answers, strict=True)])
+    then, now = before.answers, after.answers
+    return _differ(then.gold, now.gold) | _differ(then.characters, now.characters)
 
 
 def _differ(before: Floats, after: Floats) -> np.ndarray:
@@ -315,22 +293,3 @@ def _differ(before: Floats, after: Floats) -> np.ndarray:
     width = max(before.shape[1], after.shape[1])
     wide = [np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=np.nan) for a in (before, after)]
     return ~((wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1]))).all(axis=1)
-
-
-def _codes(tables: list[pa.Table]) -> list[Ints]:
-    """For each table, one number per row that identifies the document's content."""
-    hashes = [table["doc_hash"] for table in tables]
-    if all(own.equals(hashes[0]) for own in hashes):
-        return [_encoded(one_array(hashes[0]))] * len(tables)
-    every = pa.concat_arrays([one_array(column) for column in hashes])
-    return np.split(_encoded(every), np.cumsum([len(table) for table in tables])[:-1])
-
-
-def _common(before: Ints, after: Ints) -> int:
-    """How many documents two runs share; one that occurs twice in both counts twice."""
-    size = 1 + max(before.max(initial=0), after.max(initial=0))
-    return int(np.minimum(np.bincount(before, minlength=size), np.bincount(after, minlength=size)).sum())
-
-
-def _encoded(strings: pa.Array) -> Ints:
-    return np.asarray(np.from_dlpack(strings.dictionary_encode().indices), dtype=np.int64)

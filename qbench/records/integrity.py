@@ -6,8 +6,9 @@ from collections import Counter
 import numpy as np
 
 from qbench.records.audit import names_weights
+from qbench.records.documents import Values
 from qbench.records.metrics import facts_of
-from qbench.records.samples import AGGREGATIONS, GROUP, WEIGHT, Floats, metric_columns, rows_of_tasks
+from qbench.records.samples import AGGREGATIONS, GROUP
 from qbench.records.schema import MetricValue, Record
 from qbench.records.store import RECORD, StoredRecord
 
@@ -16,13 +17,7 @@ ROUNDING = 1e-9
 
 
 def altered(stored: StoredRecord) -> list[str]:
-    """What a record says that does not follow from its samples and its identity, one sentence each; computed once."""
-    if "altered" not in stored.found:
-        stored.found["altered"] = _altered(stored)
-    return stored.found["altered"]
-
-
-def _altered(stored: StoredRecord) -> list[str]:
+    """What a record says that does not follow from its samples and its identity, one sentence each."""
     record = stored.record
     found = _other_identity(record)
     if record.cell.measured:
@@ -68,21 +63,20 @@ def _other_analysis(stored: StoredRecord) -> list[str]:
 
 def _other_values(stored: StoredRecord) -> list[str]:
     """Metrics whose value or standard error does not follow from the documents."""
-    columns, rows = metric_columns(stored.table), rows_of_tasks(stored.table)
-    none = np.empty(0, dtype=np.int64)
+    documents = stored.documents
     where = RECORD if stored.content is None else "lm-eval's results"  # which are in memory
     found = []
     for metric in stored.record.metrics:
-        imported = stored.record.imported is not None
-        if imported and metric.aggregation == GROUP and metric.task not in rows:
+        imported, task = stored.record.imported is not None, documents.get(metric.task)
+        if imported and metric.aggregation == GROUP and task is None:
             continue
-        own = {name: column[rows.get(metric.task, none)] for name, column in columns.items()}
-        if reason := _differs(metric, own, where, any_aggregation=imported):
+        values = task.metrics.get(metric.metric) if task else None
+        if reason := _differs(metric, values, where, any_aggregation=imported):
             found.append(f"{metric.task} {metric.metric} {reason}")
     return found
 
 
-def _differs(metric: MetricValue, columns: dict[str, Floats], where: str, any_aggregation: bool) -> str:
+def _differs(metric: MetricValue, own: Values | None, where: str, any_aggregation: bool) -> str:
     """Why a metric does not follow from its documents; empty if it does, or if only lm-eval can compute it.
 
     where: the score is. any_aggregation: the task's file may have chosen another one than lm-eval's for a metric.
@@ -92,14 +86,12 @@ def _differs(metric: MetricValue, columns: dict[str, Floats], where: str, any_ag
         return f"has the aggregation {metric.aggregation}; lm-eval uses {facts.aggregation}."
     if metric.aggregation not in AGGREGATIONS:
         return ""
-    values = columns.get(metric.metric, np.empty(0))
-    there = ~np.isnan(values)
-    if not there.any():
+    if own is None:
         return f"is {metric.value:.6g} in {where}; the samples have no value for it."
-    values, count = values[there], int(there.sum())
+    there = ~np.isnan(own.values)
+    values, weights, count = own.values[there], own.weights[there], int(there.sum())
     if metric.documents != count:
         return f"has {metric.documents} documents in {where}; the samples have {count}."
-    weights = columns[metric.metric + WEIGHT][there] if metric.metric + WEIGHT in columns else np.ones(count)
     again = AGGREGATIONS[metric.aggregation].value(values, weights)
     if not math.isclose(again, metric.value, rel_tol=ROUNDING, abs_tol=ROUNDING):
         return f"is {metric.value:.6g} in {where}; its samples give {again:.6g}."

@@ -11,24 +11,27 @@ T = TypeVar("T")
 
 
 class Kept:
-    """The latest values, up to a total size."""
+    """The latest values, up to a total size; and those that somebody still uses."""
 
     def __init__(self, most: int) -> None:
         """most: the largest total size to keep. The latest value is always kept."""
         self.most = most
-        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._latest: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._in_use: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
         self._total = 0
 
     def get(self, key: Hashable, read: Callable[[], T], size: Callable[[T], int]) -> T:
-        """The value of a key; it is read if it is not kept."""
-        if key in self._values:
-            self._values.move_to_end(key)
-            return self._values[key][0]
-        value = read()
-        self._values[key] = value, (own := size(value))
+        """The value of a key; it is read if nobody has it."""
+        if key in self._latest:
+            self._latest.move_to_end(key)
+            return self._latest[key][0]
+        value = self._in_use.get(key)
+        if value is None:
+            value = self._in_use[key] = read()
+        self._latest[key] = value, (own := size(value))
         self._total += own
-        while self._total > self.most and len(self._values) > 1:
-            self._total -= self._values.popitem(last=False)[1][1]
+        while self._total > self.most and len(self._latest) > 1:
+            self._total -= self._latest.popitem(last=False)[1][1]
         return value
 
 

@@ -1,4 +1,6 @@
-"""Per-document results as a tidy frame and a parquet file: the one reader, and the one table of aggregations.
+"""The file of per-document results, samples.parquet: its columns, how it is written and checked; and the aggregations.
+
+qbench.records.documents reads it.
 
 One row per document, in the order of tasks and documents. A metric's column holds the document's value: 0 or 1 for acc,
 the log-likelihood for perplexities, the sum over tokens for KL; `<metric>.weight` holds its divisor, the words, bytes
@@ -51,7 +53,7 @@ LENGTHS = ("characters", "bytes", "tokens")
 MAX_COLUMNS, MAX_VALUES = 1000, 2 * 10**8  # of a file; ours have 20 columns, and a few values per document in each
 
 # What verdicts and tables need; reading the whole file takes several times as long.
-NEEDED = ("task", "doc_id", "doc_hash", "gold", "loglikelihoods", "characters")
+NEEDED = (*NEVER_NULL, "gold", "loglikelihoods", "characters")
 
 
 class SamplesError(InputError):
@@ -108,19 +110,17 @@ def _as_parquet(table: pa.Table) -> bytes:
     return content.getvalue()
 
 
-def read_samples(file: str | os.PathLike[str] | io.BytesIO) -> "pd.DataFrame":
-    """Read what write_samples wrote."""
-    return pq.read_table(file).to_pandas()
+def read_columns(content: bytes, where: object, names: Sequence[str] = ()) -> pa.Table:
+    """These columns of a samples.parquet, in one chunk each; by default those that name documents, and all metrics.
 
-
-def read_table(content: bytes, where: object) -> pa.Table:
-    """The needed columns and all metrics of a samples.parquet, in one chunk each; where: its path, for errors."""
+    where: its path, for errors.
+    """
     with parquet_errors(where, SamplesError):
         file = open_parquet(content, where, SamplesError)
         schema = file.schema_arrow
         _check_columns(schema, where)
         metrics = [name for name in schema.names if name not in FIELDS.names]
-        table = file.read([*NEEDED, *metrics], use_threads=False).combine_chunks()
+        table = file.read(list(names) or [*NEVER_NULL, *metrics], use_threads=False).combine_chunks()
         table.validate(full=True)
     _check_values(table, where)
     return table
@@ -165,11 +165,12 @@ def _check_columns(schema: pa.Schema, where: object) -> None:
 
 def _check_values(table: pa.Table, where: object) -> None:
     """An error for values that nothing measures: they would pair documents wrongly, or overflow in sums."""
-    for name in NEVER_NULL:
-        if nulls := table[name].null_count:
+    for name in table.column_names:
+        if name in NEVER_NULL and (nulls := table[name].null_count):
             raise SamplesError(f"{where}: the column {name} has {nulls:,} nulls; it must have none.")
     scores = {name: as_floats(table[name]) for name in table.column_names if name not in FIELDS.names}
-    scores["loglikelihoods"] = lists(table["loglikelihoods"])[0]
+    if "loglikelihoods" in table.column_names:
+        scores["loglikelihoods"] = lists(table["loglikelihoods"])[0]
     for name, column in scores.items():
         finite = column[np.isfinite(column)]
         largest = finite[np.abs(finite).argmax()] if len(finite) else 0.0
@@ -182,11 +183,6 @@ def _check_values(table: pa.Table, where: object) -> None:
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array."""
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def metric_columns(table: pa.Table) -> dict[str, Floats]:
-    """The columns of metrics and of their weights; NaN if a document has no value."""
-    return {name: as_floats(table[name]) for name in table.column_names if name not in FIELDS.names}
 
 
 def as_floats(column: pa.ChunkedArray | pa.Array) -> Floats:
@@ -204,40 +200,6 @@ def as_floats(column: pa.ChunkedArray | pa.Array) -> Floats:
         bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")
         numbers[bits[array.offset : array.offset + len(array)] == 0] = np.nan
     return numbers
-
-
-def gold_logprobs(table: pa.Table) -> Floats:
-    """The log-softmax of the right answer over the choices, the mean if several are right; NaN without choices.
-
-    Log-likelihoods beyond the choices (acc_mutual_info's unconditional ones) do not count.
-    """
-    rows = np.arange(len(table))
-    scores, lengths = lists(table["loglikelihoods"])
-    gold, golds = lists(table["gold"])
-    choices = lists(table["characters"])[1]
-    has_choices = (choices >= 2) & (golds > 0) & (lengths >= choices)
-    starts = np.cumsum(lengths) - lengths
-    row_of = np.repeat(rows, lengths)
-    counted = has_choices[row_of] & (np.arange(len(scores)) - starts[row_of] < choices[row_of])
-    totals = np.full(len(rows), np.nan)
-    if counted.any():
-        kept_rows = row_of[counted]
-        firsts = np.flatnonzero(np.diff(kept_rows, prepend=-1))
-        totals[kept_rows[firsts]] = np.logaddexp.reduceat(scores[counted], firsts)
-    gold_rows, gold = np.repeat(rows, golds), gold.astype(np.int64)
-    right = has_choices[gold_rows] & (gold >= 0) & (gold < choices[gold_rows])
-    gold_rows, gold = gold_rows[right], gold[right]
-    logprobs = scores[starts[gold_rows] + gold] - totals[gold_rows]
-    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: a document without choices
-        sums = np.bincount(gold_rows, weights=logprobs, minlength=len(rows))
-        return sums / np.bincount(gold_rows, minlength=len(rows))
-
-
-def rows_of_tasks(table: pa.Table) -> dict[str, Ints]:
-    """The rows of each task."""
-    encoded = one_array(table["task"]).dictionary_encode()
-    codes = np.from_dlpack(encoded.indices)
-    return {name: np.flatnonzero(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
 
 
 def lists(column: pa.ChunkedArray) -> tuple[Floats, Ints]:

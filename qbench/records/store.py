@@ -11,7 +11,6 @@ DIR/<cell>/analysis.parquet    the sums of every text (qbench.records.analysis),
 """
 
 import hashlib
-import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -23,16 +22,14 @@ from pydantic import ValidationError
 
 from qbench.errors import InputError, shown
 from qbench.files import MAX_JSON_BYTES, file_name, parse_json, read_content, write_atomically
-from qbench.records.kept import Kept
 from qbench.records.schema import SCHEMA_VERSION, CellRef, PlannedCell, Record, RunPlan
 from qbench.validation import problem
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
     from qbench.records.analysis import Analysis, AttentionMap
-    from qbench.records.samples import Floats
+    from qbench.records.documents import Documents
 
 RECORD, SAMPLES, LOG, RUN = "record.json", "samples.parquet", "log.txt", "run.json"
 ANALYSES = "analysis.json"
@@ -42,9 +39,6 @@ CELL_FOLDER = re.compile(rf"-[0-9a-f]{{{KEY_LETTERS}}}$")
 
 
 Samples = Union["pd.DataFrame", bytes, None]  # per-document results, or the Parquet file of an analysis
-
-
-KEPT_TABLES: Kept = Kept(most=2**24)  # bytes: all of a small folder, and the latest cells of a large one
 
 
 class StoreError(InputError):
@@ -58,7 +52,7 @@ class StoredRecord:
     record: Record
     folder: Path
     content: bytes | None = field(default=None, compare=False, repr=False)  # of the Parquet file, if there is no file
-    found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what was computed of it, by name
+    _key: object = field(default_factory=object, init=False, compare=False, repr=False)  # of its documents in KEPT
 
     @property
     def has_samples(self) -> bool:
@@ -83,32 +77,16 @@ class StoredRecord:
         """The Parquet file next to the record."""
         return self.folder / parquet_name(self.record)
 
-    def samples(self) -> "pd.DataFrame":
-        """The results of every document; an error if the file does not match the record's checksum."""
-        from qbench.records.samples import read_samples
-
-        return read_samples(io.BytesIO(self.samples_content()))
-
     @property
-    def table(self) -> "pa.Table":
-        """The part of the samples that verdicts and tables need; read again if too many others were read since."""
-        return self._documents()[0]
+    def documents(self) -> "Documents":
+        """The results of every document by task; an error if the file does not match the record's checksum."""
+        from qbench.records.documents import KEPT, Documents
 
-    @property
-    def gold_logprobs(self) -> "Floats":
-        """What `samples.gold_logprobs` gives for the table, kept with it: suspicions and verdicts both need it."""
-        return self._documents()[1]
-
-    def _documents(self) -> "tuple[pa.Table, Floats]":
-        from qbench.records.samples import gold_logprobs, read_table
-
-        def read() -> "tuple[pa.Table, Floats]":
-            table = read_table(self.samples_content(), self.parquet)
-            return table, gold_logprobs(table)
-
-        # The key is this record's own: the next one read from the folder must check its file again.
-        key = self.found.setdefault("key of its documents", object())
-        return KEPT_TABLES.get(key, read, lambda found: found[0].nbytes)
+        return KEPT.get(
+            self._key,
+            lambda: Documents(self.samples_content, self.parquet, self.record.metrics),
+            lambda found: found.nbytes,
+        )
 
     def samples_content(self) -> bytes:
         """The bytes of the Parquet file; the same error."""

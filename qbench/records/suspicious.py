@@ -24,6 +24,7 @@ from qbench.records.evidence import (
     measured_cells,
     not_right_or_wrong,
     read_once,
+    same_width,
     unquantized_cells,
 )
 from qbench.records.impossible import ClaimedScore, impossible_scores
@@ -124,10 +125,10 @@ def _unproved(record: Record) -> Suspicion | None:
 
 def _impossible(stored: StoredRecord) -> Iterator[Suspicion]:
     """Scores that no model can have, whatever its weights."""
-    others = not_right_or_wrong(stored) if stored.has_samples else []
+    others = not_right_or_wrong(stored) if stored.has_samples else set()
     claims = []
     for m in stored.record.metrics:
-        documents = None if m.metric in others or m.aggregation not in AGGREGATIONS else m.documents
+        documents = None if (m.task, m.metric) in others or m.aggregation not in AGGREGATIONS else m.documents
         claims.append(ClaimedScore(m.task, m.metric, m.value, m.better, documents))
     for found in impossible_scores(claims):
         message = f"{found.score.task} {found.score.metric}: {found.why}"
@@ -200,7 +201,7 @@ def _equal_task(cell: MeasuredCell, other: MeasuredCell) -> _EqualTask | None:
 
 def _equal_tasks(cell: MeasuredCell, other: MeasuredCell) -> Iterator[_EqualTask]:
     for task, (a, b) in common_documents(cell, other).items():
-        equal, informative = equal_documents(a.values, b.values)
+        equal, informative = equal_documents(*same_width(a.answers, b.answers))
         if informative >= MIN_DOCUMENTS and equal > MAX_EQUAL * informative:
             yield _EqualTask(task, equal, informative)
 

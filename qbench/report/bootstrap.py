@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from qbench.records.documents import Values
 from qbench.records.resampling import RESAMPLES, SEED, sums_of_columns, tail_share
 from qbench.records.samples import Aggregation
-from qbench.report.values import Values
 from qbench.uncertainty import LEVEL, ChanceSource, Estimate, of_draws
 
 MAX_SUM_ERROR = 1e-9  # equal sums of shares may differ in their last digits

@@ -80,16 +80,18 @@ def _losses(report: ReportData, quantization: FamilyQuantization, attention: str
     quantized = report.results.get(quantization.family, attention, quantization.label)
     if quantized is None or not quantized.scores or quantized.has_axes:
         return []
-    before = report.results.unquantized(quantized)
+    unquantized = report.results.unquantized(quantized)
     documents, found = report.evidence.documents, []
     for task in dict.fromkeys(measure.task for measure in report.results.measures):
         lost = []
-        for draw in common_draws(quantized, before):
-            own = [documents.get(result.of_draw(draw).cell, {}).get(task) for result in (quantized, before)]
-            after, first = (seen.decisions if seen else None for seen in own)
-            if after is None or first is None or len({seen.fingerprint for seen in own if seen}) > 1:
+        for draw in common_draws(quantized, unquantized):
+            own = [documents.get(result.of_draw(draw).cell, {}).get(task) for result in (quantized, unquantized)]
+            after, first = own
+            if after is None or first is None or after.keys is not first.keys:
                 continue
-            lost.append(float((first.values.sum() - after.values.sum()) / first.weights.sum()))
+            if after.has_decisions and first.has_decisions:
+                before, now = first.decisions, after.decisions
+                lost.append(float((before.values.sum() - now.values.sum()) / before.weights.sum()))
         found += [fmean(lost)] if lost else []
     return found
 

@@ -11,8 +11,8 @@ from qbench.report.metrics import Measure
 from qbench.report.results import CellResult, ResultSet
 
 if TYPE_CHECKING:
+    from qbench.records.documents import TaskDocuments
     from qbench.report.bootstrap import Interval, Resampled
-    from qbench.report.values import TaskDocuments
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class DocumentEvidence:
                 return NoInterval(f"No interval: {cell.name} has no per-document results of {task}.")
             if (cell, task, metric) not in self.resampled:
                 return NoInterval(f"No interval: {metric} of {task} cannot be computed from the documents' values.")
-        seen = [self.documents[cell][task] for cell in cells]
-        if len({own.fingerprint for own in seen}) > 1:
+        seen = [self.documents[cell][task].keys for cell in cells]
+        if any(own is not seen[0] for own in seen):
             names = " and ".join(dict.fromkeys(cell.name for cell in cells))
             return NoInterval(f"No interval: {names} did not see the same documents of this task.")
-        return None if seen[0].count > 1 else NoInterval(f"No interval: {task} has only one document.")
+        return None if len(seen[0]) > 1 else NoInterval(f"No interval: {task} has only one document.")
 
     def flips(self, measure: Measure, quantized: CellResult, unquantized: CellResult) -> Flips | None:
         """How many answers changed; None if there are no answers, or no documents in common."""
@@ -125,15 +125,37 @@ def gather(results: ResultSet) -> DocumentEvidence:
         return DocumentEvidence({}, {})
     from qbench.records.samples import AGGREGATIONS
     from qbench.report.bootstrap import MetricDocuments, resample
-    from qbench.report.values import read_documents
 
-    documents, measured = {}, {}
-    for cell, stored in with_samples:
-        documents[cell] = read_documents(stored)
-        for metric in stored.record.metrics:
-            task = documents[cell].get(metric.task)
-            aggregation = AGGREGATIONS.get(metric.aggregation)
-            if task and metric.metric in task.metrics and aggregation:
-                values, share = task.metrics[metric.metric], is_share(metric.metric)
-                measured[cell, metric.task, metric.metric] = MetricDocuments(values, aggregation, share)
+    documents = in_common_order({cell: stored.documents for cell, stored in with_samples})
+    measured = {}
+    for cell, tasks in documents.items():
+        for name, task in tasks.items():
+            for metric, values in task.metrics.items():
+                if aggregation := AGGREGATIONS.get(values.aggregation):
+                    own = MetricDocuments(task.distinct(values), aggregation, is_share(metric))
+                    measured[cell, name, metric] = own
     return DocumentEvidence(documents, dict(zip(measured, resample(list(measured.values())), strict=True)))
+
+
+def in_common_order(
+    documents: Mapping[CellRef, Mapping[str, "TaskDocuments"]],
+) -> Mapping[CellRef, Mapping[str, "TaskDocuments"]]:
+    """The documents of each cell in the order of the first cell with the same ones, which then have the same keys."""
+    from qbench.records.documents import pairing
+
+    orders: dict[str, list[TaskDocuments]] = {}  # by task: one for each set of documents
+    found: dict[CellRef, dict[str, TaskDocuments]] = {}
+    for cell, tasks in documents.items():
+        found[cell] = {}
+        for name, own in tasks.items():
+            known = orders.setdefault(name, [])
+            for first in known:
+                if own.keys is first.keys:
+                    break
+                if (paired := pairing([first.keys, own.keys])).complete:
+                    own = replace(own.take(paired.rows[1]), keys=first.keys)
+                    break
+            else:
+                known.append(own)
+            found[cell][name] = own
+    return found

@@ -21,7 +21,7 @@ from qbench.uncertainty import ChanceSource, Estimate, of_draws
 if TYPE_CHECKING:
     import numpy as np
 
-    from qbench.report.values import Values
+    from qbench.records.documents import Keys
 
 ALPHA = 0.05  # of all sentences of a page together
 OTHER_DOCUMENTS = "the cells did not all see the same documents"
@@ -173,7 +173,7 @@ def _pool(report: _Data, group: _Group) -> _Pool | None:
         flat = [part for own in usable for part in own]
         if reason := next((part for own in found for part in own if isinstance(part, str)), None):
             without[task] = reason
-        elif len({part.fingerprint for part in flat}) > 1:
+        elif any(part.keys is not flat[0].keys for part in flat):
             without[task] = OTHER_DOCUMENTS
         else:
             weights[task] = flat[0].weights
@@ -213,7 +213,7 @@ class _Gains:
     gains: "np.ndarray"  # [draws, documents]: how much less the attention lost, times the document's weight
     weights: "np.ndarray"  # [documents]
     losses: tuple[float, float]  # of the reference and of the attention, per decision
-    fingerprint: str  # of the documents
+    keys: "Keys"  # of the documents
 
 
 def _gains(report: _Data, task: str, quad: Sequence[CellResult], draws: Sequence[int | None]) -> _Gains | str:
@@ -222,18 +222,18 @@ def _gains(report: _Data, task: str, quad: Sequence[CellResult], draws: Sequence
 
     documents = report.evidence.documents
     by_draw = [[documents.get(result.of_draw(draw).cell, {}).get(task) for result in quad] for draw in draws]
-    seen = [own for row in by_draw for own in row]
-    if any(own is None or own.decisions is None for own in seen):
+    seen = [own for row in by_draw for own in row if own]
+    if len(seen) < len(draws) * len(quad) or not all(own.has_decisions for own in seen):
         return "not all cells have log-likelihoods for it"
-    if len({own.fingerprint for own in seen if own}) > 1:
+    keys = seen[0].keys
+    if any(own.keys is not keys for own in seen):
         return OTHER_DOCUMENTS
-    values: list[list[Values]] = [[own.decisions for own in row if own and own.decisions] for row in by_draw]
-    stacked = np.array([[own.values for own in row] for row in values])  # [draws, (a_q, r_q, a_0, r_0), documents]
-    weights = values[0][0].weights
+    values = [own.distinct(own.decisions) for own in seen]
+    weights = values[0].weights
+    stacked = np.array([own.values for own in values]).reshape(len(draws), len(quad), -1)  # of a_q, r_q, a_0, r_0
     changes = stacked[:, :2] - stacked[:, 2:]  # [draws, (attention, reference), documents]: ℓ_q − ℓ_0
     attention, reference = -changes.mean(0).sum(-1) / weights.sum()
-    losses = float(reference), float(attention)
-    return _Gains(changes[:, 0] - changes[:, 1], weights, losses, next(own.fingerprint for own in seen if own))
+    return _Gains(changes[:, 0] - changes[:, 1], weights, (float(reference), float(attention)), keys)
 
 
 def _document_variances(pools: Sequence[_Pool]) -> list[ChanceSource]:

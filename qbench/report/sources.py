@@ -90,10 +90,6 @@ def _of_record(stored: StoredRecord) -> CellResult:
     record = stored.record
     if gap := _failed(record) or _not_measured(stored) or _not_proved(record):
         return CellResult(record.cell, gap=gap, stored=stored)
-    if stored.has_samples:
-        from qbench.report.values import read_documents
-
-        read_documents(stored)  # while its table is in memory
     scores = {(m.task, m.metric): _score(m) for m in record.metrics}
     caveat = ""
     if record.audit is None and record.cell.label != UNQUANTIZED and not record.imported:  # of these, remarks tell

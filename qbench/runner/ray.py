@@ -71,14 +71,7 @@ def run_remotely(job: Job, folder: str, threads: int | None, timeout: float) -> 
         run_local([replace(job, machine=machine())], out, [_slot(threads)], Unwatched(), timeout)
         place = cell_folder(out, job.cell.ref, job.identity.key)
         stored = StoredRecord(read_record(place / RECORD), place)
-        return stored.record, _samples(stored), (place / LOG).read_bytes()
-
-
-def _samples(stored: StoredRecord) -> Samples:
-    """The samples in the form that write_record takes."""
-    if not stored.has_samples:
-        return None
-    return stored.samples_content() if stored.record.cell.measured else stored.samples()
+        return stored.record, stored.samples_content() if stored.has_samples else None, (place / LOG).read_bytes()
 
 
 def try_remotely(jobs: Sequence[Job], folder: str, threads: int | None, timeout: float) -> list[str]:
