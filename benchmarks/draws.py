@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 from gate import NEW, RULES, hypotheses_of, unchanged
+from qbench.report.values import TaskDocuments, Values
 from scipy.special import stdtrit
 from tabulate import tabulate
 
-from qbench.gate.pairing import Pair
 from qbench.gate.pooled import with_pooled
 from qbench.gate.settings import GateSettings
+from qbench.records.paired import Pair
 from qbench.records.samples import AGGREGATIONS
 from qbench.records.schema import CellRef
 from qbench.records.store import StoredRecord, read_results
@@ -36,7 +37,6 @@ from qbench.report.evidence import DocumentEvidence
 from qbench.report.headline import Headline, headlines
 from qbench.report.metrics import measure
 from qbench.report.results import CellResult, ResultSet, Score
-from qbench.report.values import TaskDocuments, Values
 from qbench.uncertainty import Estimate
 
 DOCUMENTS = 400

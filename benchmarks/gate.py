@@ -30,13 +30,13 @@ from tabulate import tabulate
 
 from qbench.gate.hypotheses import Documents, Hypothesis, hypotheses, mean_loss
 from qbench.gate.imported import read_both
-from qbench.gate.pairing import Floats, Ints, Pair, PairedDocuments, draws_of_cells, pair_documents
 from qbench.gate.pooled import with_pooled
 from qbench.gate.power import power, power_of, recorded_noise
 from qbench.gate.settings import GateSettings, MetricKind, Tolerances
 from qbench.gate.sign_flip import holm, ratio, settle
 from qbench.gate.verdict import judge
-from qbench.records.samples import AGGREGATIONS, WEIGHT
+from qbench.records.paired import Pair, PairedDocuments, draws_of_cells, pair_documents
+from qbench.records.samples import AGGREGATIONS, WEIGHT, Floats, Ints
 from qbench.records.schema import CellRef, MetricValue
 from qbench.records.store import StoredRecord
 

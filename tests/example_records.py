@@ -1,5 +1,6 @@
 """Records made up for tests of what reads them: the numbers are invented, the format is not."""
 
+import io
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 
 from qbench.identity import Identity, TaskIdentity, What
 from qbench.records.audit import Audit, LayerAudit, failures
@@ -22,7 +24,7 @@ from qbench.records.schema import (
     Record,
     RunPlan,
 )
-from qbench.records.store import cell_folder, write_plan, write_record
+from qbench.records.store import StoredRecord, cell_folder, write_plan, write_record
 
 PROVENANCE = Provenance(
     recipe="test.yaml",
@@ -49,6 +51,11 @@ TASKS: dict[str, tuple[int, Sequence[tuple[str, str, Any]]]] = {
     ),
 }
 KL_FACTS = (KL, "weighted_mean", "lower")  # of tasks whose samples have it
+
+
+def samples_of(stored: StoredRecord) -> pd.DataFrame:
+    """All columns of a record's samples, to change and to write again."""
+    return pq.read_table(io.BytesIO(stored.samples_content())).to_pandas()
 
 
 def cell_ref(

@@ -7,9 +7,10 @@ import numpy as np
 
 from qbench.errors import did_you_mean
 from qbench.gate.hypotheses import Hypothesis, hypotheses, mean_loss
-from qbench.gate.pairing import CheckError, OtherDocuments, Pair, draws_of_cells, pair_documents
+from qbench.gate.pairing import CheckError
 from qbench.gate.settings import EVERY, GateSettings, Limits, Margins
 from qbench.records.audit import UNQUANTIZED
+from qbench.records.paired import OtherDocuments, Pair, draws_of_cells, pair_documents
 from qbench.records.schema import CellRef
 from qbench.records.store import Results
 

@@ -8,12 +8,12 @@ from statistics import NormalDist
 
 import numpy as np
 
-from qbench.gate.pairing import GOLD_LOGPROB, Floats, Ints, PairedDocuments
 from qbench.gate.settings import GateSettings, MetricKind, Tolerances
 from qbench.gate.sign_flip import interval, ratio, smallest_p, upper_end
 from qbench.records.kept import shared
 from qbench.records.metrics import Better, facts_of, is_nats
-from qbench.records.samples import AGGREGATIONS, WEIGHT, Aggregation
+from qbench.records.paired import GOLD_LOGPROB, PairedDocuments
+from qbench.records.samples import AGGREGATIONS, WEIGHT, Aggregation, Floats, Ints
 from qbench.records.schema import CellRef, MetricValue
 from qbench.uncertainty import ChanceSource, Estimate, of_two_samples
 

@@ -6,11 +6,10 @@ from itertools import groupby
 import numpy as np
 
 from qbench.gate.hypotheses import Documents, Hypothesis
-from qbench.gate.pairing import Floats
 from qbench.gate.settings import GateSettings
 from qbench.gate.sign_flip import ratio
 from qbench.records.kept import shared
-from qbench.records.samples import AGGREGATIONS
+from qbench.records.samples import AGGREGATIONS, Floats
 
 ALL_TASKS, POOLED = "all_tasks", "pooled"
 

@@ -23,13 +23,15 @@ import numpy as np
 from tabulate import tabulate
 
 from qbench.gate.hypotheses import Hypothesis, hypotheses, in_unit, in_unit_of_losses, mean_loss
-from qbench.gate.pairing import CheckError, Floats, Pair, PairedDocuments, draws_of_cells, join, pair_documents
+from qbench.gate.pairing import CheckError, join
 from qbench.gate.pooled import with_pooled
 from qbench.gate.settings import UNITS, GateSettings, MetricKind
 from qbench.gate.sign_flip import counted, is_whole, normal_tail, ratio
 from qbench.gate.verdict import settings_of
 from qbench.numbers import count, percent, significant
 from qbench.records.audit import UNQUANTIZED
+from qbench.records.paired import Pair, PairedDocuments, draws_of_cells, pair_documents
+from qbench.records.samples import Floats
 from qbench.records.store import Results, StoredRecord, read_results
 
 POWERS = (0.8, 0.9)

@@ -12,10 +12,11 @@ from tabulate import tabulate
 from qbench.errors import first_of, some
 from qbench.gate.hypotheses import POWER
 from qbench.gate.settings import UNITS, MetricKind
-from qbench.gate.verdict import Finding, GateReport, TestedHypothesis
+from qbench.gate.verdict import GateReport, TestedHypothesis
 from qbench.github import annotation
 from qbench.numbers import count, counted, p_value, percent, signed_significant, significant
 from qbench.output import on_one_line
+from qbench.records.findings.finding import Finding
 
 MAX_DIFFERENCES, MAX_UNCLEAR, MAX_PARTS = 20, 5, 10  # shown to people; JSON has all
 SCORE = ("cell", "task", "metric", "before", "after")
@@ -364,7 +365,8 @@ def _statement_fields(report: GateReport) -> dict[str, Any] | None:
 
 
 def _finding_fields(finding: Finding) -> dict[str, str]:
-    return {"cell": finding.cell.name, "found_by": finding.found_by, "message": finding.message}
+    about = {"cell": finding.cell.name, "found_by": finding.found_by, "rule": finding.rule}
+    return about | {"message": finding.message}
 
 
 def to_junit(report: GateReport) -> str:

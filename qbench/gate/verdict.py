@@ -11,43 +11,35 @@ from pydantic import ValidationError
 from qbench.errors import did_you_mean, some
 from qbench.files import as_path
 from qbench.gate.damage import damages
-from qbench.gate.drift import (
-    CALIBRATION,
-    CHECKPOINT,
-    audit_changes,
-    cost_warnings,
-    differences,
-    draws_changes,
-    in_words,
-    new_nans,
-    other_metrics,
-    other_parts,
-    other_samples,
-    other_settings,
-    other_versions,
-)
 from qbench.gate.hypotheses import Hypothesis, hypotheses
 from qbench.gate.imported import check_asked, read_both
-from qbench.gate.pairing import (
-    CheckError,
-    Joined,
-    OtherDocuments,
-    Pair,
-    check_documents,
-    join,
-    pair_documents,
-)
+from qbench.gate.pairing import CheckError, Joined, check_other_documents, join
 from qbench.gate.pooled import with_pooled
 from qbench.gate.settings import EVERY, PARTS, GateSettings
 from qbench.gate.sign_flip import adjusted_p, holm, settle, sign_flip
 from qbench.numbers import counted
-from qbench.records.evidence import read_once
-from qbench.records.integrity import altered
+from qbench.records.findings.finding import Finding, FoundBy
+from qbench.records.findings.folder import of_record
+from qbench.records.findings.measured import Evidence
+from qbench.records.findings.pairs import (
+    CHECKPOINT,
+    differences,
+    of_audits,
+    of_costs,
+    of_documents,
+    of_other_documents,
+    of_parts,
+    of_records,
+    other_parts,
+    other_versions,
+)
+from qbench.records.findings.record import altered
+from qbench.records.findings.weights import other_weights
 from qbench.records.metrics import KL
+from qbench.records.paired import OtherDocuments, Pair, pair_documents
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef
 from qbench.records.store import Results, StoredRecord
-from qbench.records.suspicious import evidence_of, suspicious_records
 from qbench.validation import problem
 
 if TYPE_CHECKING:
@@ -68,15 +60,6 @@ class TestedHypothesis:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something other than a score: a failure that needs no test, or a warning."""
-
-    cell: CellRef
-    found_by: Literal["audit", "records", "cost"]
-    message: str
-
-
-@dataclass(frozen=True)
 class GateReport:
     """What a check found."""
 
@@ -84,12 +67,30 @@ class GateReport:
     baseline: Path
     settings: GateSettings
     tested: tuple[TestedHypothesis, ...]
-    failures: tuple[Finding, ...]
-    warnings: tuple[Finding, ...]
-    changed: tuple[str, ...]  # what a reader must know before the scores, such as a changed calibration
-    by_scores_alone: bool  # a checkpoint differs from the baseline's, so its audits cannot be compared
+    findings: tuple[Finding, ...]  # of the run, and of what differs from its baseline
+    other_recipe: tuple[str, ...]  # how the recipe or the gate's settings differ from the baseline's
     notes: tuple[str, ...]
     differences: dict[str, tuple[str, ...]]  # by the names of cells that failed: what else differs
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """What fails the check without a test."""
+        return tuple(found for found in self.findings if found.found_by in ("audit", "records"))
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """What fails nothing: costs."""
+        return tuple(found for found in self.findings if found.found_by == "cost")
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What a reader must know before the scores, such as a changed calibration."""
+        return (*self.other_recipe, *(found.message for found in self.findings if found.found_by == "change"))
+
+    @property
+    def by_scores_alone(self) -> bool:
+        """Whether a checkpoint differs from the baseline's, so its audits cannot be compared."""
+        return any(found.rule == "other_checkpoint" for found in self.findings)
 
     @property
     def worse(self) -> tuple[TestedHypothesis, ...]:
@@ -176,46 +177,42 @@ def check(
     joined = join(now, then, settings)
     for before, after in joined.pairs:
         check_asked(before, after)
-    current = [after for _, after in joined.pairs]
-    evidence = evidence_of(current, then.current)
-    parts = {_cell_of(pairs).name: _parts_of(pairs) for pairs in joined.by_cell}
-    failures: list[Finding] = []
-    warnings: list[Finding] = []
+    evidence = Evidence.of([after for _, after in joined.pairs], then.current)
+    changed = {_cell_of(pairs): other_parts(pairs) for pairs in joined.by_cell}
+    found: list[Finding] = []
     table: list[Hypothesis] = []
     without_kl = _without_kl(now, then, joined)
     for pairs in joined.by_cell:
-        read_once(evidence, [stored for pair in pairs for stored in pair])  # while their documents are in memory
+        evidence.read({stored.record.cell.name for pair in pairs for stored in pair})  # while documents are in memory
         _check_altered(then, pairs)
-        found, problems = _compare(pairs, settings, ignore_kl=bool(without_kl))
-        table += with_pooled(found, settings)
-        failures += problems
-        if not scores_only and CHECKPOINT not in parts[_cell_of(pairs).name]:
-            failures += _audits(pairs, settings, len(joined.by_cell))
-        warnings += _costs(pairs, settings)
+        found += [finding for _, after in pairs for finding in of_record(after)]
+        own, different = _compare(pairs, settings, ignore_kl=bool(without_kl))
+        table += with_pooled(own, settings)
+        found += different
+        if not scores_only and CHECKPOINT not in changed[_cell_of(pairs)]:
+            found += of_audits(pairs, settings, settings.alpha / len(joined.by_cell))
+        found += [cost for before, after in pairs for cost in of_costs(before.record, after.record, settings)]
     table += damages(now, joined.pairs, settings)
-    suspected = suspicious_records(current, then.current, evidence)
-    suspicions = [Finding(found.cell, found.found_by, found.message) for found in suspected]
-    failures = [*_unfinished(joined, now), *suspicions, *failures]
+    found = [*_unfinished(joined, now), *other_weights(evidence), *found, *of_parts(changed.items())]
+    failures = [finding for finding in found if finding.found_by in ("audit", "records")]
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # nothing is tested in a task with different documents
         _check_overrides(settings, table, _tasks_with_kl(joined) if without_kl else set())
         _check_margins(settings, table)
         _check_limits(settings, table)
-    failures += _too_few(settings, table)
+    few = list(_too_few(settings, table))
     tested = judge(table, settings)
     bad = {o.hypothesis.cell for o in tested if o.verdict in ("worse", "not_excluded")} | {
-        failure.cell for failure in failures
+        failure.cell for failure in (*failures, *few)
     }
     return GateReport(
         run=now.folder,
         baseline=then.folder,
         settings=settings,
         tested=tested,
-        failures=tuple(failures),
-        warnings=tuple(warnings),
-        changed=(*_other_settings_of_the_gate(then, settings), *_other_recipe(joined), *in_words(parts.items())),
-        by_scores_alone=any(CHECKPOINT in changed for changed in parts.values()),
+        findings=(*found, *few),
+        other_recipe=(*_other_settings_of_the_gate(then, settings), *_other_recipe(joined)),
         notes=(*notes, *without_kl, *_notes(now, then, joined, settings, scores_only)),
         differences={
             cell.name: tuple(differences(before.record, after.record))
@@ -287,25 +284,17 @@ def _compare(pairs: Sequence[Pair], settings: GateSettings, ignore_kl: bool) -> 
     """The hypotheses of a cell, as means over its calibration draws, and what fails without a test."""
     cell, (first, _) = _cell_of(pairs), pairs[0]
     table: list[Hypothesis] = []
-    problems: list[tuple[CellRef, str]] = []
     ignored = (KL, KL + WEIGHT) if ignore_kl else ()
-    for before, after in pairs:
-        own = [
-            *altered(after),
-            *other_settings(before.record, after.record),
-            *other_metrics(before.record, after.record, ignored),
-        ]
-        problems += [(after.record.cell, problem) for problem in own]
+    found = [own for before, after in pairs for own in of_records(before.record, after.record, ignored)]
     for paired in pair_documents(*pairs):
         if isinstance(paired, OtherDocuments):
-            tasks = [stored.record.identity.what.tasks.get(paired.task) for stored in pairs[0]]
-            same_task = tasks[0] is not None and tasks[0] == tasks[1]
-            problems.append((cell, check_documents(cell, paired, same_task=same_task)))
+            check_other_documents(cell, paired, pairs[0])
+            found.append(of_other_documents(cell, paired))
             continue
-        problems += [(cell, problem) for problem in (*other_samples(paired, ignored), *new_nans(paired))]
+        found += of_documents(cell, paired, ignored)
         metrics = tuple(metric for metric in first.record.metrics if metric.task == paired.task)
         table += hypotheses(cell, paired, metrics, settings)
-    return table, [Finding(where, "records", problem) for where, problem in dict.fromkeys(problems)]
+    return table, list(dict.fromkeys(found))
 
 
 def _cell_of(pairs: Sequence[Pair]) -> CellRef:
@@ -313,39 +302,12 @@ def _cell_of(pairs: Sequence[Pair]) -> CellRef:
     return pairs[0][1].record.cell.of_all_draws
 
 
-def _parts_of(pairs: Sequence[Pair]) -> list[str]:
-    """Which parts of the identity differ from the baseline's, in any draw."""
-    return list(dict.fromkeys(part for before, after in pairs for part in other_parts(before.record, after.record)))
-
-
-def _audits(pairs: Sequence[Pair], settings: GateSettings, cells: int) -> list[Finding]:
-    """How the audits differ from the baseline's: draw by draw, or on average if the draws differ."""
-    other_draws = len(pairs) > 1 and CALIBRATION in _parts_of(pairs)
-    found = [
-        Finding(after.record.cell, "audit", change)
-        for before, after in pairs
-        for change in audit_changes(before.record.audit, after.record.audit, settings, other_draws)
-    ]
-    audits = [(before.record.audit, after.record.audit) for before, after in pairs]
-    both = [(before, after) for before, after in audits if before and after]
-    if other_draws and len(both) > 1:
-        level = settings.alpha / (2 * max(len(both[0][0].layers), 1) * cells)  # two numbers of each layer
-        found += [Finding(_cell_of(pairs), "audit", change) for change in draws_changes(both, settings, level)]
-    return found
-
-
-def _costs(pairs: Sequence[Pair], settings: GateSettings) -> list[Finding]:
-    return [
-        Finding(after.record.cell, "cost", cost)
-        for before, after in pairs
-        for cost in cost_warnings(before.record, after.record, settings)
-    ]
-
-
 def _check_altered(baseline: Results, pairs: Sequence[Pair]) -> None:
     for before, _ in pairs:
         if reasons := altered(before):
-            raise CheckError(f"{baseline.folder} is not a valid baseline: {before.record.cell.name}: {reasons[0]}")
+            raise CheckError(
+                f"{baseline.folder} is not a valid baseline: {before.record.cell.name}: {reasons[0].message}"
+            )
 
 
 def _other_recipe(joined: Joined) -> list[str]:
@@ -361,21 +323,24 @@ def _other_recipe(joined: Joined) -> list[str]:
 def _unfinished(joined: Joined, run: Results) -> list[Finding]:
     """Cells of either side that cannot be compared, because the run failed or the recipe changed."""
     found = {stored.record.cell.name: stored for stored in run.current}
-    missing = [Finding(cell, "records", "The run has no record of this cell.") for cell in joined.missing]
-    missing += [Finding(cell, "records", _new_cell(found.get(cell.name))) for cell in joined.new]
-    missing += [Finding(cell, "records", "The run's recipe no longer has this cell.") for cell in joined.dropped]
+    missing = [Finding("missing_cell", (cell,), "The run has no record of this cell.") for cell in joined.missing]
+    missing += [_new_cell(cell, found.get(cell.name)) for cell in joined.new]
+    missing += [
+        Finding("dropped_cell", (cell,), "The run's recipe no longer has this cell.") for cell in joined.dropped
+    ]
     failed = []
     for _, stored in joined.failed:
         failure = stored.record.failure
-        by: Literal["audit", "records"] = "audit" if failure and failure.kind == "audit" else "records"
-        failed.append(Finding(stored.record.cell, by, f"The cell failed {_reason(stored)}"))
+        by: FoundBy = "audit" if failure and failure.kind == "audit" else "records"
+        failed.append(Finding("failed_cell", (stored.record.cell,), f"The cell failed {_reason(stored)}", by))
     return missing + failed
 
 
-def _new_cell(stored: StoredRecord | None) -> str:
+def _new_cell(cell: CellRef, stored: StoredRecord | None) -> Finding:
     if stored is None or stored.record.state == "done":
-        return "The baseline does not have this cell."
-    return f"The baseline does not have this cell, and it failed {_reason(stored)}"
+        return Finding("new_cell", (cell,), "The baseline does not have this cell.")
+    message = f"The baseline does not have this cell, and it failed {_reason(stored)}"
+    return Finding("new_cell_failed", (cell,), message)
 
 
 def _reason(failed: StoredRecord) -> str:
@@ -460,7 +425,7 @@ def _too_few(settings: GateSettings, table: Sequence[Hypothesis]) -> Iterator[Fi
     for (cell, task), number in documents.items():
         if number < settings.min_documents:
             message = f"{task} has {counted(number, 'document')}; at least {settings.min_documents} are required"
-            yield Finding(cell, "records", f"{message} (gate.min_documents).")
+            yield Finding("too_few_documents", (cell,), f"{message} (gate.min_documents).")
 
 
 def _notes(now: Results, then: Results, joined: Joined, settings: GateSettings, scores_only: bool) -> list[str]:

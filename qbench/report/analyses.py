@@ -9,7 +9,7 @@ from qbench.records.analysis import Analysis, AttentionMap
 from qbench.records.analysis_facts import LinearDamage
 from qbench.records.analysis_metrics import Figure, figures
 from qbench.records.audit import UNQUANTIZED
-from qbench.records.integrity import altered
+from qbench.records.findings.record import altered
 from qbench.records.schema import CellRef
 from qbench.records.store import ANALYSES, StoredRecord, read_analyses
 from qbench.report.published import csv_rows, number
@@ -125,7 +125,7 @@ def _reason(stored: StoredRecord) -> str:
     if record.failure:
         return f"{record.cell.name} failed ({record.failure.kind}): {record.failure.reason.splitlines()[0]}"
     wrong = altered(stored)
-    return f"{record.cell.name} does not match what was measured: {wrong[0]} Run it again." if wrong else ""
+    return f"{record.cell.name} does not match what was measured: {wrong[0].message} Run it again." if wrong else ""
 
 
 def _model(stored: StoredRecord) -> AnalyzedModel:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from qbench.numbers import fixed, percent
 from qbench.records.audit import UNQUANTIZED, Audit, PartAudit
-from qbench.records.suspicious import audit_failures
+from qbench.records.findings.record import audit_failures
 from qbench.report.results import NOTHING, CellResult, ResultSet
 from qbench.report.tables import Column, Field, Table, number_field
 
@@ -47,7 +47,7 @@ def audit_table(results: ResultSet) -> Table | None:
 
 
 def _fields(table: Table, result: CellResult, audit: Audit) -> list[Field]:
-    reasons = audit_failures(result.stored.record, audit) if result.stored else []
+    reasons = [found.message for found in audit_failures(result.stored.record)] if result.stored else []
     done = [f"{part.label}: {'; '.join(_details(part))}." for part in audit.parts if part.details]
     passed = Field("no", marks=table.mark(reasons[:1])) if reasons else Field("yes", marks=table.mark(done))
     numbers = audit.model_dump(include={name for name, _ in MEASURED.values()})

@@ -17,6 +17,7 @@ from qbench.report.results import NOTHING, CellResult, FamilyQuantization, Gap, 
 from qbench.report.sources import read_result_set
 
 if TYPE_CHECKING:
+    from qbench.records.findings.finding import Finding
     from qbench.report.analyses import AnalysisSet
     from qbench.report.bootstrap import Interval
 
@@ -147,6 +148,18 @@ class ReportData:
         from qbench.report.analyses import analysis_set  # needs numpy and pyarrow
 
         return analysis_set(self.results)
+
+    @cached_property
+    def findings(self) -> "list[Finding]":
+        """All that cannot be right in the records, or in the published numbers."""
+        from qbench.report.published_rules import published_findings
+
+        found = []
+        if self.results.records:
+            from qbench.records.findings.folder import findings  # published numbers need neither numpy nor pyarrow
+
+            found = findings(self.results.records.current)
+        return [*found, *published_findings(self)]
 
     @cached_property
     def headlines(self) -> list[Headline]:

@@ -13,7 +13,6 @@ from qbench.numbers import count, counted, fixed
 from qbench.records.schema import Cost, Record
 from qbench.report.audits import audit_table
 from qbench.report.delta import ReportData
-from qbench.report.doubts import doubts
 from qbench.report.fitting import block_height, starts_block
 from qbench.report.kinds import KINDS, TableKind, table_kind
 from qbench.report.looks import COLUMN
@@ -82,7 +81,7 @@ def page(report: ReportData, kind: str | None = None) -> str:
 def _sections(report: ReportData, kinds: Sequence[TableKind]) -> list[PageSection]:
     """What is wrong, the answer, the plots, and then the rows behind them."""
     first, *others = kinds
-    sections = [_doubts(report), _tables(report, first), _plots(report)]
+    sections = [_findings(report), _tables(report, first), _plots(report)]
     sections += [_tables(report, kind) for kind in others]
     records = [result.stored.record for result in report.results.parts if result.stored]
     if records:
@@ -124,11 +123,10 @@ def _example(report: ReportData) -> str:
     return f"{last.family} {last.method_title.lower()} {metric_name(measure).split()[0].lower()}"
 
 
-def _doubts(report: ReportData) -> PageSection | None:
-    found = doubts(report)
-    if not found:
+def _findings(report: ReportData) -> PageSection | None:
+    bullets = list(map(str, report.findings))
+    if not bullets:
         return None
-    bullets = [str(doubt) for doubt in found]
     if len(bullets) <= MAX_OPEN_BULLETS:
         return PageSection("suspicious", "Suspicious", bullets=bullets)
     return PageSection("suspicious", "Suspicious", lists=[(counted(len(bullets), "suspicious result"), bullets)])

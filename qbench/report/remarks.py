@@ -8,7 +8,6 @@ from qbench.errors import some
 from qbench.numbers import counted
 from qbench.report.attentions import kind_name
 from qbench.report.delta import ReportData
-from qbench.report.doubts import doubts
 from qbench.report.results import CellResult
 
 
@@ -28,7 +27,7 @@ def remarks_on_suspicious(report: ReportData) -> list[str]:
     """
     if report.results.records:
         return []
-    names = dict.fromkeys(name for doubt in doubts(report) for name in doubt.names)
+    names = dict.fromkeys(name for found in report.findings for name in found.names)
     if not names:
         return []
     why = f"`qbench audit {shlex.quote(str(report.results.source))}` says why."

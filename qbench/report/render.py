@@ -133,10 +133,9 @@ def _joined(scores: "list[DataRow]", analyses: "list[AnalysisComparison]") -> "l
 def audit(source: Path | str, format: str = "md") -> tuple[str, bool]:
     """The audits of a set of results with what looks unquantized or impossible, and whether anything does."""
     from qbench.report.audits import audit_table  # needs numpy
-    from qbench.report.doubts import doubts
 
     report = read_report(source)
-    audits, found = audit_table(report.results), doubts(report)
+    audits, found = audit_table(report.results), report.findings
     scores = sum(len(result.scores) for result in report.results.parts)
     what = counted(len(found), "finding") if found else "nothing suspicious"
     cells = counted(len(report.results.parts), "cell")

@@ -109,22 +109,22 @@ def _failed(record: Record) -> Gap | None:
 
 
 def _not_measured(stored: StoredRecord) -> Gap | None:
-    from qbench.records.integrity import altered  # published numbers need neither numpy nor pyarrow
+    from qbench.records.findings.record import altered  # published numbers need neither numpy nor pyarrow
 
     reasons = altered(stored)
     if not reasons:
         return None
     name = stored.record.cell.name
-    return Gap("altered", f"{name} does not match what was measured: {reasons[0]} Run the cell again.")
+    return Gap("altered", f"{name} does not match what was measured: {reasons[0].message} Run the cell again.")
 
 
 def _not_proved(record: Record) -> Gap | None:
-    from qbench.records.suspicious import audit_failures  # published numbers need neither numpy nor pyarrow
+    from qbench.records.findings.record import audit_failures  # published numbers need neither numpy nor pyarrow
 
-    reasons = audit_failures(record, record.audit) if record.audit else []
+    reasons = audit_failures(record)
     if not reasons:
         return None
-    return Gap("audit failed", f"{record.cell.name} did not pass its audit: {_first_line(reasons[0])}")
+    return Gap("audit failed", f"{record.cell.name} did not pass its audit: {_first_line(reasons[0].message)}")
 
 
 def _score(metric: MetricValue) -> Score:

@@ -19,7 +19,7 @@ from qbench.recipe.check import did_you_mean_folder
 from qbench.recipe.schema import Recipe
 from qbench.recipe.yaml import RecipeError
 from qbench.records.audit import UNQUANTIZED
-from qbench.records.integrity import altered
+from qbench.records.findings.record import altered
 from qbench.records.schema import PlannedCell, Record, RunPlan
 from qbench.records.store import RECORD, StoredRecord, StoreError, cell_folder, read_record
 from qbench.report.remarks import calibration_text

@@ -16,7 +16,7 @@ from lm_eval.tasks import TaskManager
 
 from qbench.evaluate.evaluation import EvaluationError, evaluate
 from qbench.evaluate.tasks import load_tasks
-from qbench.records.samples import read_samples, write_samples
+from qbench.records.samples import write_samples
 
 from ..example_records import aggregate
 from ..made_up_texts import SIZES
@@ -98,7 +98,7 @@ def test_every_metric_follows_from_the_parquet_file(tasks: dict[str, Task], tmp_
     found = evaluate(Opinionated(), tasks, limit={"lambada_openai": 500})  # the others whole
     write_samples(found.samples, tmp_path / "samples.parquet")
     assert (tmp_path / "samples.parquet").stat().st_size < 400_000
-    samples = read_samples(tmp_path / "samples.parquet")
+    samples = pd.read_parquet(tmp_path / "samples.parquet")
     assert samples.groupby("task").size().to_dict() == SIZES | {"lambada_openai": 500}
     for metric in found.metrics:
         rows = samples[samples["task"] == metric.task]

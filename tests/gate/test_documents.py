@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qbench.gate.pairing import GOLD_LOGPROB, OtherDocuments, PairedDocuments, pair_documents
+from qbench.records.paired import GOLD_LOGPROB, OtherDocuments, PairedDocuments, pair_documents
 from qbench.records.samples import to_frame
 from qbench.records.store import StoredRecord, read_results
 

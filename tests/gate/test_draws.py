@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from qbench.gate.drift import draws_changes
 
 from qbench.gate.accept import accept
-from qbench.gate.drift import draws_changes
-from qbench.gate.pairing import CheckError, PairedDocuments, pair_documents
+from qbench.gate.pairing import CheckError
 from qbench.gate.power import power
 from qbench.gate.render import to_json, to_text
 from qbench.gate.settings import GateSettings
 from qbench.gate.verdict import GateReport, check
+from qbench.records.paired import PairedDocuments, pair_documents
 from qbench.records.schema import CellRef
 from qbench.records.store import read_results
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-
 from qbench.gate.drift import audit_changes
+
 from qbench.gate.render import sections
 from qbench.gate.settings import GateSettings, Override, Tolerances
 from qbench.gate.verdict import Finding, check

@@ -24,7 +24,7 @@ def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
     write_record(tmp_path / "cell", record, samples)
     (stored,) = read_results(tmp_path).current
     assert stored.record == record.model_copy(update={"samples_sha256": stored.record.samples_sha256})
-    assert stored.samples().equals(samples)
+    assert samples_of(stored).equals(samples)
 
 
 def test_a_record_that_breaks_the_schema_is_not_written(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_samples_of_another_record_are_refused(tmp_path: Path) -> None:
     write_record(tmp_path / "other", make_record(cell_ref()), make_samples(4))
     (tmp_path / "other" / "samples.parquet").replace(stored.folder / "samples.parquet")
     with pytest.raises(StoreError, match="run the cell again"):
-        stored.samples()
+        samples_of(stored)
 
 
 def test_what_killed_writers_left_is_removed_and_finished_cells_stay(tmp_path: Path) -> None:

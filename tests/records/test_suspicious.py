@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from qbench.records.evidence import Evidence, MeasuredCell, TaskScores
+from qbench.records.suspicious import Suspicion, suspicious_records, suspicious_scores
 
 from qbench.records.audit import Audit, Measured, PartAudit
-from qbench.records.evidence import Evidence, MeasuredCell, TaskScores
 from qbench.records.store import RECORD, SAMPLES, StoredRecord, read_record, read_results, write_record
-from qbench.records.suspicious import Suspicion, suspicious_records, suspicious_scores
 
 from ..example_records import cell_ref
 
@@ -32,7 +32,7 @@ def find(label: str, attention: str = "softmax") -> StoredRecord:
 
 def forged(folder: Path, into: StoredRecord, samples: pd.DataFrame | None = None, **changes: Any) -> StoredRecord:
     """The cell with other samples, or with changes to its record."""
-    write_record(folder, into.record.model_copy(update=changes), into.samples() if samples is None else samples)
+    write_record(folder, into.record.model_copy(update=changes), samples_of(into) if samples is None else samples)
     return StoredRecord(read_record(folder / RECORD), folder)
 
 
@@ -100,7 +100,7 @@ def test_the_unquantized_model_under_a_quantized_label(
     attention: str, size: float, fact: str, label: str, tmp_path: Path
 ) -> None:
     unquantized, into = find("none-16", attention), find(label, attention)
-    cell = forged(tmp_path, into, jittered(unquantized.samples(), size))
+    cell = forged(tmp_path, into, jittered(samples_of(unquantized), size))
     (found,) = suspicious_records(replaced(cell))
     assert (found.cell, found.found_by) == (into.record.cell, "records")
     assert fact in found.message
@@ -112,7 +112,7 @@ def test_the_unquantized_model_under_a_quantized_label(
 @pytest.mark.parametrize("label", ["hqq-8-g64", "gptq-4-g128"])
 def test_wide_samples_under_2_bits(label: str, tmp_path: Path) -> None:
     wide, narrow = find(label), find("gptq-2-g128")
-    cell = forged(tmp_path, narrow, wide.samples())
+    cell = forged(tmp_path, narrow, samples_of(wide))
     (found,) = suspicious_records(replaced(cell))
     assert found.cell == narrow.record.cell
     assert wide.record.cell.name in found.message
@@ -123,7 +123,7 @@ def test_wide_samples_under_2_bits(label: str, tmp_path: Path) -> None:
 
 def test_softpick_samples_under_softmax(tmp_path: Path) -> None:
     into = find("none-16")
-    (found,) = suspicious_records(replaced(forged(tmp_path, into, find("none-16", "softpick").samples())))
+    (found,) = suspicious_records(replaced(forged(tmp_path, into, samples_of(find("none-16", "softpick")))))
     assert {"mini-softmax-none-16", "mini-softpick-none-16"} == {
         found.cell.name,
         found.message.split("those of ")[1][:21],
@@ -131,13 +131,13 @@ def test_softpick_samples_under_softmax(tmp_path: Path) -> None:
 
 
 def test_documents_in_another_order_are_paired_by_content(tmp_path: Path) -> None:
-    samples = find("none-16").samples().iloc[::-1].reset_index(drop=True)
+    samples = samples_of(find("none-16")).iloc[::-1].reset_index(drop=True)
     (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), samples)))
     assert "400 documents are equal to the last bit" in found.message
 
 
 def test_documents_that_are_not_numbers_hide_nothing(tmp_path: Path) -> None:
-    samples = find("none-16").samples()
+    samples = samples_of(find("none-16"))
     values = [
         row if i % 3 else np.append(np.full(len(row), -np.inf), 0.5) for i, row in enumerate(samples["loglikelihoods"])
     ]
@@ -146,7 +146,7 @@ def test_documents_that_are_not_numbers_hide_nothing(tmp_path: Path) -> None:
 
 
 def test_one_forged_task_is_enough(tmp_path: Path) -> None:
-    samples, own = find("none-16").samples(), find("hqq-2-g64").samples()
+    samples, own = samples_of(find("none-16")), samples_of(find("hqq-2-g64"))
     mixed = own.where(own["task"] != "mini_sciq", samples)
     for references in ((), HONEST):
         (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), mixed)), references)
@@ -157,7 +157,7 @@ def test_one_forged_task_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("nats", "accused"), [(0.01, False), (3.0, True)])
 def test_a_quantized_cell_that_is_better_than_its_model(nats: float, accused: bool, tmp_path: Path) -> None:
     into = find("hqq-8-g64")
-    found = suspicious_records(replaced(forged(tmp_path, into, improved(into.samples(), nats))))
+    found = suspicious_records(replaced(forged(tmp_path, into, improved(samples_of(into), nats))))
     assert names(found) == ({into.record.cell.name} if accused else set())
     assert all("better than the unquantized model" in f.message for f in found)
 
@@ -165,7 +165,7 @@ def test_a_quantized_cell_that_is_better_than_its_model(nats: float, accused: bo
 @pytest.mark.parametrize(("nats", "accused"), [(0.02, False), (0.2, True)])
 def test_pages_that_are_likelier_than_to_the_model(nats: float, accused: bool, tmp_path: Path) -> None:
     into = find("hqq-8-g64")
-    samples = into.samples()
+    samples = samples_of(into)
     pages = samples["task"] == "mini_wikitext"
     words = samples["word_perplexity.weight"].fillna(0.0)
     values = [row + nats * n for row, n in zip(samples["loglikelihoods"], words, strict=True)]
@@ -179,14 +179,14 @@ def test_pages_that_are_likelier_than_to_the_model(nats: float, accused: bool, t
 def test_a_task_that_is_too_hard_for_the_model_accuses_nobody(kept: float, tmp_path: Path) -> None:
     """If a model is confident and wrong, noise makes it less confident, so it gains nats: not a sign of forgery."""
     draw = np.random.default_rng(0)
-    first = find("none-16").samples()
+    first = samples_of(find("none-16"))
     wrong = [draw.random() > kept for _ in range(len(first))]
     golds = [
         g if g is None or not w else [int(draw.integers(len(c)))]
         for g, w, c in zip(first["gold"], wrong, first["characters"], strict=True)
     ]
     cells = [
-        forged(tmp_path / s.folder.name, s, rescored(s.samples().assign(gold=golds)))
+        forged(tmp_path / s.folder.name, s, rescored(samples_of(s).assign(gold=golds)))
         for s in HONEST
         if s.record.cell.attention == "softmax"
     ]
@@ -196,8 +196,8 @@ def test_a_task_that_is_too_hard_for_the_model_accuses_nobody(kept: float, tmp_p
 @pytest.mark.parametrize("metric", ["acc", "acc_norm", "perplexity", "word_perplexity"])
 def test_metrics_must_follow_from_log_likelihoods(metric: str, tmp_path: Path) -> None:
     into = find("hqq-2-g64")
-    samples = into.samples()
-    samples[metric] = find("none-16").samples()[metric]
+    samples = samples_of(into)
+    samples[metric] = samples_of(find("none-16"))[metric]
     (found,) = suspicious_records(replaced(forged(tmp_path, into, samples)))
     assert found.cell == into.record.cell
     assert f"{metric} does not follow from the log-likelihoods" in found.message
@@ -205,7 +205,7 @@ def test_metrics_must_follow_from_log_likelihoods(metric: str, tmp_path: Path) -
 
 def test_log_likelihoods_that_are_gone_hide_nothing(tmp_path: Path) -> None:
     into = find("hqq-2-g64")
-    samples = into.samples()
+    samples = samples_of(into)
     gone = [
         row if task != "mini_wikitext" else np.full(len(row), np.nan)
         for row, task in zip(samples["loglikelihoods"], samples["task"], strict=True)
@@ -216,7 +216,7 @@ def test_log_likelihoods_that_are_gone_hide_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("measured", "under"), [("gptq-8-g128", "none-16"), ("hqq-2-g64", "hqq-4-g64")])
 def test_the_baseline_tells_which_of_two_equal_cells_was_forged(measured: str, under: str, tmp_path: Path) -> None:
-    cell = forged(tmp_path, find(under), find(measured).samples())
+    cell = forged(tmp_path, find(under), samples_of(find(measured)))
     found = suspicious_records(replaced(cell), references=HONEST)
     assert find(under).record.cell.name in names(found)
     assert find(measured).record.cell.name not in names(found)
@@ -237,7 +237,7 @@ def test_recovery_from_damage_may_be_worth_one_bit_and_not_two(
     """The run's cell has the documents of another one, which its baseline lacks."""
     before, better = find(label, attention), find(other, attention)
     unquantized = find("none-16", attention)
-    cell = forged(tmp_path, before, jittered(better.samples(), 1e-6))
+    cell = forged(tmp_path, before, jittered(samples_of(better), 1e-6))
     found = suspicious_records([unquantized, cell], references=[unquantized, before])
     assert names(found) == ({before.record.cell.name} if accused else set())
 

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
+from qbench.records.documents import Values
 from qbench.records.samples import AGGREGATIONS
 from qbench.report.bootstrap import MetricDocuments, Resampled, interval, resample
-from qbench.report.values import Values
 
 
 def column(

@@ -32,7 +32,7 @@ def nats(report: ReportData, attention: str, label: str, draw: int | None, task:
     assert result
     stored = result.of_draw(draw).stored
     assert stored
-    frame = stored.samples()
+    frame = samples_of(stored)
     frame = frame[frame["task"] == task].sort_values("doc_id")
     if "word_perplexity" in frame and frame["word_perplexity"].notna().all():
         return frame["word_perplexity"].to_numpy(), frame["word_perplexity.weight"].to_numpy()

@@ -132,7 +132,7 @@ def results(out: Path) -> dict[str, Any]:
         record = stored.record
         kept = record.model_dump(mode="json", exclude={"cost", "provenance"})
         # Reading checks the digest in the record, and the same rows are written as the same bytes.
-        found[record.cell.name] = kept | {"samples": stored.samples().to_json() if stored.has_samples else None}
+        found[record.cell.name] = kept | {"samples": samples_of(stored).to_json() if stored.has_samples else None}
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qbench.identity import Identity, TaskIdentity, What, json_hash
-from qbench.records.integrity import ROUNDING, altered
+from qbench.records.findings.record import ROUNDING, altered
 from qbench.records.lm_eval_import.fields import LmEvalError, mapping, text_of
 from qbench.records.lm_eval_import.output import ModelOutput
 from qbench.records.lm_eval_import.results_file import LmEvalScore, LmEvalTask, ResultsFile
@@ -60,7 +60,9 @@ def to_record(output: ModelOutput, cell: CellRef) -> StoredRecord:
     )
     stored = StoredRecord(record, output.folder, to_parquet(rows))
     if reasons := altered(stored):
-        raise LmEvalError(f"{output.folder}: {reasons[0]} The results and the samples come from different evaluations.")
+        raise LmEvalError(
+            f"{output.folder}: {reasons[0].message} The results and the samples come from different evaluations."
+        )
     return stored
 
 

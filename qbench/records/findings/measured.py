@@ -1,10 +1,10 @@
-"""What the documents of recorded cells say about the weights that were measured: the evidence for suspicious.py.
+"""What the documents of recorded cells say about the weights that were measured: the evidence for the rules on weights.
 
 Imports neither torch nor pandas: the gate runs it.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -52,15 +52,32 @@ class MeasuredCell:
     cell: CellRef
     checkpoint: str  # the fingerprint of the unquantized model
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
-    stored: StoredRecord
+    read: Callable[[], Mapping[str, TaskDocuments]]  # its documents
     same_as: str = ""  # the label of a cell that this one may equal, such as one without masked heads
     compared: dict[int, "_Comparison"] = field(default_factory=dict, compare=False, repr=False)  # by id of the other
+
+    @classmethod
+    def of(cls, stored: StoredRecord) -> "MeasuredCell":
+        """A record's cell."""
+        audit = stored.record.audit
+        return cls(
+            stored.record.cell,
+            stored.record.identity.what.checkpoint,
+            audit.relative_error if audit else None,
+            lambda: stored.documents,
+            _same_as(audit) if audit else "",
+        )
+
+    @property
+    def documents(self) -> Mapping[str, TaskDocuments]:
+        """Its documents by task; read again if other cells were read since."""
+        return self.read()
 
     @cached_property
     def probes(self) -> "frozenset[tuple[str, str, str, bytes]]":
         """Family, task, document and log-likelihoods of a few documents: those whose hashes come first."""
         found = set()
-        for task, documents in self.stored.documents.items():
+        for task, documents in self.documents.items():
             contents, scores = documents.keys.contents, documents.answers.loglikelihoods
             rows = np.argsort(contents)[:PROBES]
             for row in rows[_informative(scores[rows]).any(axis=1)]:
@@ -72,7 +89,7 @@ class MeasuredCell:
     @cached_property
     def following(self) -> "dict[tuple[str, str], int]":
         """By task and metric: in how many documents it does not follow from the log-likelihoods."""
-        return _following(self.stored.documents)
+        return _following(self.documents)
 
     def compare(self, unquantized: "MeasuredCell") -> "_Comparison":
         """This cell next to the unquantized model; computed once."""
@@ -103,6 +120,15 @@ class Evidence:
     cells: Sequence[MeasuredCell]
     references: Sequence[MeasuredCell] = ()
 
+    @classmethod
+    def of(cls, records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> "Evidence":
+        """Of the finished records of a folder and of its baseline."""
+        cells, others = (
+            [MeasuredCell.of(own) for own in side if own.record.state == "done" and own.has_samples]
+            for side in (records, references)
+        )
+        return cls(cells, others)
+
     def with_unquantized(self) -> Iterator[tuple[MeasuredCell, MeasuredCell]]:
         """Each quantized cell with the unquantized model of the same run."""
         unquantized = unquantized_cells(self.cells)
@@ -110,53 +136,25 @@ class Evidence:
             if cell.is_quantized and (found := unquantized.get(cell.model)):
                 yield cell, found
 
+    @np.errstate(invalid="ignore")  # -inf - -inf is NaN; such documents are ignored
+    def read(self, names: Collection[str] | None = None) -> None:
+        """Compute what the rules need of each cell's documents while these are in memory: the results are small.
 
-def measured_cells(records: Sequence[StoredRecord]) -> list[MeasuredCell]:
-    return [
-        MeasuredCell(
-            stored.record.cell,
-            stored.record.identity.what.checkpoint,
-            stored.record.audit.relative_error if stored.record.audit else None,
-            stored,
-            _same_as(stored.record.audit),
-        )
-        for stored in records
-        if stored.record.state == "done" and stored.has_samples
-    ]
+        names: only of the cells with these names.
+        """
+        unquantized = [unquantized_cells(self.cells), unquantized_cells(self.references)]
+        for cells, against in ((self.cells, unquantized), (self.references, unquantized[1:])):
+            wanted = [own for own in cells if names is None or own.cell.name in names]
+            for cell in sorted(wanted, key=lambda own: own.model):
+                _ = cell.probes, cell.following
+                for models in against if cell.is_quantized else ():
+                    if cell.model in models:
+                        cell.compare(models[cell.model])
 
 
-def _same_as(audit: Audit | None) -> str:
-    """The label of an audit without the parts that may change nothing, such as masked heads; empty without one."""
-    if audit is None:
-        return ""
+def _same_as(audit: Audit) -> str:
+    """The label of an audit without the parts that may change nothing, such as masked heads."""
     return "-".join([audit.weight_label, *(part.label for part in audit.parts if not part.may_change_nothing)])
-
-
-@np.errstate(invalid="ignore")  # -inf - -inf is NaN; such documents are ignored
-def read_once(evidence: Evidence, records: Collection[StoredRecord] | None = None) -> None:
-    """Compute what the rules need from each cell's documents while these are in memory: the results are small.
-
-    records: only of these cells.
-    """
-    unquantized = [unquantized_cells(evidence.cells), unquantized_cells(evidence.references)]
-    chosen = None if records is None else {id(stored) for stored in records}
-    for cells, against in ((evidence.cells, unquantized), (evidence.references, unquantized[1:])):
-        wanted = [cell for cell in cells if chosen is None or id(cell.stored) in chosen]
-        for cell in sorted(wanted, key=lambda own: own.model):
-            _ = cell.probes, cell.following
-            for models in against if cell.is_quantized else ():
-                if cell.model in models:
-                    cell.compare(models[cell.model])
-
-
-def not_right_or_wrong(stored: StoredRecord) -> set[tuple[str, str]]:
-    """The tasks and metrics with values other than 0 and 1."""
-    return {
-        (task, name)
-        for task, documents in stored.documents.items()
-        for name, own in documents.metrics.items()
-        if not (np.isnan(own.values) | (own.values == 0) | (own.values == 1)).all()
-    }
 
 
 def _comparison(common: Mapping[str, tuple[TaskDocuments, TaskDocuments]]) -> _Comparison:
@@ -217,8 +215,8 @@ def unquantized_cells(cells: Sequence[MeasuredCell]) -> dict[tuple[str, str], Me
 def common_documents(a: MeasuredCell, b: MeasuredCell) -> dict[str, tuple[TaskDocuments, TaskDocuments]]:
     """The documents that two cells share, task by task and in one order."""
     found = {}
-    for task, own in a.stored.documents.items():
-        if other := b.stored.documents.get(task):
+    for task, own in a.documents.items():
+        if other := b.documents.get(task):
             of_a, of_b = pairing([own.keys, other.keys]).rows
             found[task] = own.take(of_a), other.take(of_b)
     return found

@@ -1,36 +1,30 @@
-"""Records that cannot belong to the model they name. Imports neither torch nor pandas: the gate runs it.
+"""Rules on weights: documents that cannot be of the model that their cell names.
 
-Two kinds of proof. The audit says what was done to the weights. The log-likelihoods of the documents say which weights
-were measured: identical to the last bit for equal weights, and as far from the unquantized model's as the weights are.
-All limits were set on the 20 quantized cells of results/mini (5 tasks with 400 documents each), with a wide margin.
+The log-likelihoods of the documents say which weights were measured: identical to the last bit for equal weights, and
+as far from the unquantized model's as the weights are. All limits were set on the 20 quantized cells of results/mini (5
+tasks with 400 documents each), with a wide margin.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from qbench.numbers import significant
-from qbench.records.audit import UNQUANTIZED, Audit, failures
-from qbench.records.evidence import (
+from qbench.records.findings.finding import Finding
+from qbench.records.findings.measured import (
     MIN_DOCUMENTS,
     Evidence,
     MeasuredCell,
     common_documents,
     equal_documents,
-    measured_cells,
-    not_right_or_wrong,
-    read_once,
     same_width,
     unquantized_cells,
 )
-from qbench.records.impossible import ClaimedScore, impossible_scores
-from qbench.records.samples import AGGREGATIONS
-from qbench.records.schema import CellRef, Record
-from qbench.records.store import StoredRecord
+from qbench.records.schema import CellRef
 
 # Share of a task's documents that are equal to the last bit. Between different cells of mini it is 0 in 1,154 of
 # 1,155 comparisons, and 0.6% (1 of 158 documents) in the other; it is 1 for the same weights.
@@ -52,90 +46,26 @@ LARGE_DAMAGE = 0.1
 MAX_RECOVERY = 16.0
 
 
-@dataclass(frozen=True)
-class Suspicion:
-    """Why the numbers of a cell cannot be those of its model."""
-
-    cell: CellRef
-    found_by: Literal["audit", "records"]
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.cell.name}: {self.message}"
-
-
-Rule = Callable[[Evidence], Iterator[Suspicion]]
-
-
-def evidence_of(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> Evidence:
-    """What the rules need of a folder's current records; references: the records of the run's baseline."""
-    return Evidence(measured_cells(records), measured_cells(references))
-
-
-def suspicious_records(
-    records: Sequence[StoredRecord], references: Sequence[StoredRecord] = (), evidence: Evidence | None = None
-) -> list[Suspicion]:
-    """What is wrong with the current records of a folder. evidence: of the same records, if some of it was read."""
-    done = [stored for stored in records if stored.record.state == "done"]
-    scores = suspicious_scores(evidence or evidence_of(records, references))
-    unproved = [found for stored in done if (found := _unproved(stored.record))]
-    unproved += [found for stored in done for found in _impossible(stored)]
-    return unproved + scores
+Rule = Callable[[Evidence], Iterator[Finding]]
 
 
 @np.errstate(invalid="ignore")
-def suspicious_scores(evidence: Evidence) -> list[Suspicion]:
+def other_weights(evidence: Evidence) -> list[Finding]:
     """The cells whose documents contradict their name, with the plainest reason for each.
 
-    Once a cell is suspicious, the later rules leave it out.
+    Once there is a finding on a cell, the later rules leave it out.
     """
-    read_once(evidence)
-    found: dict[CellRef, Suspicion] = {}
+    evidence.read()
+    found: dict[CellRef, Finding] = {}
     rules: list[Rule] = [_same_weights, _too_near, _too_good, _recovered, _not_its_log_likelihoods]
     for rule in rules:
-        for suspicion in rule(evidence):
-            found.setdefault(suspicion.cell, suspicion)
+        for finding in rule(evidence):
+            found.setdefault(finding.cell, finding)
         evidence = replace(evidence, cells=[cell for cell in evidence.cells if cell.cell not in found])
     return list(found.values())
 
 
-def audit_failures(record: Record, audit: Audit) -> list[str]:
-    """Why the audit does not prove what the cell's name says: it may belong to another cell."""
-    cell = record.cell
-    if audit.label != cell.label:
-        return [f"it is an audit of {audit.label}."]
-    if (audit.method, audit.bits) != (cell.method, cell.bits):
-        return [f"it is an audit of {audit.method} at {audit.bits} bits; the cell is {cell.method} at {cell.bits}."]
-    if (wanted := sorted(record.identity.what.parts or {})) != (audited := sorted(part.label for part in audit.parts)):
-        return [f"it has {wanted} besides its weights, but the audit covers {audited}."]
-    return failures(audit)
-
-
-def _unproved(record: Record) -> Suspicion | None:
-    if record.cell.label == UNQUANTIZED:
-        return None
-    if record.audit is None and record.imported:
-        return None  # tables say that it was not audited
-    if record.audit is None:
-        return Suspicion(record.cell, "audit", "it has no audit, so nothing proves that it was quantized.")
-    if reasons := audit_failures(record, record.audit):
-        return Suspicion(record.cell, "audit", f"it has scores, but did not pass its audit: {reasons[0]}")
-    return None
-
-
-def _impossible(stored: StoredRecord) -> Iterator[Suspicion]:
-    """Scores that no model can have, whatever its weights."""
-    others = not_right_or_wrong(stored) if stored.has_samples else set()
-    claims = []
-    for m in stored.record.metrics:
-        documents = None if (m.task, m.metric) in others or m.aggregation not in AGGREGATIONS else m.documents
-        claims.append(ClaimedScore(m.task, m.metric, m.value, m.better, documents))
-    for found in impossible_scores(claims):
-        message = f"{found.score.task} {found.score.metric}: {found.why}"
-        yield Suspicion(stored.record.cell, "records", message)
-
-
-def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
+def _same_weights(evidence: Evidence) -> Iterator[Finding]:
     """Two cells of one family whose documents are equal to the last bit: one of them was not measured.
 
     The suspicious one is the one that differs from the baseline; if that does not decide, the one with fewer bits. A
@@ -147,10 +77,11 @@ def _same_weights(evidence: Evidence) -> Iterator[Suspicion]:
         if narrow.cell not in known and (found := _equal_task(narrow, wide)):
             forged, real = (wide, narrow) if _as_in(evidence.references, narrow, found.task) else (narrow, wide)
             known.add(forged.cell)
-            yield Suspicion(forged.cell, "records", _measured_twice(found, real.cell.name))
+            yield Finding("same_weights", (forged.cell, real.cell), _measured_twice(found, real.cell.name))
     for cell, other in _sharing_a_document(evidence.cells, evidence.references):
         if cell.cell.bits <= other.cell.bits and (found := _equal_task(cell, other)):
-            yield Suspicion(cell.cell, "records", _measured_twice(found, f"the baseline's {other.cell.name}"))
+            message = _measured_twice(found, f"the baseline's {other.cell.name}")
+            yield Finding("same_weights", (cell.cell,), message)
 
 
 def _sharing_a_document(
@@ -206,7 +137,7 @@ def _equal_tasks(cell: MeasuredCell, other: MeasuredCell) -> Iterator[_EqualTask
             yield _EqualTask(task, equal, informative)
 
 
-def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Suspicion]:
+def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Finding]:
     """Metrics that do not follow from their log-likelihoods, although they do in most cells.
 
     A task may define acc differently from lm-eval; then few cells agree, if any, and none is suspicious.
@@ -218,10 +149,10 @@ def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Suspicion]:
         for (task, metric), off in cell.following.items():
             if off and agreeing[task, metric] > differing[task, metric]:
                 message = f"in {task} {metric} does not follow from the log-likelihoods of {off} documents."
-                yield Suspicion(cell.cell, "records", message)
+                yield Finding("does_not_follow", (cell.cell,), message)
 
 
-def _too_near(evidence: Evidence) -> Iterator[Suspicion]:
+def _too_near(evidence: Evidence) -> Iterator[Finding]:
     """Quantized cells that are nearer to the unquantized model, the run's or the baseline's, than their weights are."""
     unquantized = [unquantized_cells(evidence.cells), unquantized_cells(evidence.references)]
     pairs = [(c, found[c.model]) for c in evidence.cells if c.is_quantized for found in unquantized if c.model in found]
@@ -233,10 +164,10 @@ def _too_near(evidence: Evidence) -> Iterator[Suspicion]:
                     f"in {task} its log-likelihoods are too close to the unquantized model's: they moved by {move:.1g} "
                     f"per unit of the audit's relative weight error ({error:.2g}); correct cells move by at least 0.5."
                 )
-                yield Suspicion(cell.cell, "records", message)
+                yield Finding("too_near", (cell.cell,), message)
 
 
-def _too_good(evidence: Evidence) -> Iterator[Suspicion]:
+def _too_good(evidence: Evidence) -> Iterator[Finding]:
     """Quantized cells that are significantly better than the unquantized model."""
     for cell, unquantized in evidence.with_unquantized():
         for task, gain in cell.compare(unquantized).gains.items():
@@ -247,10 +178,10 @@ def _too_good(evidence: Evidence) -> Iterator[Suspicion]:
                     f"(standard error {significant(error)}); the limit is {MAX_GAIN:g}, and correct cells gain at most "
                     "a fifth of it."
                 )
-                yield Suspicion(cell.cell, "records", message)
+                yield Finding("too_good", (cell.cell,), message)
 
 
-def _recovered(evidence: Evidence) -> Iterator[Suspicion]:
+def _recovered(evidence: Evidence) -> Iterator[Finding]:
     """Cells that have almost none of the damage that the same cell has in the baseline."""
     damages = {
         (cell.cell.name, cell.checkpoint): cell.compare(unquantized).damages
@@ -266,4 +197,4 @@ def _recovered(evidence: Evidence) -> Iterator[Suspicion]:
                 f"quantization costs it {after:.3f} nats per decision (sum over {', '.join(large)}), but {before:.3f} "
                 f"in the baseline. One bit more would leave at least 1/{MAX_RECOVERY:.0f} of that."
             )
-            yield Suspicion(cell.cell, "records", message)
+            yield Finding("recovered", (cell.cell,), message)

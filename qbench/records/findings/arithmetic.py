@@ -31,6 +31,7 @@ class ClaimedScore:
 class ImpossibleScore:
     """An impossible score, and why."""
 
+    rule: str
     score: ClaimedScore
     why: str
 
@@ -50,12 +51,14 @@ def out_of_range(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:
     """Accuracies that are not within 0% and 100%, perplexities below 1, and KL below 0."""
     for claim in scores:
         if is_share(claim.metric) and not 0 <= claim.value <= 1:
-            yield ImpossibleScore(claim, f"{score(claim.shown)} is not a percentage.")
+            yield ImpossibleScore("out_of_range", claim, f"{score(claim.shown)} is not a percentage.")
         if is_perplexity(claim.metric) and claim.value < 1:
             why = f"{score(claim.value)} is below 1; a perplexity cannot be."
-            yield ImpossibleScore(claim, why)
+            yield ImpossibleScore("out_of_range", claim, why)
         if is_nats(claim.metric) and claim.value < -claim.precision:
-            yield ImpossibleScore(claim, f"{significant(claim.value)} is below 0; a divergence cannot be negative.")
+            yield ImpossibleScore(
+                "out_of_range", claim, f"{significant(claim.value)} is below 0; a divergence cannot be negative."
+            )
 
 
 def other_direction(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:
@@ -63,7 +66,9 @@ def other_direction(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]
     for claim in scores:
         facts = facts_of(claim.metric)
         if facts and claim.better and claim.better != facts.better:
-            yield ImpossibleScore(claim, f"better is {claim.better!r}, but {facts.better} is better.")
+            yield ImpossibleScore(
+                "wrong_direction", claim, f"better is {claim.better!r}, but {facts.better} is better."
+            )
 
 
 def not_of_whole_documents(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:
@@ -75,7 +80,7 @@ def not_of_whole_documents(scores: Sequence[ClaimedScore]) -> Iterator[Impossibl
         if abs(claim.value - nearest) > claim.precision:
             shown, possible = significant(claim.shown, 6), fixed(100 * nearest, 4)
             why = f"{shown} is impossible with {claim.documents} documents; the nearest possible value is {possible}."
-            yield ImpossibleScore(claim, why)
+            yield ImpossibleScore("not_of_whole_documents", claim, why)
 
 
 def contradictory(scores: Sequence[ClaimedScore]) -> Iterator[ImpossibleScore]:
@@ -97,13 +102,17 @@ def _other_bits_per_byte(own: Mapping[str, ClaimedScore]) -> Iterator[Impossible
     # d log2(x) = dx / (x ln 2), and a perplexity is at least 1.
     if abs(bits.value - expected) > bits.precision + perplexity.precision / math.log(2):
         why = f"{fixed(bits.value, 4)} is not log2 of byte_perplexity, {fixed(expected, 4)}."
-        yield ImpossibleScore(bits, why)
+        yield ImpossibleScore("not_log2_of_byte_perplexity", bits, why)
 
 
 def _words_below_bytes(own: Mapping[str, ClaimedScore]) -> Iterator[ImpossibleScore]:
     words, perplexity = own.get("word_perplexity"), own.get("byte_perplexity")
     if words and perplexity and perplexity.value > words.value + words.precision:
-        yield ImpossibleScore(words, f"{score(words.value)} is below byte_perplexity, but a word has one byte or more.")
+        yield ImpossibleScore(
+            "below_byte_perplexity",
+            words,
+            f"{score(words.value)} is below byte_perplexity, but a word has one byte or more.",
+        )
 
 
 def _too_sure(own: Mapping[str, ClaimedScore]) -> Iterator[ImpossibleScore]:
@@ -116,4 +125,4 @@ def _too_sure(own: Mapping[str, ClaimedScore]) -> Iterator[ImpossibleScore]:
         why = (
             f"{score(perplexity.value)} is too low for acc {score(accuracy.shown)}; it must be at least {score(least)}."
         )
-        yield ImpossibleScore(perplexity, why)
+        yield ImpossibleScore("too_sure", perplexity, why)

@@ -1,23 +1,25 @@
-"""Results that cannot be right, in records or published numbers: what looks copied, unquantized or impossible.
+"""Rules on published scores: what looks copied, unquantized or impossible. qbench.records.findings judges records.
 
-qbench.records.suspicious judges the documents and audits of records, qbench.records.impossible the arithmetic. Here are
-the rules for published scores. One coincidence proves nothing: they report only what would happen by chance less than
-once in 10,000 times.
+One coincidence proves nothing: they report only what would happen by chance less than once in 10,000 times.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from qbench.numbers import magnitude, score, signed
-from qbench.records.impossible import ClaimedScore, impossible_scores
+from qbench.records.findings.arithmetic import ClaimedScore, impossible_scores
+from qbench.records.findings.finding import Finding
 from qbench.records.metrics import TASKS, is_perplexity, is_share
 from qbench.report.attentions import kind_name
-from qbench.report.delta import ReportData
 from qbench.report.metrics import Measure, in_tables
 from qbench.report.published import ROUNDING
 from qbench.report.results import CellResult, Gap, Score
+
+if TYPE_CHECKING:
+    from qbench.report.delta import ReportData
 
 MAX_CHANCE = 1e-4
 UNKNOWN_DOCUMENTS = 100  # of a published task that we do not know; a low guess, since few documents agree easily
@@ -42,48 +44,18 @@ OTHER_MODEL = SPREADS[3]  # models of two attentions differ more than this; meas
 LOSSLESS_SPREADS = 3  # within 3 standard deviations of an 8-bit cell of the unquantized model: nearly lossless
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """Something that cannot be right, and why."""
-
-    where: str
-    why: str
-    cells: tuple[str, ...] = ()  # the names of the cells, if where is not just one
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The cells it is about; if it is about none, what it is about."""
-        return self.cells or (self.where,)
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.why}"
-
-
-def doubts(report: ReportData) -> list[Doubt]:
+def published_findings(report: "ReportData") -> list[Finding]:
     """All that cannot be right, rule by rule."""
-    rules: list[Callable[[ReportData], Iterator[Doubt]]] = [
-        _records,
+    rules: list[Callable[[ReportData], Iterator[Finding]]] = [
         _same_scores,
         _low_bits_without_damage,
         _impossible_scores,
         _wrong_delta,
     ]
-    return [doubt for rule in rules for doubt in rule(report)]
+    return [finding for rule in rules for finding in rule(report)]
 
 
-def _records(report: ReportData) -> Iterator[Doubt]:
-    """What the audits and documents of records say."""
-    if report.results.records:
-        from qbench.records.integrity import altered  # published numbers need neither numpy nor pyarrow
-        from qbench.records.suspicious import suspicious_records
-
-        for stored in report.results.records.current:
-            yield from (Doubt(stored.record.cell.name, reason) for reason in altered(stored))
-        for found in suspicious_records(report.results.records.current):
-            yield Doubt(found.cell.name, found.message)
-
-
-def _same_scores(report: ReportData) -> Iterator[Doubt]:
+def _same_scores(report: "ReportData") -> Iterator[Finding]:
     """Two published cells of one family with the same scores, more of them than chance explains."""
     for a, b in combinations(_published(report), 2):
         if a.cell.family != b.cell.family:
@@ -96,12 +68,10 @@ def _same_scores(report: ReportData) -> Iterator[Doubt]:
         chance = _joint((m, _chance_within(0.0, m, x, spread)) for m, x, _ in pairs)
         if chance < MAX_CHANCE:
             what = f"the same scores in all {len(pairs)} metrics, so both are scores of the same model"
-            yield Doubt(
-                f"{a.cell.name} and {b.cell.name}", f"{what} ({_by_chance(chance)}).", (a.cell.name, b.cell.name)
-            )
+            yield Finding("same_scores", (a.cell, b.cell), f"{what} ({_by_chance(chance)}).")
 
 
-def _low_bits_without_damage(report: ReportData) -> Iterator[Doubt]:
+def _low_bits_without_damage(report: "ReportData") -> Iterator[Finding]:
     """A published low-bit cell that scores like a nearly lossless one in every task."""
     for result in _published(report):
         pairs = _pairs(report, result, report.results.unquantized(result))
@@ -114,19 +84,20 @@ def _low_bits_without_damage(report: ReportData) -> Iterator[Doubt]:
         if chance < MAX_CHANCE:
             shown = ", ".join(f"{m.task} {m.metric} {score(x.value)} ({score(y.value)})" for m, x, y in pairs)
             what = f"these are scores of an unquantized or nearly lossless model, not of a {result.cell.bits}-bit one"
-            yield Doubt(result.cell.name, f"{what} ({_by_chance(chance)}). Scores (unquantized in brackets): {shown}.")
+            message = f"{what} ({_by_chance(chance)}). Scores (unquantized in brackets): {shown}."
+            yield Finding("no_damage", (result.cell,), message)
 
 
-def _impossible_scores(report: ReportData) -> Iterator[Doubt]:
+def _impossible_scores(report: "ReportData") -> Iterator[Finding]:
     """Published scores that no model can have."""
     for result in _published(report):
         scores = ((m, result.scores.get((m.task, m.metric))) for m in report.results.measures)
         for found in impossible_scores([_published_claim(m, own) for m, own in scores if own]):
             where = f"{result.cell.name}, {found.score.task} {found.score.metric}"
-            yield Doubt(where, found.why, (result.cell.name,))
+            yield Finding(found.rule, (result.cell,), found.why, where=where)
 
 
-def _wrong_delta(report: ReportData) -> Iterator[Doubt]:
+def _wrong_delta(report: "ReportData") -> Iterator[Finding]:
     """Published differences that do not match the published scores, however these were rounded."""
     for row in report.deltas:
         reference, *others = row.scores
@@ -140,7 +111,9 @@ def _wrong_delta(report: ReportData) -> Iterator[Doubt]:
             if abs(ours - published) > 3 * ROUNDING + 1e-9:
                 where = f"{row.quantization.family} {row.quantization.label}, {row.measure.task} {row.measure.metric}"
                 what = f"{kind_name(attention)} − {kind_name(reference)}"
-                yield Doubt(where, f"Δ is {signed(published)}, but {what} is {signed(ours)}.")
+                cells = tuple(report.results.twin(row.quantization, kind).cell for kind in (attention, reference))
+                message = f"Δ is {signed(published)}, but {what} is {signed(ours)}."
+                yield Finding("wrong_delta", cells, message, where=where)
 
 
 def _published_claim(m: Measure, own: Score) -> ClaimedScore:
@@ -149,13 +122,13 @@ def _published_claim(m: Measure, own: Score) -> ClaimedScore:
     return ClaimedScore(m.task, m.metric, own.value / unit, m.better, documents, (ROUNDING + 1e-9) / unit)
 
 
-def _pairs(report: ReportData, a: CellResult, b: CellResult) -> list[tuple[Measure, Score, Score]]:
+def _pairs(report: "ReportData", a: CellResult, b: CellResult) -> list[tuple[Measure, Score, Score]]:
     """Scores that both have; only one of metrics that carry the same information."""
     keys = [(m, (m.task, m.metric)) for m in in_tables(report.results.measures)]
     return [(m, a.scores[key], b.scores[key]) for m, key in keys if key in a.scores and key in b.scores]
 
 
-def _published(report: ReportData) -> list[CellResult]:
+def _published(report: "ReportData") -> list[CellResult]:
     """Cells with scores but without documents: records are judged by their documents."""
     return [c for c in report.results.parts if c.scores and not (c.stored and c.stored.has_samples)]
 

@@ -1,0 +1,1 @@
+"""What is wrong with records: rules, each of which finds one kind of mistake."""

@@ -1,0 +1,33 @@
+"""What a rule found."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qbench.records.schema import CellRef
+
+# cost: only a warning. change: no failure either, but a reader must know it before the scores.
+FoundBy = Literal["audit", "records", "cost", "change"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why numbers cannot be right, or cannot be compared."""
+
+    rule: str  # the name of what was found, such as same_weights
+    cells: tuple[CellRef, ...]  # that it is about; the first one is at fault, as far as that is known
+    message: str
+    found_by: FoundBy = "records"
+    where: str = ""  # the score, if it is about one of several cells' scores; empty: the names of the cells
+
+    @property
+    def cell(self) -> CellRef:
+        """The cell at fault."""
+        return self.cells[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The cells it is about."""
+        return tuple(dict.fromkeys(cell.name for cell in self.cells))
+
+    def __str__(self) -> str:
+        return f"{self.where or ' and '.join(self.names)}: {self.message}"
