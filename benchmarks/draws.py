@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 from gate import NEW, RULES, hypotheses_of, unchanged
-from qbench.report.values import TaskDocuments, Values
 from scipy.special import stdtrit
 from tabulate import tabulate
 
 from qbench.gate.pooled import with_pooled
 from qbench.gate.settings import GateSettings
+from qbench.records.documents import Answers, Keys, TaskDocuments, Values
 from qbench.records.paired import Pair
 from qbench.records.samples import AGGREGATIONS
 from qbench.records.schema import CellRef
@@ -142,11 +142,15 @@ def cell(attention: str, method: str, bits: int, draw: int | None = None) -> Cel
     return CellRef(**own, bits=bits, label=f"{method}-{bits}", draw=draw)
 
 
+KEYS = Keys(np.arange(DOCUMENTS_OF_TASK), np.arange(DOCUMENTS_OF_TASK).astype(np.bytes_))
+
+
 def documents(nats: np.ndarray) -> dict[str, TaskDocuments]:
     """Documents with these log-likelihoods; nats: [tasks, documents]."""
-    ones = np.ones(nats.shape[1])
+    none = np.full((nats.shape[1], 1), np.nan)
     return {
-        task: TaskDocuments("", len(own), {}, Values(own, ones), None) for task, own in zip(TASKS, nats, strict=True)
+        task: TaskDocuments(task, KEYS, {}, lambda own=own: Answers(none, own[:, None], none))
+        for task, own in zip(TASKS, nats, strict=True)
     }
 
 

@@ -53,7 +53,7 @@ TASKS: dict[str, tuple[int, Sequence[tuple[str, str, Any]]]] = {
 KL_FACTS = (KL, "weighted_mean", "lower")  # of tasks whose samples have it
 
 
-def samples_of(stored: StoredRecord) -> pd.DataFrame:
+def stored_samples(stored: StoredRecord) -> pd.DataFrame:
     """All columns of a record's samples, to change and to write again."""
     return pq.read_table(io.BytesIO(stored.samples_content())).to_pandas()
 

@@ -68,7 +68,8 @@ def _same_scores(report: "ReportData") -> Iterator[Finding]:
         chance = _joint((m, _chance_within(0.0, m, x, spread)) for m, x, _ in pairs)
         if chance < MAX_CHANCE:
             what = f"the same scores in all {len(pairs)} metrics, so both are scores of the same model"
-            yield Finding("same_scores", (a.cell, b.cell), f"{what} ({_by_chance(chance)}).")
+            both = f"{a.cell.name} and {b.cell.name}"
+            yield Finding("same_scores", (a.cell, b.cell), f"{what} ({_by_chance(chance)}).", where=both)
 
 
 def _low_bits_without_damage(report: "ReportData") -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import lm_eval.evaluator
 import numpy as np
+import pandas as pd
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM

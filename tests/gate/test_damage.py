@@ -13,6 +13,8 @@ from qbench.gate.settings import GateSettings
 from qbench.gate.verdict import TestedHypothesis, check
 from qbench.records.store import read_results
 
+from ..example_records import stored_samples
+
 MINI = Path(__file__).parents[2] / "results" / "mini"
 
 
@@ -66,7 +68,7 @@ def test_damage_is_the_difference_to_the_unquantized_model_of_the_run(run: Path)
         assert two.hypothesis.tolerance == 2
         assert two.verdict == "worse"
         accuracy = found[f"mini-{attention}-hqq-8-g64 mini_arc_easy acc (damage)"]
-        samples = [samples_of(records[f"mini-{attention}-{label}"]) for label in ("none-16", "hqq-8-g64")]
+        samples = [stored_samples(records[f"mini-{attention}-{label}"]) for label in ("none-16", "hqq-8-g64")]
         right = [own[own["task"] == "mini_arc_easy"]["acc"].mean() for own in samples]
         assert accuracy.hypothesis.loss == pytest.approx(100 * (right[0] - right[1]), abs=1e-9)
         assert accuracy.verdict in ("same", "unclear")

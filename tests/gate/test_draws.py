@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from qbench.gate.drift import draws_changes
 
 from qbench.gate.accept import accept
 from qbench.gate.pairing import CheckError
@@ -15,6 +14,7 @@ from qbench.gate.power import power
 from qbench.gate.render import to_json, to_text
 from qbench.gate.settings import GateSettings
 from qbench.gate.verdict import GateReport, check
+from qbench.records.findings.pairs import draws_changes
 from qbench.records.paired import PairedDocuments, pair_documents
 from qbench.records.schema import CellRef
 from qbench.records.store import read_results
@@ -218,7 +218,9 @@ def test_a_drift_of_draws_must_be_beyond_chance_and_beyond_its_limit() -> None:
         return [make_audit().model_copy(update={"layers": (layer_audit("a", slope=slope),)}) for slope in slopes]
 
     def changes(then: Sequence[float], now: Sequence[float]) -> list[str]:
-        return draws_changes(list(zip(audits(then), audits(now), strict=True)), GateSettings(), 1e-4)
+        return [
+            text for _, text in draws_changes(list(zip(audits(then), audits(now), strict=True)), GateSettings(), 1e-4)
+        ]
 
     steady = [1.0, 1.0001, 0.9999]
     assert not changes(steady, [1.005, 1.0051, 1.0049])  # certain, but within 1%

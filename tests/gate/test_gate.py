@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from qbench.gate.drift import audit_changes
 
 from qbench.gate.render import sections
 from qbench.gate.settings import GateSettings, Override, Tolerances
-from qbench.gate.verdict import Finding, check
+from qbench.gate.verdict import check
+from qbench.records.findings.finding import Finding
+from qbench.records.findings.pairs import audit_changes
 from qbench.records.schema import Cost, Failure, PlannedCell, RunPlan
 from qbench.records.store import cell_folder, read_results, write_plan, write_record
 
@@ -47,9 +48,9 @@ def test_the_same_numbers_pass(baseline: Path, tmp_path: Path) -> None:
 
 def test_cells_with_the_same_failure_share_a_line(baseline: Path, tmp_path: Path) -> None:
     cells = make_cells(5)
-    alike = [Finding(cell, "records", "The baseline does not have this cell.") for cell in cells]
-    other = Finding(cells[0], "records", "Something else.")
-    report = replace(check(run(tmp_path / "run"), baseline), failures=(*alike, other))
+    alike = [Finding("new_cell", (cell,), "The baseline does not have this cell.") for cell in cells]
+    other = Finding("other_task", (cells[0],), "Something else.")
+    report = replace(check(run(tmp_path / "run"), baseline), findings=(*alike, other))
     (section,) = (section for section in sections(report) if section.title == "Failures in the records")
     assert len(section.lines) == 2
     assert section.lines[0].startswith(", ".join(cell.name for cell in cells) + ": ")
@@ -235,7 +236,7 @@ AUDITS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "facts"), AUDITS)
 def test_a_changed_audit_is_put_in_words(change: dict[str, Any], facts: list[str]) -> None:
-    message = audit_changes(make_audit(), make_audit(**change), GateSettings())[0]
+    message = audit_changes(make_audit(), make_audit(**change), GateSettings())[0][1]
     assert all(fact in message for fact in facts)
 
 
@@ -262,7 +263,7 @@ def test_an_audit_that_is_gone_is_a_change() -> None:
 def test_one_layer_of_another_width_is_named() -> None:
     layers = make_audit().layers
     audit = make_audit().model_copy(update={"layers": (*layers[:5], layer_audit(layers[5].name, bits=4), *layers[6:])})
-    (change,) = audit_changes(make_audit(), audit, GateSettings())
+    ((_, change),) = audit_changes(make_audit(), audit, GateSettings())
     assert "from 3 to 4" in change
     assert change.endswith(": model.layers.0.part5.")
 

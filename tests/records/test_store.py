@@ -15,7 +15,7 @@ from qbench.records.store import (
     write_record,
 )
 
-from ..example_records import cell_ref, make_record, make_samples, write_run
+from ..example_records import cell_ref, make_record, make_samples, stored_samples, write_run
 
 
 def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
     write_record(tmp_path / "cell", record, samples)
     (stored,) = read_results(tmp_path).current
     assert stored.record == record.model_copy(update={"samples_sha256": stored.record.samples_sha256})
-    assert samples_of(stored).equals(samples)
+    assert stored_samples(stored).equals(samples)
 
 
 def test_a_record_that_breaks_the_schema_is_not_written(tmp_path: Path) -> None:
@@ -87,13 +87,13 @@ def test_an_empty_folder_and_none_at_all(tmp_path: Path) -> None:
         read_results(tmp_path / "nowhere")
 
 
-def test_samples_of_another_record_are_refused(tmp_path: Path) -> None:
+def test_stored_samples_another_record_are_refused(tmp_path: Path) -> None:
     write_run(tmp_path, {cell_ref(): make_samples(3)})
     (stored,) = read_results(tmp_path).current
     write_record(tmp_path / "other", make_record(cell_ref()), make_samples(4))
     (tmp_path / "other" / "samples.parquet").replace(stored.folder / "samples.parquet")
     with pytest.raises(StoreError, match="run the cell again"):
-        samples_of(stored)
+        stored_samples(stored)
 
 
 def test_what_killed_writers_left_is_removed_and_finished_cells_stay(tmp_path: Path) -> None:

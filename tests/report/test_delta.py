@@ -12,7 +12,6 @@ from qbench.records.schema import CellRef, Failure, QuantizerFacts
 from qbench.report.bootstrap import Interval
 from qbench.report.damage_tables import damage_tables
 from qbench.report.delta import DeltaRow, Difference, ReportData, read_report, recovery
-from qbench.report.doubts import doubts
 from qbench.report.layouts import READ_STAR
 from qbench.report.marks import marks_for
 from qbench.report.metrics import Measure
@@ -200,7 +199,7 @@ def test_an_audit_of_another_quantization_proves_nothing(other: str, tmp_path: P
     report = read_report(tmp_path)
     score = row(report, "hqq-3-g64", "arc_easy", "acc").scores["softmax"]
     says(score, "audit failed", "mini-softmax-hqq-3-g64", f"audit of {other}")
-    (doubt,) = map(str, doubts(report))
+    (doubt,) = map(str, report.findings)
     assert doubt.startswith("mini-softmax-hqq-3-g64: ")
     assert f"audit of {other}" in doubt
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from qbench.records.integrity import altered
 
 from qbench.errors import InputError
 from qbench.gate.hypotheses import hypotheses
 from qbench.gate.settings import GateSettings
+from qbench.records.findings.record import altered
 from qbench.records.metrics import KL
 from qbench.records.paired import PairedDocuments, pair_documents
 from qbench.records.samples import WEIGHT

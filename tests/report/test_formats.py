@@ -13,7 +13,6 @@ from qbench.numbers import signed
 from qbench.records.schema import Failure, PlannedCell
 from qbench.report import tidy
 from qbench.report.delta import Difference, ReportData, read_report
-from qbench.report.doubts import doubts
 from qbench.report.drawing import write_drawings
 from qbench.report.fitting import pieces
 from qbench.report.html import page
@@ -155,7 +154,7 @@ def test_tables_of_published_numbers_name_what_is_suspicious(kind: str, paper: R
     cells = line.removeprefix("Suspicious: ").partition(";")[0].replace("\\", "")
     first, more = re.fullmatch(r"(.*) and (\d+) more", cells).groups()  # type: ignore[union-attr]
     named = first.split(", ")
-    every = {name for doubt in doubts(paper) for name in doubt.names}
+    every = {name for found in paper.findings for name in found.names}
     assert len(set(named)) == len(named) == len(every) - int(more)
     assert set(named) < every == {name for name in every if " " not in name}
     assert "Suspicious: " not in render(small, "md", kind)

@@ -14,6 +14,7 @@ from qbench.report.delta import ReportData, read_report
 from qbench.report.headline import Headline, Scales, adjusted
 from qbench.uncertainty import ChanceSource, Estimate
 
+from ..example_records import stored_samples
 from ..replicates import LABEL, numbered, twins, write_cells
 from .examples import PAPER, cell, samples_of, write_cell, write_mini, write_plan_of
 
@@ -32,7 +33,7 @@ def nats(report: ReportData, attention: str, label: str, draw: int | None, task:
     assert result
     stored = result.of_draw(draw).stored
     assert stored
-    frame = samples_of(stored)
+    frame = stored_samples(stored)
     frame = frame[frame["task"] == task].sort_values("doc_id")
     if "word_perplexity" in frame and frame["word_perplexity"].notna().all():
         return frame["word_perplexity"].to_numpy(), frame["word_perplexity.weight"].to_numpy()

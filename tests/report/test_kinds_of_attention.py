@@ -17,7 +17,6 @@ from qbench.gate.power import power
 from qbench.report.attentions import TWINS, kind_name, kind_title
 from qbench.report.compare import compare, comparison_rows, comparison_tables
 from qbench.report.delta import Difference, ReportData, read_report
-from qbench.report.doubts import doubts
 from qbench.report.html import page
 from qbench.report.looks import LOOKS, looks
 from qbench.report.plots import figures
@@ -204,7 +203,9 @@ def test_a_long_csv_without_a_reference_names_the_column_for_it(tmp_path: Path) 
 
 def test_a_wrong_published_delta_names_its_kinds(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text(HEADER + "S,none,16,odd,acc,gated,50,40,12,softmax\n")
-    assert [doubt.why for doubt in doubts(read_report(tmp_path))] == ["Δ is +12.00, but gated − softmax is +10.00."]
+    assert [found.message for found in read_report(tmp_path).findings] == [
+        "Δ is +12.00, but gated − softmax is +10.00."
+    ]
 
 
 def test_published_numbers_are_compared_with_their_own_reference(turned: ReportData, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from qbench.records.store import RECORD
 from qbench.report.delta import ReportData, read_report
-from qbench.report.doubts import doubts
 
 from ..example_records import make_samples
 from .examples import PAPER, cell, samples_of, write_cell, write_mini
@@ -18,7 +17,7 @@ HEADER = "family,method,bits,task,metric,softmax,softpick,delta,documents\n"
 
 
 def findings(folder: Path) -> list[str]:
-    return [str(doubt) for doubt in doubts(read_report(folder))]
+    return list(map(str, read_report(folder).findings))
 
 
 def published(folder: Path, rows: str) -> list[str]:
@@ -27,14 +26,14 @@ def published(folder: Path, rows: str) -> list[str]:
 
 
 def test_in_the_paper_it_finds_the_1_8b_rows_of_hqq_and_nothing_else(paper: ReportData) -> None:
-    found = doubts(paper)
-    assert {name for doubt in found for name in doubt.where.split(" and ")} == HQQ
-    assert [f.where for f in found if "the same scores in all 9 metrics" in f.why] == [
+    found = paper.findings
+    assert {name for finding in found for name in finding.names} == HQQ
+    assert [f.where for f in found if "the same scores in all 9 metrics" in f.message] == [
         "1.8B-softmax-hqq-2 and 1.8B-softmax-hqq-3",
         "1.8B-softpick-hqq-2 and 1.8B-softpick-hqq-3",
     ]
     # This shows only that they are not of 2 or 3 bits; an 8-bit model would score the same.
-    assert {f.where for f in found if "unquantized or nearly lossless" in f.why} == HQQ
+    assert {f.cell.name for f in found if "unquantized or nearly lossless" in f.message} == HQQ
 
 
 def test_without_those_rows_the_paper_is_clean(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ import psutil
 from qbench.cli import main
 from qbench.records.store import read_results
 
+from ..example_records import stored_samples
+
 QBENCH = str(Path(sysconfig.get_path("scripts"), "qbench"))  # the command that people call
 
 
@@ -132,7 +134,7 @@ def results(out: Path) -> dict[str, Any]:
         record = stored.record
         kept = record.model_dump(mode="json", exclude={"cost", "provenance"})
         # Reading checks the digest in the record, and the same rows are written as the same bytes.
-        found[record.cell.name] = kept | {"samples": samples_of(stored).to_json() if stored.has_samples else None}
+        found[record.cell.name] = kept | {"samples": stored_samples(stored).to_json() if stored.has_samples else None}
     return found
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from qbench.records.store import read_results
 from qbench.report.render import table
 
+from ..example_records import stored_samples
 from .driver import run_here
 
 
@@ -25,7 +26,7 @@ def test_a_run_with_passkey_and_masked_heads(change: Callable[..., Path], tmp_pa
     found = {stored.record.cell.name: stored for stored in read_results(out).current}
     assert len(found) == 6
     for stored in found.values():
-        by_task = samples_of(stored).groupby("task")
+        by_task = stored_samples(stored).groupby("task")
         assert {task: len(rows) for task, rows in by_task} == {"arc_easy": 6, "passkey_160": 5, "passkey_200": 5}
         passkey = by_task.get_group("passkey_200")
         assert passkey["response"].notna().all()

@@ -17,7 +17,7 @@ class Finding:
     cells: tuple[CellRef, ...]  # that it is about; the first one is at fault, as far as that is known
     message: str
     found_by: FoundBy = "records"
-    where: str = ""  # the score, if it is about one of several cells' scores; empty: the names of the cells
+    where: str = ""  # what it is about, if that is not just the cell at fault: a score, or several cells
 
     @property
     def cell(self) -> CellRef:
@@ -30,4 +30,4 @@ class Finding:
         return tuple(dict.fromkeys(cell.name for cell in self.cells))
 
     def __str__(self) -> str:
-        return f"{self.where or ' and '.join(self.names)}: {self.message}"
+        return f"{self.where or self.cell.name}: {self.message}"

@@ -9,9 +9,9 @@ from qbench.records.findings.weights import other_weights
 from qbench.records.store import StoredRecord
 
 
-def findings(records: Sequence[StoredRecord]) -> list[Finding]:
-    """What is wrong with the current records of a folder."""
-    evidence = Evidence.of(records)
+def findings(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> list[Finding]:
+    """What is wrong with the current records of a folder. references: the records of its baseline."""
+    evidence = Evidence.of(records, references)
     found = []
     for stored in records:
         evidence.read({stored.record.cell.name})

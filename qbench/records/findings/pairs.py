@@ -95,14 +95,14 @@ def of_audits(pairs: Sequence[Pair], limits: Limits, alpha: float) -> list[Findi
     found = [
         Finding(rule, (after.record.cell,), change, "audit")
         for before, after in pairs
-        for rule, change in _audit_changes(before.record.audit, after.record.audit, limits, other_draws)
+        for rule, change in audit_changes(before.record.audit, after.record.audit, limits, other_draws)
     ]
     audits = [(before.record.audit, after.record.audit) for before, after in pairs]
     both = [(before, after) for before, after in audits if before and after]
     if other_draws and len(both) > 1:
         level = alpha / (2 * max(len(both[0][0].layers), 1))  # two numbers of each layer
         cell = pairs[0][1].record.cell.of_all_draws
-        found += [Finding(rule, (cell,), change, "audit") for rule, change in _draws_changes(both, limits, level)]
+        found += [Finding(rule, (cell,), change, "audit") for rule, change in draws_changes(both, limits, level)]
     return found
 
 
@@ -166,10 +166,12 @@ def _other_settings(before: Record, after: Record) -> Iterator[Problem]:
             yield "other_task", f"{task} is not the baseline's task: its file or its documents changed."
 
 
-def _audit_changes(before: Audit | None, after: Audit | None, limits: Limits, of_other_draws: bool) -> list[Problem]:
+def audit_changes(
+    before: Audit | None, after: Audit | None, limits: Limits, of_other_draws: bool = False
+) -> list[Problem]:
     """Sentences: which layers are quantized differently from the baseline.
 
-    of_other_draws: the calibration draws differ, and weight scales and errors with them; _draws_changes compares those.
+    of_other_draws: the calibration draws differ, and weight scales and errors with them; draws_changes compares those.
     """
     if before is None or after is None:
         what = "new" if before is None else "missing"
@@ -195,7 +197,7 @@ def _audit_changes(before: Audit | None, after: Audit | None, limits: Limits, of
     return changes + _by_layers(drifts)
 
 
-def _draws_changes(pairs: Sequence[tuple[Audit, Audit]], limits: Limits, level: float) -> list[Problem]:
+def draws_changes(pairs: Sequence[tuple[Audit, Audit]], limits: Limits, level: float) -> list[Problem]:
     """Sentences: layers whose weight scale or error, averaged over different calibration draws, differs from the
     baseline's by more than allowed and beyond chance. level: of one layer's p."""
     drifts: dict[str, Problem | None] = {}

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from qbench.records.impossible import ClaimedScore, impossible_scores
 
+from qbench.records.findings.arithmetic import ClaimedScore, impossible_scores
 from qbench.records.metrics import METRICS, facts_of
 from qbench.records.samples import AGGREGATIONS
 from qbench.records.store import read_results

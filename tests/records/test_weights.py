@@ -3,20 +3,23 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from qbench.records.evidence import Evidence, MeasuredCell, TaskScores
-from qbench.records.suspicious import Suspicion, suspicious_records, suspicious_scores
 
 from qbench.records.audit import Audit, Measured, PartAudit
+from qbench.records.documents import Answers, Keys, TaskDocuments, Values
+from qbench.records.findings.finding import Finding
+from qbench.records.findings.folder import findings
+from qbench.records.findings.measured import Evidence, MeasuredCell
+from qbench.records.findings.weights import other_weights
 from qbench.records.store import RECORD, SAMPLES, StoredRecord, read_record, read_results, write_record
 
-from ..example_records import cell_ref
+from ..example_records import cell_ref, stored_samples
 
 MINI = Path(__file__).parents[2] / "results" / "mini"
 ALL = read_results(MINI).current
@@ -32,7 +35,7 @@ def find(label: str, attention: str = "softmax") -> StoredRecord:
 
 def forged(folder: Path, into: StoredRecord, samples: pd.DataFrame | None = None, **changes: Any) -> StoredRecord:
     """The cell with other samples, or with changes to its record."""
-    write_record(folder, into.record.model_copy(update=changes), samples_of(into) if samples is None else samples)
+    write_record(folder, into.record.model_copy(update=changes), stored_samples(into) if samples is None else samples)
     return StoredRecord(read_record(folder / RECORD), folder)
 
 
@@ -72,13 +75,18 @@ def improved(samples: pd.DataFrame, nats: float) -> pd.DataFrame:
     return rescored(samples.assign(loglikelihoods=values))
 
 
-def names(found: list[Suspicion]) -> set[str]:
-    return {suspicion.cell.name for suspicion in found}
+def found_in(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> list[Finding]:
+    """The findings, except that the record's scores do not follow from the forged samples."""
+    return [found for found in findings(records, references) if not found.rule.startswith(("altered", "other_count"))]
+
+
+def names(found: list[Finding]) -> set[str]:
+    return {finding.cell.name for finding in found}
 
 
 def test_no_cell_of_mini_is_accused() -> None:
-    assert suspicious_records(ALL) == []
-    assert suspicious_records(ALL, references=ALL) == []
+    assert found_in(ALL) == []
+    assert found_in(ALL, references=ALL) == []
 
 
 QUANTIZED = ["bnb-8", "gptq-8-g128", "hqq-8-g64", "bnb-4-nf4", "gptq-2-g128"]
@@ -100,30 +108,30 @@ def test_the_unquantized_model_under_a_quantized_label(
     attention: str, size: float, fact: str, label: str, tmp_path: Path
 ) -> None:
     unquantized, into = find("none-16", attention), find(label, attention)
-    cell = forged(tmp_path, into, jittered(samples_of(unquantized), size))
-    (found,) = suspicious_records(replaced(cell))
+    cell = forged(tmp_path, into, jittered(stored_samples(unquantized), size))
+    (found,) = found_in(replaced(cell))
     assert (found.cell, found.found_by) == (into.record.cell, "records")
     assert fact in found.message
     # And if the run has only this cell.
-    assert names(suspicious_records([cell], references=HONEST)) == {into.record.cell.name}
-    assert suspicious_records([cell]) == []
+    assert names(found_in([cell], references=HONEST)) == {into.record.cell.name}
+    assert found_in([cell]) == []
 
 
 @pytest.mark.parametrize("label", ["hqq-8-g64", "gptq-4-g128"])
 def test_wide_samples_under_2_bits(label: str, tmp_path: Path) -> None:
     wide, narrow = find(label), find("gptq-2-g128")
-    cell = forged(tmp_path, narrow, samples_of(wide))
-    (found,) = suspicious_records(replaced(cell))
+    cell = forged(tmp_path, narrow, stored_samples(wide))
+    (found,) = found_in(replaced(cell))
     assert found.cell == narrow.record.cell
     assert wide.record.cell.name in found.message
     # Only the run, compared with a baseline that has both.
-    (found,) = suspicious_records([cell], references=HONEST)
+    (found,) = found_in([cell], references=HONEST)
     assert f"the baseline's {wide.record.cell.name}" in found.message
 
 
 def test_softpick_samples_under_softmax(tmp_path: Path) -> None:
     into = find("none-16")
-    (found,) = suspicious_records(replaced(forged(tmp_path, into, samples_of(find("none-16", "softpick")))))
+    (found,) = found_in(replaced(forged(tmp_path, into, stored_samples(find("none-16", "softpick")))))
     assert {"mini-softmax-none-16", "mini-softpick-none-16"} == {
         found.cell.name,
         found.message.split("those of ")[1][:21],
@@ -131,25 +139,25 @@ def test_softpick_samples_under_softmax(tmp_path: Path) -> None:
 
 
 def test_documents_in_another_order_are_paired_by_content(tmp_path: Path) -> None:
-    samples = samples_of(find("none-16")).iloc[::-1].reset_index(drop=True)
-    (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), samples)))
+    samples = stored_samples(find("none-16")).iloc[::-1].reset_index(drop=True)
+    (found,) = found_in(replaced(forged(tmp_path, find("hqq-2-g64"), samples)))
     assert "400 documents are equal to the last bit" in found.message
 
 
 def test_documents_that_are_not_numbers_hide_nothing(tmp_path: Path) -> None:
-    samples = samples_of(find("none-16"))
+    samples = stored_samples(find("none-16"))
     values = [
         row if i % 3 else np.append(np.full(len(row), -np.inf), 0.5) for i, row in enumerate(samples["loglikelihoods"])
     ]
-    (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), samples.assign(loglikelihoods=values))))
+    (found,) = found_in(replaced(forged(tmp_path, find("hqq-2-g64"), samples.assign(loglikelihoods=values))))
     assert "equal to the last bit to those of mini-softmax-none-16" in found.message
 
 
 def test_one_forged_task_is_enough(tmp_path: Path) -> None:
-    samples, own = samples_of(find("none-16")), samples_of(find("hqq-2-g64"))
+    samples, own = stored_samples(find("none-16")), stored_samples(find("hqq-2-g64"))
     mixed = own.where(own["task"] != "mini_sciq", samples)
     for references in ((), HONEST):
-        (found,) = suspicious_records(replaced(forged(tmp_path, find("hqq-2-g64"), mixed)), references)
+        (found,) = found_in(replaced(forged(tmp_path, find("hqq-2-g64"), mixed)), references)
         assert found.cell.label == "hqq-2-g64"
         assert "in mini_sciq " in found.message
 
@@ -157,7 +165,7 @@ def test_one_forged_task_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("nats", "accused"), [(0.01, False), (3.0, True)])
 def test_a_quantized_cell_that_is_better_than_its_model(nats: float, accused: bool, tmp_path: Path) -> None:
     into = find("hqq-8-g64")
-    found = suspicious_records(replaced(forged(tmp_path, into, improved(samples_of(into), nats))))
+    found = found_in(replaced(forged(tmp_path, into, improved(stored_samples(into), nats))))
     assert names(found) == ({into.record.cell.name} if accused else set())
     assert all("better than the unquantized model" in f.message for f in found)
 
@@ -165,12 +173,12 @@ def test_a_quantized_cell_that_is_better_than_its_model(nats: float, accused: bo
 @pytest.mark.parametrize(("nats", "accused"), [(0.02, False), (0.2, True)])
 def test_pages_that_are_likelier_than_to_the_model(nats: float, accused: bool, tmp_path: Path) -> None:
     into = find("hqq-8-g64")
-    samples = samples_of(into)
+    samples = stored_samples(into)
     pages = samples["task"] == "mini_wikitext"
     words = samples["word_perplexity.weight"].fillna(0.0)
     values = [row + nats * n for row, n in zip(samples["loglikelihoods"], words, strict=True)]
     likelier = rescored(samples.assign(loglikelihoods=values)).where(pages, samples)
-    found = suspicious_records(replaced(forged(tmp_path, into, likelier)))
+    found = found_in(replaced(forged(tmp_path, into, likelier)))
     assert names(found) == ({into.record.cell.name} if accused else set())
     assert all("nats per decision" in f.message for f in found)
 
@@ -179,45 +187,45 @@ def test_pages_that_are_likelier_than_to_the_model(nats: float, accused: bool, t
 def test_a_task_that_is_too_hard_for_the_model_accuses_nobody(kept: float, tmp_path: Path) -> None:
     """If a model is confident and wrong, noise makes it less confident, so it gains nats: not a sign of forgery."""
     draw = np.random.default_rng(0)
-    first = samples_of(find("none-16"))
+    first = stored_samples(find("none-16"))
     wrong = [draw.random() > kept for _ in range(len(first))]
     golds = [
         g if g is None or not w else [int(draw.integers(len(c)))]
         for g, w, c in zip(first["gold"], wrong, first["characters"], strict=True)
     ]
     cells = [
-        forged(tmp_path / s.folder.name, s, rescored(samples_of(s).assign(gold=golds)))
+        forged(tmp_path / s.folder.name, s, rescored(stored_samples(s).assign(gold=golds)))
         for s in HONEST
         if s.record.cell.attention == "softmax"
     ]
-    assert suspicious_records(cells) == []
+    assert found_in(cells) == []
 
 
 @pytest.mark.parametrize("metric", ["acc", "acc_norm", "perplexity", "word_perplexity"])
 def test_metrics_must_follow_from_log_likelihoods(metric: str, tmp_path: Path) -> None:
     into = find("hqq-2-g64")
-    samples = samples_of(into)
-    samples[metric] = samples_of(find("none-16"))[metric]
-    (found,) = suspicious_records(replaced(forged(tmp_path, into, samples)))
+    samples = stored_samples(into)
+    samples[metric] = stored_samples(find("none-16"))[metric]
+    (found,) = found_in(replaced(forged(tmp_path, into, samples)))
     assert found.cell == into.record.cell
     assert f"{metric} does not follow from the log-likelihoods" in found.message
 
 
 def test_log_likelihoods_that_are_gone_hide_nothing(tmp_path: Path) -> None:
     into = find("hqq-2-g64")
-    samples = samples_of(into)
+    samples = stored_samples(into)
     gone = [
         row if task != "mini_wikitext" else np.full(len(row), np.nan)
         for row, task in zip(samples["loglikelihoods"], samples["task"], strict=True)
     ]
-    (found,) = suspicious_records(replaced(forged(tmp_path, into, samples.assign(loglikelihoods=gone))))
+    (found,) = found_in(replaced(forged(tmp_path, into, samples.assign(loglikelihoods=gone))))
     assert "word_perplexity does not follow" in found.message
 
 
 @pytest.mark.parametrize(("measured", "under"), [("gptq-8-g128", "none-16"), ("hqq-2-g64", "hqq-4-g64")])
 def test_the_baseline_tells_which_of_two_equal_cells_was_forged(measured: str, under: str, tmp_path: Path) -> None:
-    cell = forged(tmp_path, find(under), samples_of(find(measured)))
-    found = suspicious_records(replaced(cell), references=HONEST)
+    cell = forged(tmp_path, find(under), stored_samples(find(measured)))
+    found = found_in(replaced(cell), references=HONEST)
     assert find(under).record.cell.name in names(found)
     assert find(measured).record.cell.name not in names(found)
 
@@ -237,8 +245,8 @@ def test_recovery_from_damage_may_be_worth_one_bit_and_not_two(
     """The run's cell has the documents of another one, which its baseline lacks."""
     before, better = find(label, attention), find(other, attention)
     unquantized = find("none-16", attention)
-    cell = forged(tmp_path, before, jittered(samples_of(better), 1e-6))
-    found = suspicious_records([unquantized, cell], references=[unquantized, before])
+    cell = forged(tmp_path, before, jittered(stored_samples(better), 1e-6))
+    found = found_in([unquantized, cell], references=[unquantized, before])
     assert names(found) == ({before.record.cell.name} if accused else set())
 
 
@@ -277,7 +285,7 @@ def test_failing_audits(kind: str) -> None:
     honest = find("hqq-2-g64")
     assert honest.record.audit is not None
     record = honest.record.model_copy(update={"audit": change(honest.record.audit)})
-    found = [f for f in suspicious_records(replaced(StoredRecord(record, honest.folder))) if f.found_by == "audit"]
+    found = [f for f in found_in(replaced(StoredRecord(record, honest.folder))) if f.found_by == "audit"]
     assert names(found) == {honest.record.cell.name}
     assert fact in found[0].message
 
@@ -286,36 +294,34 @@ def test_the_unquantized_and_failed_cells_need_no_audit() -> None:
     unquantized = find("none-16").record.model_copy(update={"audit": None})
     failed = find("hqq-2-g64").record.model_copy(update={"audit": None, "state": "failed", "samples_sha256": None})
     folder = find("none-16").folder
-    assert suspicious_records([StoredRecord(unquantized, folder), StoredRecord(failed, folder)]) == []
+    assert found_in([StoredRecord(unquantized, folder), StoredRecord(failed, folder)]) == []
 
 
 def test_values_of_sure_answers_coincide_by_chance() -> None:
     sure = np.full((400, 1), -1.2e-7)
     cells = [scored(label, {"lambada": (sure, sure[:, 0])}) for label in ("none-16", "hqq-4-g64", "gptq-4-g128")]
-    assert suspicious_scores(Evidence(cells)) == []
+    assert other_weights(Evidence(cells)) == []
 
 
 def test_other_families_are_not_compared(tmp_path: Path) -> None:
     other = find("none-16").record.cell.model_copy(update={"family": "copy"})
     shutil.copy(find("none-16").folder / SAMPLES, tmp_path)
     record = find("none-16").record.model_copy(update={"cell": other})
-    assert suspicious_records([*HONEST, StoredRecord(record, tmp_path)]) == []
+    assert found_in([*HONEST, StoredRecord(record, tmp_path)]) == []
 
 
 def scored(label: str, tasks: dict[str, tuple[np.ndarray, np.ndarray]], error: float | None = None) -> MeasuredCell:
     method, bits, *_ = label.split("-")
-    scores = {
-        task: TaskScores(
-            hashes=np.arange(len(values)).astype(np.str_),
-            values=values,
-            decisions=decisions,
-            gold=np.zeros((len(values), 1)),
-            lengths=np.ones(values.shape),
-            metrics={"acc": (values.argmax(1) == 0).astype(np.float64)},
-        )
-        for task, (values, decisions) in tasks.items()
-    }
-    return MeasuredCell(cell_ref("softmax", method, int(bits), label), "a checkpoint", error, scores)
+    documents = {}
+    for task, (values, decisions) in tasks.items():
+        count, right = len(values), (values.argmax(1) == 0).astype(np.float64)
+        gold = np.full((count, 1), np.nan if values.shape[1] == 1 else 0.0)
+        answers = Answers(gold, values, np.ones(values.shape))
+        keys = Keys(np.arange(count), np.arange(count).astype(np.bytes_))
+        metrics = {"acc": Values(right, np.ones(count))}
+        documents[task] = TaskDocuments(task, keys, metrics, lambda answers=answers: answers)
+        np.testing.assert_allclose(documents[task].decisions.values, decisions)
+    return MeasuredCell(cell_ref("softmax", method, int(bits), label), "a checkpoint", error, lambda: documents)
 
 
 # Relative weight errors as in mini.
@@ -348,15 +354,15 @@ def honest_cells(seed: int) -> list[MeasuredCell]:
 
 @pytest.mark.slow
 def test_of_200_honest_tables_of_documents_at_most_one_is_accused() -> None:
-    accused = [seed for seed in range(200) if suspicious_scores(Evidence(cells := honest_cells(seed), cells))]
-    assert len(accused) <= 1
+    found = [seed for seed in range(200) if other_weights(Evidence(cells := honest_cells(seed), cells))]
+    assert len(found) <= 1
 
 
 def test_neither_torch_nor_pandas_is_imported() -> None:
     code = (
         "import sys; from qbench.records.store import read_results;"
-        "from qbench.records.suspicious import suspicious_records;"
-        f"found = read_results({str(MINI)!r}).current; assert not suspicious_records(found, found);"
+        "from qbench.records.findings.folder import findings;"
+        f"found = read_results({str(MINI)!r}).current; assert not findings(found, found);"
         "print([m for m in ('torch', 'pandas', 'qbench.report', 'qbench.gate') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -382,10 +388,10 @@ def test_a_cell_with_masked_heads_may_be_equal_to_the_one_without(
             update={"what": identity.what.model_copy(update={"parts": {"mask1e-06": {"epsilon": 1e-6}}})}
         ),
     )
-    for found in (suspicious_records([*HONEST, masked]), suspicious_records([masked], references=HONEST)):
+    for found in (found_in([*HONEST, masked]), found_in([masked], references=HONEST)):
         assert bool(found) is not may_change_nothing
-        assert all("last bit" in suspicion.message for suspicion in found)
+        assert all("last bit" in finding.message for finding in found)
     # An audit that does not prove the mask proves nothing.
     audit = plain.record.audit.model_copy(update={"label": label})
     unproved = forged(tmp_path, masked, audit=audit)
-    assert any("mask1e-06" in suspicion.message for suspicion in suspicious_records([unproved]))
+    assert any("mask1e-06" in finding.message for finding in found_in([unproved]))
