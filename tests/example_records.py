@@ -199,7 +199,7 @@ def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: A
     if samples is None:
         fields["failure"] = Failure(kind="error", reason="It broke.", phase="quantize", log_tail="…")
     else:
-        fields["metrics"] = metrics_of(samples)
+        fields["metrics"] = changes.get("metrics") or metrics_of(samples)
         fields["audit"] = None if cell.method == "none" else audit_of(cell)
         fields["cost"] = Cost(seconds={"load": 1.0, "quantize": 2.0, "evaluate": 3.0}, weight_bytes=1000)
     return Record(**fields | changes)
