@@ -120,6 +120,11 @@ class MeasuredCell:
         return self.cell.family, self.cell.attention
 
     @property
+    def source(self) -> tuple[str, str]:
+        """The checkpoint and how it runs: equal for two variants of a family that are one checkpoint."""
+        return self.checkpoint, self.stored.record.identity.what.attention if self.stored else self.cell.attention
+
+    @property
     def is_quantized(self) -> bool:
         """Whether its name says that it is quantized."""
         return self.cell.label != UNQUANTIZED

@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 
+from qbench.attention.kinds import ATTENTIONS
 from qbench.records.audit import names_weights
 from qbench.records.metrics import facts_of
 from qbench.records.samples import AGGREGATIONS, GROUP, WEIGHT, Floats, metric_columns, rows_of_tasks
@@ -39,7 +40,8 @@ def _other_identity(record: Record) -> list[str]:
     found = []
     if record.key != record.identity.key:
         found.append(f"{RECORD}: the key is not the hash of its identity.")
-    for field in ("attention", "method", "bits"):
+    # A variant named as one of our kinds has it; other names (base, qat, another package's kind) say nothing about it.
+    for field in ("attention", "method", "bits") if cell.attention in ATTENTIONS else ("method", "bits"):
         own, hashed = getattr(cell, field), getattr(what, field)
         if own != hashed:
             found.append(f"{RECORD}: the cell's {field} is {own}, but its identity says {hashed}.")
