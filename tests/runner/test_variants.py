@@ -155,7 +155,7 @@ def test_one_checkpoint_under_three_names_is_measured_alike_and_is_not_suspiciou
         assert len({record.samples_sha256 for record in same}) == 1
     assert by_name["m-Ours-v2-none-16"].identity.what.attention == "softpick"
     assert by_name["m-Ours-v2-none-16"].attention_title == "Softpick"
-    assert (kind_title("Ours-v2"), kind_name("Ours-v2")) == ("Ours-v2", "Ours-v2")
+    assert [kind_title("Ours-v2"), kind_name("Ours-v2"), kind_name("Instruct")] == ["Ours-v2", "Ours-v2", "Instruct"]
 
 
 def test_the_unquantized_scores_of_a_twin_under_another_label_are_still_found(
