@@ -46,7 +46,8 @@ def test_the_attention_of_a_name_is_the_configs(tmp_path: Path) -> None:
         "softpick": "softpick",
     }
     assert all(estimate(cell, {}) for cell in found.values())
-    assert groups_of(found["base"].recipe) == ("attention:softpick", "hqq:3")
+    named = load_recipe(recipe_of(tmp_path, {"base": "softmax", "ours-v2": "softpick"}))
+    assert groups_of(named) == ("attention:softpick", "hqq:3")
 
 
 def test_one_checkpoint_has_one_identity_whatever_the_variant_is_called(tmp_path: Path) -> None:
