@@ -36,7 +36,7 @@ PACKAGES = (
 )
 PACKAGE = Path(__file__).parent
 # Our own code that computes numbers, within qbench; the kernels come first. runner/cell.py decides which model is
-# evaluated. Not records/audit.py and records/suspicious.py: their rules are applied again whenever a record is read.
+# evaluated. Not records/audit.py and records/findings: their rules are applied again whenever a record is read.
 COMPUTES = ("attention", "checkpoint", "quantizers", "evaluate", "tokenizer.py", "runner/cell.py")
 # The same for an analysis, its maps and sensitivities (CellRef.measured), which are not scores.
 ANALYZES = (

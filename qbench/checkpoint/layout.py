@@ -316,8 +316,8 @@ def parameter_count(config: Path, attention: str | None = None) -> int:
     return sum(map(math.prod, shapes.values()))
 
 
-def config_note(config: Path, attention: str) -> str:
-    """What is wrong or doubtful about running a config.json as this attention; empty if nothing is."""
+def config_note(config: Path, attention: str | None) -> str:
+    """What is wrong or doubtful about running a config.json; empty if nothing is. attention: what it must have."""
     try:
         fields = read_json(config)
         config_sizes(fields, config)

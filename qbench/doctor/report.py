@@ -18,13 +18,14 @@ from packaging.requirements import Requirement
 
 from qbench import DISTRIBUTION
 from qbench.attention.kinds import attentions
+from qbench.checkpoint.layout import CheckpointError
 from qbench.gpus import gpus, has_cuda, why_not_cuda
 from qbench.identity import PACKAGES
 from qbench.machine import machine
 from qbench.numbers import counted
 from qbench.output import print_styled
 from qbench.quantizers.options import quantizers
-from qbench.recipe.cells import cells
+from qbench.recipe.cells import Cell, cells
 from qbench.recipe.schema import Recipe
 
 WRAPPED = ("attention", "packages")  # long lists, also in logs
@@ -168,9 +169,7 @@ def examine(recipe: Recipe | None = None) -> DoctorReport:
 
 def groups_of(recipe: Recipe) -> tuple[str, ...]:
     """The groups of checks that a recipe needs: its kinds of attention, and its methods at its widths."""
-    kinds = dict.fromkeys(
-        cell.ref.attention for cell in cells(recipe) if not attentions()[cell.ref.attention].is_softmax
-    )
+    kinds = dict.fromkeys(kind for kind in map(_attention, cells(recipe)) if kind and not attentions()[kind].is_softmax)
     widths: dict[str, dict[str, None]] = {}
     for method in methods():
         bits = {c.ref.bits for c in cells(recipe) if c.ref.method == method.name} & set(method.widths)
@@ -178,6 +177,14 @@ def groups_of(recipe: Recipe) -> tuple[str, ...]:
             widths[method.name] = dict.fromkeys(map(str, sorted(bits)))
     attention = [f"attention:{','.join(kinds)}"] if kinds else []
     return (*attention, *(f"{method}:{','.join(bits)}" for method, bits in widths.items()))
+
+
+def _attention(cell: Cell) -> str | None:
+    """The attention kind of a checkpoint; None if its config is not on this machine, or wrong."""
+    try:
+        return cell.attention
+    except CheckpointError:  # `qbench plan` says what is wrong with it
+        return None
 
 
 def notes() -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from qbench.attention.kinds import ATTENTIONS, attentions, declaring_module
-from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, tokenizer_fingerprint
+from qbench.checkpoint.fingerprint import NotFetchedError, checkpoint_fingerprint, local_file, tokenizer_fingerprint
+from qbench.checkpoint.layout import CONFIG, config_attention, read_json
 from qbench.errors import InputError
 from qbench.evaluate.batches import BATCH_TOKENS
 from qbench.evaluate.facts import TaskSummary, is_task_path, task_facts
@@ -22,6 +23,7 @@ from qbench.recipe.check import check_recipe
 from qbench.recipe.messages import as_sentence
 from qbench.recipe.passkey import with_passkey_lengths
 from qbench.recipe.schema import CheckpointSource, QuantizationEntry, Recipe, fields_at
+from qbench.recipe.variants import required_attention
 from qbench.recipe.yaml import RecipeError, RecipeFile, read_recipe_file
 from qbench.records.schema import CellRef
 
@@ -42,6 +44,28 @@ class Cell:
     def location(self) -> str:
         """The checkpoint's folder, or its id on the Hub."""
         return self.recipe.locate(self.source.path)
+
+    @property
+    def variant(self) -> str:
+        """Which model of its family it is; records and CSV call this its attention."""
+        return self.ref.attention
+
+    @property
+    def config(self) -> Path | None:
+        """The checkpoint's config.json; None if it is not on this machine."""
+        return local_file(self.location, CONFIG, self.source.revision)
+
+    @property
+    def required_attention(self) -> str | None:
+        """The attention kind that the checkpoint must have by the variant's name; None if that is not a kind's."""
+        return required_attention(self.variant)
+
+    @property
+    def attention(self) -> str | None:
+        """The attention kind, by the variant's name or else by the config; None if that is not on this machine."""
+        if self.required_attention or (file := self.config) is None:
+            return self.required_attention
+        return config_attention(read_json(file), file).name
 
     @property
     def tokenizer(self) -> str:
@@ -80,24 +104,22 @@ class Cell:
         """
         return self.recipe.resolved_device == "cuda" or self._fixed_batch_tokens is not None
 
-    def packages(self) -> dict[str, str]:
-        """The versions of the packages that compute this cell."""
+    def packages(self, attention: str) -> dict[str, str]:
+        """The versions of the packages that compute this cell; attention: the checkpoint's kind."""
         own = self.quantization.packages() if isinstance(self.quantization, Quantization) else {}
-        return self.model_packages() | own
-
-    def model_packages(self) -> dict[str, str]:
-        """Those that compute the unquantized model."""
-        return package_versions() | _attention_code(self.ref.attention)
+        return model_packages(attention) | own
 
     def identity(self) -> Identity:
         """Everything that can change the numbers; NotFetchedError if some of it is not on this machine."""
         recipe, quantized = self.recipe, self.quantization
         assert isinstance(quantized, Quantization)
         calibration = self.calibration
+        checkpoint, attention = checkpoint_fingerprint(self.location, self.source.revision), self.attention
+        assert attention  # a checkpoint with a fingerprint has its config here
         what = What(
-            checkpoint=checkpoint_fingerprint(self.location, self.source.revision),
+            checkpoint=checkpoint,
             tokenizer=tokenizer_fingerprint(self.tokenizer, self.tokenizer_revision),
-            attention=self.ref.attention,
+            attention=attention,
             **quantized.identity(),
             calibration=calibration.content_hash(self.ref.draw) if calibration else None,
             dtype=recipe.resolved_dtype,
@@ -105,7 +127,7 @@ class Cell:
             device=recipe.resolved_device,
             **(self._analyzed() if self.ref.measured else self._scored()),
         )
-        return Identity(what=what, code=self.code(), packages=self.packages())
+        return Identity(what=what, code=self.code(), packages=self.packages(attention))
 
     def code(self) -> str:
         """A hash of our code that computes this cell."""
@@ -155,6 +177,11 @@ class Cell:
         return self.source.revision if self.tokenizer == self.location else None
 
 
+def model_packages(attention: str) -> dict[str, str]:
+    """The versions of the packages that compute an unquantized model with this attention."""
+    return package_versions() | _attention_code(attention)
+
+
 def _attention_code(attention: str) -> dict[str, str]:
     """What computes a kind besides our code: its function, and the package that declares it."""
     kind = attentions()[attention]
@@ -192,12 +219,12 @@ def _data_for_tasks(recipe: Recipe, read: RecipeFile) -> dict[str, Any]:
 
 
 def cells(recipe: Recipe) -> list[Cell]:
-    """Every cell, ordered by family, quantization and draw, twins next to each other."""
+    """Every cell, ordered by family, quantization and draw, variants next to each other."""
     found = []
-    for family, twins in recipe.checkpoints.items():
+    for family, variants in recipe.checkpoints.items():
         for quantized in _quantizations(recipe.quantizations):
-            for draw, (attention, source) in product(_draws(recipe, quantized), twins.items()):
-                found.append(_cell(recipe, family, attention, source, quantized, draw=draw))
+            for draw, (variant, source) in product(_draws(recipe, quantized), variants.items()):
+                found.append(_cell(recipe, family, variant, source, quantized, draw=draw))
     return found
 
 
@@ -206,16 +233,16 @@ def analysis_cells(recipe: Recipe) -> list[Cell]:
     whole = cells(recipe) if recipe.analysis.cells == "all" else _unquantized(recipe)
     whole = [cell for cell in whole if cell.ref.draw in (None, 1)]  # one draw of calibration is enough to look at
     found = [replace(cell, ref=cell.ref.model_copy(update={"measured": "analysis"})) for cell in whole]
-    for family, twins in recipe.checkpoints.items():
-        for attention, source in twins.items():
+    for family, variants in recipe.checkpoints.items():
+        for variant, source in variants.items():
             for step, own in sorted(source.steps.items()):
                 tokenizer = own.tokenizer or source.tokenizer or recipe.tokenizer or source.path
                 own = own.model_copy(update={"tokenizer": tokenizer})
-                found.append(_cell(recipe, family, attention, own, UNCHANGED, measured="analysis", step=step))
+                found.append(_cell(recipe, family, variant, own, UNCHANGED, measured="analysis", step=step))
         for quantized in _quantizations(recipe.analysis.sensitivity):
-            for attention, source in twins.items():
+            for variant, source in variants.items():
                 draw = _draws(recipe, quantized)[0]
-                found.append(_cell(recipe, family, attention, source, quantized, measured="sensitivity", draw=draw))
+                found.append(_cell(recipe, family, variant, source, quantized, measured="sensitivity", draw=draw))
     return found
 
 
@@ -234,23 +261,23 @@ UNCHANGED = quantization("none", 16)
 def _unquantized(recipe: Recipe) -> list[Cell]:
     """The unquantized models, whether or not the recipe lists the unquantized baseline."""
     return [
-        _cell(recipe, family, attention, source, UNCHANGED)
-        for family, twins in recipe.checkpoints.items()
-        for attention, source in twins.items()
+        _cell(recipe, family, variant, source, UNCHANGED)
+        for family, variants in recipe.checkpoints.items()
+        for variant, source in variants.items()
     ]
 
 
 def _cell(
     recipe: Recipe,
     family: str,
-    attention: str,
+    variant: str,
     source: CheckpointSource,
     quantized: Quantization | NotOffered,
     **others: Any,
 ) -> Cell:
     ref = CellRef(
         family=family,
-        attention=attention,
+        attention=variant,
         checkpoint=source.path,
         method=quantized.method,
         bits=quantized.bits,

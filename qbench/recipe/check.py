@@ -4,6 +4,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import NotOffered, Quantization, offers, quantization, quantizer
 from qbench.recipe.schema import PASSKEY_FIELDS, QuantizationEntry, Recipe
+from qbench.recipe.variants import NAME, NAME_RULE, misspelled_kind, required_attention
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
 from qbench.records.metrics import PASSKEY
@@ -29,6 +31,7 @@ def check_recipe(recipe: Recipe, file: RecipeFile) -> None:
     """Raise an error with the file, the line and the field of the first problem."""
     for check in (
         _check_families,
+        _check_variants,
         _check_checkpoints,
         _check_reference,
         _check_replicates,
@@ -54,27 +57,52 @@ def _check_families(recipe: Recipe, file: RecipeFile) -> None:
             )
 
 
+def _check_variants(recipe: Recipe, file: RecipeFile) -> None:
+    """Names of variants are kinds or unlike them, fit into file names and CSV, and are told apart with the family's."""
+    seen: dict[str, tuple[str, str]] = {}
+    for family, variants in recipe.checkpoints.items():
+        for variant in variants:
+            where: Where = ("checkpoints", family, variant)
+            _check_variant(where, variant, file)
+            first = seen.setdefault(_folded(file_name(f"{family}-{variant}")), (family, variant))
+            if first != (family, variant):
+                raise file.error(
+                    where,
+                    f"{variant!r} of {family} and {first[1]!r} of {first[0]} would share folders, as names of folders "
+                    "are family-variant-quantization and some file systems ignore case; rename one.",
+                )
+
+
+def _check_variant(where: Where, variant: str, file: RecipeFile) -> None:
+    if required_attention(variant):
+        return
+    if kind := misspelled_kind(variant):
+        raise file.error(
+            where,
+            f"{variant!r} is too close to the name of an attention kind. A variant named as one must be trained with "
+            f"it; these are {', '.join(attentions())}. Other variants need names that are less like one, such as "
+            f"{kind}-v2. Did you mean {kind}?",
+        )
+    if not NAME.fullmatch(variant):
+        raise file.error(where, f"{variant!r} cannot be a variant's name; it must consist of {NAME_RULE}.")
+
+
 def _folded(text: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def _check_checkpoints(recipe: Recipe, file: RecipeFile) -> None:
-    known = attentions()
-    for family, twins in recipe.checkpoints.items():
+    for family, variants in recipe.checkpoints.items():
         where: Where = ("checkpoints", family)
-        if not twins:
-            raise file.error(where, f"is empty; it must have at least one of {', '.join(known)}.")
-        for attention, source in twins.items():
-            if attention not in known:
-                raise file.error(
-                    (*where, attention),
-                    f"an attention must be one of {', '.join(known)}.{did_you_mean(attention, known)}",
-                )
-            _check_source((*where, attention), source.path, recipe)
+        if not variants:
+            kinds = ", ".join(attentions())
+            raise file.error(where, f"is empty; it must have at least one of {kinds}, or a variant with another name.")
+        for variant, source in variants.items():
+            _check_source((*where, variant), source.path, recipe)
             if source.tokenizer:
-                _check_source((*where, attention, "tokenizer"), source.tokenizer, recipe)
+                _check_source((*where, variant, "tokenizer"), source.tokenizer, recipe)
             for step, own in source.steps.items():
-                _check_source((*where, attention, "steps", step), own.path, recipe)
+                _check_source((*where, variant, "steps", step), own.path, recipe)
     if recipe.tokenizer:
         _check_source(("tokenizer",), recipe.tokenizer, recipe)
 
@@ -83,26 +111,21 @@ def _check_reference(recipe: Recipe, file: RecipeFile) -> None:
     """Every family with several models must have the reference; so must any family, if the recipe names it."""
     reference, families = recipe.reference, recipe.checkpoints
     named = "reference" in recipe.model_fields_set
-    known = attentions()
-    if reference not in known:
-        raise file.error(
-            ("reference",),
-            f"is {reference!r}; it must be one of {', '.join(known)}.{did_you_mean(reference, known)}",
-        )
-    if named and not any(reference in twins for twins in families.values()):
-        have = "; ".join(f"{family} has {', '.join(twins)}" for family, twins in families.items())
-        raise file.error(("reference",), f"is {reference}, but no family has it: {have}.")
-    for family, twins in families.items():
-        if len(twins) > 1 and reference not in twins:
+    if named and not any(reference in variants for variants in families.values()):
+        have = "; ".join(f"{family} has {', '.join(variants)}" for family, variants in families.items())
+        near = did_you_mean(reference, dict.fromkeys(chain.from_iterable(families.values())))
+        raise file.error(("reference",), f"is {reference!r}, but no family has such a variant: {have}.{near}")
+    for family, variants in families.items():
+        if len(variants) > 1 and reference not in variants:
             raise file.error(
                 ("reference",) if named else ("checkpoints", family),
-                f"the reference is {reference}, but {family} has only {', '.join(twins)}. Add the "
-                f"checkpoint, or name another reference: `reference: {next(iter(twins))}`.",
+                f"the reference is {reference}, but {family} has only {', '.join(variants)}. Add the "
+                f"checkpoint, or name another reference: `reference: {next(iter(variants))}`.",
             )
 
 
 def _check_replicates(recipe: Recipe, file: RecipeFile) -> None:
-    """Replicates are two or more families with the same attentions."""
+    """Replicates are two or more families with the same variants."""
     named, families = recipe.replicates, recipe.checkpoints
     if not named:
         return
@@ -124,7 +147,7 @@ def _check_replicates(recipe: Recipe, file: RecipeFile) -> None:
             raise file.error(
                 where,
                 f"{family} has {', '.join(families[family])}, and {named[0]} has {', '.join(families[named[0]])}; "
-                "replicates must have the same attentions.",
+                "replicates must have the same variants.",
             )
 
 
@@ -273,8 +296,8 @@ def _check_heads(recipe: Recipe, file: RecipeFile) -> None:
     """The requested heads must exist in every model whose config is on this machine."""
     if not recipe.analysis.maps:
         return
-    models = ((family, *twin) for family, twins in recipe.checkpoints.items() for twin in twins.items())
-    for family, attention, source in models:
+    models = ((family, *own) for family, variants in recipe.checkpoints.items() for own in variants.items())
+    for family, variant, source in models:
         config = Path(recipe.locate(source.path), CONFIG)
         if not config.is_file():
             continue  # the worker will report it
@@ -285,7 +308,7 @@ def _check_heads(recipe: Recipe, file: RecipeFile) -> None:
                 if (number := getattr(place, name)) >= count:
                     raise file.error(
                         ("analysis", "maps", index, name),
-                        f"is {number}; {family}-{attention} has {name}s 0 to {count - 1}.",
+                        f"is {number}; {family}-{variant} has {name}s 0 to {count - 1}.",
                     )
 
 

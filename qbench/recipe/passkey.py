@@ -75,12 +75,12 @@ def _check_fields(recipe: Recipe) -> None:
 def _positions(recipe: Recipe) -> dict[str, int]:
     """How many tokens each model that is on this machine was made for."""
     found = {}
-    for family, twins in recipe.checkpoints.items():
-        for attention, source in twins.items():
+    for family, variants in recipe.checkpoints.items():
+        for variant, source in variants.items():
             file = local_file(recipe.locate(source.path), "config.json", source.revision)
             with suppress(CheckpointError):  # loading it reports what is wrong with it
                 if file:
-                    found[f"{family}-{attention}"] = config_sizes(read_json(file), file).max_position_embeddings
+                    found[f"{family}-{variant}"] = config_sizes(read_json(file), file).max_position_embeddings
     return found
 
 

@@ -17,6 +17,7 @@ from qbench.quantizers.axes import AXES
 from qbench.quantizers.calibration import NAMED, Calibration
 from qbench.quantizers.options import quantizers
 from qbench.recipe.messages import must
+from qbench.recipe.variants import default_reference
 from qbench.recipe.yaml import Field as Where
 from qbench.recipe.yaml import RecipeFile
 from qbench.records.limits import Bits
@@ -195,9 +196,10 @@ class Recipe(_RecipePart):
     """What a person writes: the matrix, and how to run it. The defaults here are the only ones."""
 
     description: str = ""
-    checkpoints: dict[str, dict[str, CheckpointSource]] = Field(min_length=1)  # family: {softmax: …, softpick: …}
+    checkpoints: dict[str, dict[str, CheckpointSource]] = Field(min_length=1)  # family: {variant: …}
     tokenizer: str | None = None  # instead of the checkpoints' tokenizers
-    reference: str = "softmax"  # the attention that the others of a family are compared with
+    # The variant that the others of a family are compared with.
+    reference: str = Field(default_factory=lambda fields: default_reference(fields["checkpoints"].values()))
     replicates: tuple[str, ...] = ()  # families that are the same pair, trained with several seeds
     quantizations: tuple[QuantizationEntry, ...] = Field(min_length=1)
     tasks: dict[str, TaskSettings] = Field(min_length=1)

@@ -66,7 +66,8 @@ def pair_documents(*pairs: Pair) -> Iterator[PairedDocuments | OtherDocuments]:
         if not paired.complete:
             yield _other_documents(task, [own.keys_of(task) for own in cells])
             continue
-        own = [cell[task].take(rows) for cell, rows in zip(cells, paired.rows, strict=True)]
+        together = np.argsort(cells[0][task].keys.distinct, kind="stable")  # repetitions of a document
+        own = [cell[task].take(rows[together]) for cell, rows in zip(cells, paired.rows, strict=True)]
         both = list(map(_columns, own))
         yield PairedDocuments(
             task=task,

@@ -28,7 +28,7 @@ class CellRef(_RecordPart, WithoutUnused):
     """A cell as readers see it: one checkpoint and one quantization. Records of two runs are joined by this."""
 
     family: str  # such as 340M: joins a softmax checkpoint and its twins
-    attention: str  # softmax, softpick, …
+    attention: str  # the variant: softmax, softpick, base, …; the attention kind is in the record's identity
     checkpoint: str  # as the recipe names it
     method: str
     bits: Bits  # 16 for method none
@@ -157,7 +157,7 @@ class Record(_RecordPart):
     key: str
     identity: Identity
     quantizer: QuantizerFacts | None = None  # None in records of qbench 0.1
-    attention_title: str | None = None  # as papers write it: ReLU Softmax; None in records of qbench 0.1
+    attention_title: str | None = None  # of the identity's kind, as papers write it; None in records of qbench 0.1
     metrics: tuple[MetricValue, ...] = ()
     divergences: tuple[Divergence, ...] = ()  # one per task that scores whole pages; none in older records
     audit: Audit | None = None

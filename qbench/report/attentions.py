@@ -13,7 +13,9 @@ _TITLES: dict[str, str] = {}
 
 def learn_titles(records: Iterable[Record]) -> None:
     """Remember the titles that records give to kinds that are not in our table."""
-    _TITLES.update({record.cell.attention: record.attention_title for record in records if record.attention_title})
+    _TITLES.update(
+        {record.identity.what.attention: record.attention_title for record in records if record.attention_title}
+    )
 
 
 def kind_title(attention: str) -> str:
@@ -23,7 +25,10 @@ def kind_title(attention: str) -> str:
 
 def kind_name(attention: str) -> str:
     """The same within a sentence: softmax, ReLU softmax."""
-    words = kind_title(attention).split(" ")
+    title = kind_title(attention)
+    if title == attention:  # a variant's name, or a kind without a title: as written
+        return title
+    words = title.split(" ")
     return " ".join(word.lower() if word.istitle() else word for word in words)
 
 

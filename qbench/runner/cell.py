@@ -17,7 +17,7 @@ from qbench.errors import InputError, is_out_of_memory
 from qbench.evaluate.facts import PAGES
 from qbench.identity import Identity, TaskIdentity, cache_folder, json_hash
 from qbench.quantizers.options import Quantization
-from qbench.recipe.cells import Cell
+from qbench.recipe.cells import Cell, model_packages
 from qbench.records.audit import AuditError
 from qbench.records.schema import Cost, Failure, FailureKind, MetricValue, Provenance, QuantizerFacts, Record
 
@@ -63,7 +63,7 @@ class Job:
             key=self.identity.key,
             identity=self.identity,
             quantizer=QuantizerFacts(title=wanted.quantizer.title, calibrated=wanted.is_calibrated),
-            attention_title=attentions()[self.cell.ref.attention].title,
+            attention_title=attentions()[self.identity.what.attention].title,
             provenance=Provenance(
                 recipe=recipe.file.name,
                 resolved_recipe=recipe.content(),
@@ -205,7 +205,7 @@ def _state_cache(job: Job) -> "StateCache":
     from qbench.evaluate.state_cache import StateCache
 
     what, machine = job.identity.what, [job.machine.get(part) for part in ("cpu", "gpus", "threads")]
-    computed_by = [job.identity.code, job.cell.model_packages(), machine, job.precision]
+    computed_by = [job.identity.code, model_packages(what.attention), machine, job.precision]
     model = [what.checkpoint, what.attention, what.dtype, what.device, job.cell.batch_tokens]
     return StateCache(cache_folder() / "states", json_hash([model, computed_by]))
 
@@ -268,7 +268,7 @@ def check_unchanged(cell: Cell, planned: Identity) -> None:
         changed.append("The analysis text")
     if cell.code() != planned.code:
         changed.append("qbench's code")
-    if cell.packages() != planned.packages:
+    if cell.packages(what.attention) != planned.packages:
         changed.append("A package version")
     if changed:
         raise ChangedError(f"{changed[0]} has changed since the run was planned; start the run again.")
@@ -282,7 +282,7 @@ def load_model(cell: Cell, identity: Identity) -> Any:
 
     folder = local_folder(cell.location, commit_of(identity.what.checkpoint))
     dtype = getattr(torch, cell.recipe.resolved_dtype)
-    return load_checkpoint(folder, cell.ref.attention, cell.recipe.resolved_device, dtype)
+    return load_checkpoint(folder, identity.what.attention, cell.recipe.resolved_device, dtype)
 
 
 def load_tokenizer(cell: Cell, identity: Identity) -> Any:

@@ -209,15 +209,15 @@ def _measured_length(file: Path, sample: str) -> float:
 
 
 def _network(cell: Cell) -> _Network | None:
-    file = local_file(cell.location, layout.CONFIG, cell.source.revision)
+    file = cell.config
     try:
-        return _read_network(file, cell.ref.attention, file.stat().st_mtime_ns) if file else None
+        return _read_network(file, cell.required_attention, file.stat().st_mtime_ns) if file else None
     except (CheckpointError, OSError):
         return None  # the plan's note on the cell says what is wrong with it
 
 
 @functools.lru_cache(maxsize=32)
-def _read_network(config: Path, attention: str, changed: int) -> _Network:
+def _read_network(config: Path, attention: str | None, changed: int) -> _Network:
     fields = layout.read_json(config)
     sizes = layout.config_sizes(fields, config)
     shapes = layout.tensor_shapes(sizes, layout.config_attention(fields, config, attention))

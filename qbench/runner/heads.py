@@ -16,12 +16,12 @@ def heads_to_draw(recipe: Recipe, analyses: Sequence[StoredRecord]) -> dict[str,
     if (named := recipe.analysis.maps) is not None:
         return {family: [(place.layer, place.head) for place in named] for family in recipe.checkpoints}
     found = {}
-    for family, twins in recipe.checkpoints.items():
-        reference = recipe.reference if recipe.reference in twins else next(iter(twins))
-        pair = [reference, *(attention for attention in twins if attention != reference)][:2]
+    for family, variants in recipe.checkpoints.items():
+        reference = recipe.reference if recipe.reference in variants else next(iter(variants))
+        pair = [reference, *(variant for variant in variants if variant != reference)][:2]
         there = {stored.record.cell.attention: stored for stored in analyses if _is_of(stored, family)}
-        if all(attention in there for attention in pair):
-            found[family] = _chosen([there[attention].analysis() for attention in pair])
+        if all(variant in there for variant in pair):
+            found[family] = _chosen([there[variant].analysis() for variant in pair])
     return found
 
 

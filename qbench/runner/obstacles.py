@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from qbench.checkpoint import layout
-from qbench.checkpoint.fingerprint import local_file
 from qbench.checkpoint.layout import CheckpointError
 from qbench.quantizers.declaration import LinearOptions
 from qbench.quantizers.options import Quantization
@@ -18,11 +17,11 @@ def obstacle(cell: Cell) -> str:
 
     Empty if nothing is known against it, or if the config is not on this machine.
     """
-    file, quantized = _config(cell), cell.quantization
+    file, quantized = cell.config, cell.quantization
     if file is None or not isinstance(quantized, Quantization):
         return ""
     try:
-        shapes = _linear_shapes(file, cell.ref.attention, file.stat().st_mtime_ns)
+        shapes = _linear_shapes(file, cell.required_attention, file.stat().st_mtime_ns)
     except (CheckpointError, OSError) as error:
         return str(error)
     if not isinstance(quantized.options, LinearOptions):
@@ -56,16 +55,12 @@ def _is_cached(dataset: dict[str, str]) -> bool:
 
 def doubt(cell: Cell) -> str:
     """Why the scores of a cell that can run may differ from those in training; empty if there is no reason to."""
-    file = _config(cell)
-    return layout.config_note(file, cell.ref.attention) if file else ""
-
-
-def _config(cell: Cell) -> Path | None:
-    return local_file(cell.location, layout.CONFIG, cell.source.revision)
+    file = cell.config
+    return layout.config_note(file, cell.required_attention) if file else ""
 
 
 @functools.lru_cache(maxsize=32)
-def _linear_shapes(config: Path, attention: str, changed: int) -> dict[str, tuple[int, int]]:
+def _linear_shapes(config: Path, attention: str | None, changed: int) -> dict[str, tuple[int, int]]:
     """The linear layers that are quantized, each shape once: outputs and inputs by name."""
     fields = layout.read_json(config)
     sizes = layout.config_sizes(fields, config)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from qbench.checkpoint.fingerprint import IncompleteError, NotCachedError, NotFetchedError
+from qbench.checkpoint.layout import CheckpointError
 from qbench.errors import some
 from qbench.evaluate.facts import TaskSummary
 from qbench.files import shown_path
@@ -91,7 +92,7 @@ def make_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = Fa
 
 
 def make_analysis_plan(recipe: Recipe, out: Path | None = None, *, reuse_stale: bool = False) -> Plan:
-    """The same for `qbench analyze`. It has maps once their heads are known, which may need both twins' analyses."""
+    """The same for `qbench analyze`. It has maps once their heads are known, which may need two variants' analyses."""
     plan = _plan(recipe, out or recipe.out(), analysis_cells(recipe), {}, reuse_stale)
     records = [entry.record for entry in plan.entries if entry.record and entry.record.analysis]
     analyses = [StoredRecord(record, cell_folder(plan.out, record.cell, record.key)) for record in records]
@@ -111,6 +112,8 @@ def _plan(recipe: Recipe, out: Path, wanted: Sequence[Cell], tasks: dict[str, Ta
 
 def _with_obstacles(entry: PlanEntry) -> PlanEntry:
     """The entry with what config.json says against the cell, and whether its calibration text is missing."""
+    if entry.state == "cannot run":
+        return entry
     reused = entry.state == "stale" and entry.record is not None
     to_run = entry.state in ("to do", "failed", "stale") and not reused
     if to_run and (why := obstacle(entry.cell)):
@@ -204,7 +207,7 @@ def _entry(cell: Cell, stored: list[StoredRecord], reuse_stale: bool) -> PlanEnt
         return PlanEntry(cell, None, None, "not offered", str(cell.quantization))
     try:
         identity = cell.identity()
-    except IncompleteError as error:
+    except (IncompleteError, CheckpointError) as error:
         return PlanEntry(cell, None, None, "cannot run", str(error))
     except NotFetchedError as error:
         return PlanEntry(cell, None, None, "not fetched", f"{error}{_where_looked(error, cell.recipe)}")

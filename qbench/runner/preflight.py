@@ -81,7 +81,7 @@ class PreflightWork:
 
 def steps_of(jobs: Sequence[Job]) -> list[str]:
     """What is tried of one checkpoint, in the order of PreflightWork; short, to fit beside a bar."""
-    name = f"{jobs[0].cell.ref.family}-{jobs[0].cell.ref.attention}"
+    name = f"{jobs[0].cell.ref.family}-{jobs[0].cell.variant}"
     methods = [f"{name}: {job.cell.ref.label}" for job in one_of_each_kind(jobs)]
     return [f"{name}: loading", f"{name}: scoring", *methods]
 
@@ -135,7 +135,7 @@ def by_checkpoint(jobs: Sequence[Job]) -> dict[str, list[Job]]:
     """The jobs grouped by checkpoint."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        groups.setdefault(f"{job.cell.ref.family}-{job.cell.ref.attention}", []).append(job)
+        groups.setdefault(f"{job.cell.ref.family}-{job.cell.variant}", []).append(job)
     return groups
 
 

@@ -145,9 +145,10 @@ from qbench.recipe.cells import Cell, load_recipe, cells
 from qbench.attention.kinds import ATTENTIONS
 from dataclasses import replace
 (cell, *_) = [cell for cell in cells(load_recipe("recipes/mini.yaml")) if cell.ref.attention == "softmax"]
-assert "my_attention" not in cell.packages()
+plain = cell.packages(cell.attention)
+assert "my_attention" not in plain
 own = replace(cell, ref=cell.ref.model_copy(update={"attention": "sigmoid"}))
-print(sorted(own.packages().items() - cell.packages().items()))
+print(sorted(own.packages(own.attention).items() - plain.items()))
 """
     hashes = []
     # A declaration without a function counts as well, and so does one with computed fields.

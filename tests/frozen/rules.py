@@ -10,7 +10,7 @@ TASK, METRIC = r"(?P<task>\S+)", r"(?P<metric>\S+)"
 SCORE = rf"{TASK} {METRIC}"
 RECORD = r"record\.json"
 
-# Why a cell's numbers cannot be right: records/suspicious.py, records/impossible.py, records/integrity.py.
+# Why a cell's numbers cannot be right: records/findings.
 FINDINGS = {
     "same_weights": rf"in {TASK} the log-likelihoods of .*to the last bit to those of (?P<other>.*): the same .*",
     "too_near": rf"in {TASK} its log-likelihoods are too close to the unquantized .* at least 0\.5\.",

@@ -132,7 +132,7 @@ WRONG = [
     ("tasks: {piqa: {data: gone.jsonl}, mine: }", "tasks.piqa.data: …/gone.jsonl…file"),
     ("dtype: bfloat", 'dtype …"bfloat"…one of auto, float32, float16, bfloat16. Did you mean bfloat16?'),
     ("reference: 3", "reference …3…string"),
-    ("reference: softpik", "reference …'softpik'…one of softmax, softpick… Did you mean softpick?"),
+    ("reference: softpik", "reference …'softpik'…tiny has softmax, softpick… Did you mean softpick?"),
     ("device: cuda:0", 'device …"cuda:0"…one of auto, cpu, cuda. Did you mean cuda?'),
     ("execution: fast", 'execution …"fast"…one of dense, packed.'),
     ("max_length: 1", "max_length …1…2 or more"),

@@ -321,7 +321,9 @@ def scored(label: str, tasks: dict[str, tuple[np.ndarray, np.ndarray]], error: f
         metrics = {"acc": Values(right, np.ones(count))}
         documents[task] = TaskDocuments(task, keys, metrics, lambda answers=answers: answers)
         np.testing.assert_allclose(documents[task].decisions.values, decisions)
-    return MeasuredCell(cell_ref("softmax", method, int(bits), label), "a checkpoint", error, lambda: documents)
+    return MeasuredCell(
+        cell_ref("softmax", method, int(bits), label), "a checkpoint", error, lambda: documents, "softmax"
+    )
 
 
 # Relative weight errors as in mini.

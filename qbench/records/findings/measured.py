@@ -53,6 +53,7 @@ class MeasuredCell:
     checkpoint: str  # the fingerprint of the unquantized model
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
     read: Callable[[], Mapping[str, TaskDocuments]]  # its documents
+    attention: str  # that it really has; its variant may have any name
     same_as: str = ""  # the label of a cell that this one may equal, such as one without masked heads
     compared: dict[int, "_Comparison"] = field(default_factory=dict, compare=False, repr=False)  # by id of the other
 
@@ -65,6 +66,7 @@ class MeasuredCell:
             stored.record.identity.what.checkpoint,
             audit.relative_error if audit else None,
             lambda: stored.documents,
+            stored.record.identity.what.attention,
             _same_as(audit) if audit else "",
         )
 
@@ -106,6 +108,11 @@ class MeasuredCell:
     def model(self) -> tuple[str, str]:
         """The model that is quantized, in any run."""
         return self.cell.family, self.cell.attention
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """The checkpoint and how it runs: equal for two variants of a family that are one checkpoint."""
+        return self.checkpoint, self.attention
 
     @property
     def is_quantized(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from qbench.attention.kinds import ATTENTIONS
 from qbench.records.audit import UNQUANTIZED, failures, names_weights
 from qbench.records.documents import Values
 from qbench.records.findings.arithmetic import ClaimedScore, impossible_scores
@@ -91,7 +92,8 @@ def _other_identity(record: Record) -> Iterator[Problem]:
     cell, what = record.cell, record.identity.what
     if record.key != record.identity.key:
         yield "altered_key", f"{RECORD}: the key is not the hash of its identity."
-    for field in ("attention", "method", "bits"):
+    # A variant named as one of our kinds has it; other names (base, qat, another package's kind) say nothing about it.
+    for field in ("attention", "method", "bits") if cell.attention in ATTENTIONS else ("method", "bits"):
         own, hashed = getattr(cell, field), getattr(what, field)
         if own != hashed:
             yield "altered_identity", f"{RECORD}: the cell's {field} is {own}, but its identity says {hashed}."

@@ -100,7 +100,12 @@ def _sharing_a_document(
     if others is cells:
         pairs = {(i, j) for i, j in pairs if i < j}
     found = [(cells[i], others[j]) for i, j in sorted(pairs)]
-    return [(a, b) for a, b in found if a.cell.name != b.cell.name and not (a.model == b.model and a.base == b.base)]
+    return [(a, b) for a, b in found if a.cell.name != b.cell.name and not _may_be_equal(a, b)]
+
+
+def _may_be_equal(a: MeasuredCell, b: MeasuredCell) -> bool:
+    """Whether two cells have the same weights by their names: draws, and variants that are one checkpoint."""
+    return a.base == b.base and (a.model == b.model or a.source == b.source)
 
 
 @dataclass(frozen=True)
