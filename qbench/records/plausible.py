@@ -1,0 +1,183 @@
+"""Whether numbers of quantized cells can be what their labels say: limits, and the measurements behind them.
+
+Pure functions of arrays and numbers. All limits were measured on results/mini (52 quantized cells of two models, 8 to 2
+bits, 400 documents per task), four more of the mini models (28 cells, 100 documents), and SmolLM2-135M (6 cells,
+40 documents): "honest" below. "8 bits under 4" is the former's samples with the latter's label and audit.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from qbench.records.samples import Floats
+
+# Log-likelihoods nearer to 0 coincide by chance: for a sure answer all models give -0.0 or -1.2e-7.
+INFORMATIVE = 0.01
+# Fewer documents with informative values say nothing: a median over 3 was 1/9 of the same cell's other tasks.
+MIN_DOCUMENTS = 16
+
+# Draws of one cell, by task. Share of documents that are equal to the last bit: honest, at most 1 of 320 (8 and 4
+# bits, lambada, softmax), else 0; 100% if one is a copy. Distance per unit of the weight error: honest, 1.1 or more for
+# answers (2 bits, lambada) and 0.40 for pages (8 bits); below 1e-3 if the same weights are rounded differently.
+MAX_EQUAL = 0.5
+MIN_DRAWS_APART = 0.02
+
+# KL per token of a quantized cell: honest, at least 2.4e-5 (8 bits); of an unquantized model from itself 5e-14.
+MIN_KL = 1e-9
+# (2 · rms_change²) / KL is at most 1 by Pinsker's inequality: |Δp| ≤ TV ≤ √(KL / 2). Honest: 0.04 to 0.40.
+MAX_PINSKER = 1.0 + 1e-6
+# Σ Δ² / Σ (2 T·KL + (T·KL)²) over pages of T tokens whose log-likelihood moved by Δ. Of text that the model expects, a
+# token moves by KL on average, with a variance of 2 KL. Honest: 0.32 to 2.5. With KL of 8 bits under 4: 113 and more,
+# with LLM.int8's on softmax 24. KL off by a factor below 5 is not found.
+MIN_SPREAD, MAX_SPREAD = 1 / 20, 12.0
+# If KL covers all tokens of the pages, its log_ratio is their change, in nats per token, relative to √KL, beyond what
+# float32 rounds. Honest: at most 4e-6; between draws of one cell 0.01 to 0.2. Float16 and bfloat16 round at 4e-3.
+MAX_LOG_RATIO_OFF = {"float32": 1e-3, "float64": 1e-3}
+LOG_RATIO_ROUNDING = 1e-5
+# nats_before of cells of one model is of the same tokens: honest, equal to the last digit; 0.98 and 0.79 of two models.
+MAX_NATS_APART = {"float32": 1e-4, "float64": 1e-4}
+# Relative change of a page's KL whose log-likelihood is equal to the last bit: 0 in runs of the same code.
+MAX_KL_MOVED = 0.01
+
+# How far a cell moves per unit of its weight error (`sensitivity`), by the median of its model's other cells. Median
+# over tasks: honest, 0.62 (GPTQ, 8 bits) to 2.3; 8 bits under 4: 0.037 to 0.066, LLM.int8 under nf4 0.12; under
+# 3 and 2 less; 4 under 2: 0.15 to 0.22. 4 under 3 and 3 under 2: 0.32 to 0.50, too near to honest ones.
+MIN_SHARE = 0.25
+# Beside the cells of its method that have more bits (median over tasks): honest, 0.96 to 2.3 (GPTQ, HQQ and RTN, seven
+# models; SmolLM2's RTN with 40 documents 0.85); 4 bits under 3 and 3 under 2: 0.45 to 0.56. Narrow: worth a warning.
+MIN_SHARE_OF_WIDER = 0.65
+# In a single task: honest, at least 0.46; 8 bits under 4: at most 0.066, LLM.int8 under nf4 0.17.
+MIN_SHARE_OF_A_TASK = 0.2
+# Without other cells: of answers (median over tasks), and of pages by √KL. Answers: honest, 2.2 to 11 (SmolLM2: 4.0
+# and more); 8 bits under 4: 0.13 to 0.27, LLM.int8 0.34 to 0.49. Pages: honest, 0.63 to 2.5 (SmolLM2 5.8 to 8.0);
+# 8 bits under 4: 0.04 to 0.20 (SmolLM2 0.38: not found without other cells or answers).
+MIN_ANSWERS, MIN_PAGES = 0.75, 0.3
+
+BySensitivity = Mapping[str, float]  # sensitivities by task
+
+
+def stretched(loglikelihoods: Floats) -> Floats:
+    """Log-likelihoods L in a scale in which noise of the weights moves all alike: 2√|L| - 2, and ln |L| above -1.
+
+    Noise in logits moves ln(1 - p) of a sure token, and adds up as a random walk over unsure ones. Up to 2 bits, moves
+    in this scale are proportional to the weight error; in units of min(|L|, √|L|) they grow up to 36 times as much.
+    """
+    size = np.maximum(np.abs(loglikelihoods), 1e-30)
+    return np.where(size < 1, np.log(size), 2 * np.sqrt(size) - 2)
+
+
+def distances(one: Floats, other: Floats) -> Floats:
+    """How far two cells are apart in each informative document: [documents, choices], padded with NaN, to [some]."""
+    counted = _informative(one) & _informative(other)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(counted, np.abs(stretched(one) - stretched(other)), 0.0).sum(axis=1)
+    counts = counted.sum(axis=1)
+    return apart[counts > 0] / counts[counts > 0]
+
+
+def sensitivity(quantized: Floats, unquantized: Floats, weight_error: float) -> float | None:
+    """How far the log-likelihoods of a task moved, per unit of the audit's relative weight error; None: too few.
+
+    If only some weights were quantized, weight_error · √(their share of all weights that are multiplied by).
+    """
+    moved = distances(quantized, unquantized)
+    return float(np.median(moved)) / weight_error if len(moved) >= MIN_DOCUMENTS and weight_error > 0 else None
+
+
+def page_sensitivity(kl: float, weight_error: float) -> float | None:
+    """The same of a task of pages, by KL per token: √KL is what noise in the logits moves."""
+    return math.sqrt(max(kl, 0.0)) / weight_error if weight_error > 0 else None
+
+
+@dataclass(frozen=True)
+class TooWide:
+    """A cell that moved less than its weights changed: it was measured at more bits, or not at its own weights."""
+
+    tasks: tuple[str, ...]  # empty: all of them
+    found: float
+    limit: float
+    beside: Literal["nothing", "model", "method"]  # what it was compared with
+
+
+def too_wide(own: BySensitivity, others: Sequence[BySensitivity] = (), pages: Collection[str] = ()) -> TooWide | None:
+    """Whether a cell's sensitivities by task are too small for its weight error.
+
+    others: of the model's cells with other labels, one per label (the median over its draws), of this folder and of a
+    baseline; only cells that quantize nothing but weights.
+    """
+    answers = [value for task, value in own.items() if task not in pages]
+    values, limit = (answers, MIN_ANSWERS) if answers else (list(own.values()), MIN_PAGES)
+    if values and (found := float(np.median(values))) < limit:
+        return TooWide((), found, limit, "nothing")
+    shares = _shares(own, others)
+    if shares and (found := float(np.median(list(shares.values())))) < MIN_SHARE:
+        return TooWide((), found, MIN_SHARE, "model")
+    if small := {task: share for task, share in shares.items() if share < MIN_SHARE_OF_A_TASK}:
+        return TooWide(tuple(small), min(small.values()), MIN_SHARE_OF_A_TASK, "model")
+    return None
+
+
+def one_bit_too_wide(own: BySensitivity, wider: Sequence[BySensitivity]) -> TooWide | None:
+    """The same beside cells of its method and model with more bits, all of which quantize nothing but weights."""
+    shares = _shares(own, wider)
+    found = float(np.median(list(shares.values()))) if shares else math.inf
+    return TooWide((), found, MIN_SHARE_OF_WIDER, "method") if found < MIN_SHARE_OF_WIDER else None
+
+
+def _shares(own: BySensitivity, others: Sequence[BySensitivity]) -> dict[str, float]:
+    usual = {task: [other[task] for other in others if other.get(task)] for task in own}
+    return {task: own[task] / float(np.median(values)) for task, values in usual.items() if values}
+
+
+def same_draw(one: Floats, other: Floats, weight_error: float | None = None) -> bool:
+    """Whether two draws with different calibration have the log-likelihoods of the same weights in a task."""
+    both = _informative(one) & _informative(other)
+    counted = both.any(axis=1)
+    if (documents := int(counted.sum())) < MIN_DOCUMENTS:
+        return False
+    equal = ((one == other) | ~both).all(axis=1) & counted
+    if int(equal.sum()) > MAX_EQUAL * documents:
+        return True
+    return bool(weight_error) and float(np.median(distances(one, other))) < MIN_DRAWS_APART * float(weight_error or 1.0)
+
+
+def kl_is_none(kl: float) -> bool:
+    """Whether the KL of a cell with quantized weights is that of a model from itself."""
+    return kl < MIN_KL
+
+
+def kl_below_change(kl: float, rms_change: float) -> bool:
+    """Whether the probabilities of the right tokens changed by more than KL allows, on the same tokens."""
+    return 2 * rms_change**2 > MAX_PINSKER * kl
+
+
+def kl_contradicts_pages(kl: float, change: Floats, tokens: Floats) -> bool:
+    """Whether KL per token is of another size than the change of the pages' log-likelihoods; [pages] each."""
+    expected = float((2 * tokens * kl + (tokens * kl) ** 2).sum())
+    spread = float((change**2).sum()) / expected if expected > 0 else math.inf
+    return len(change) >= MIN_DOCUMENTS and not MIN_SPREAD <= spread <= MAX_SPREAD
+
+
+def log_ratio_contradicts_pages(kl: float, log_ratio: float, change: Floats, tokens: Floats, dtype: str) -> bool:
+    """Whether log_ratio is not the pages' change per token. Only if KL's tokens are all tokens of the pages."""
+    off = abs(log_ratio + float(change.sum() / tokens.sum()))
+    return dtype in MAX_LOG_RATIO_OFF and off > MAX_LOG_RATIO_OFF[dtype] * math.sqrt(max(kl, 0.0)) + LOG_RATIO_ROUNDING
+
+
+def other_reference(nats_before: float, of_others: Sequence[float], dtype: str) -> bool:
+    """Whether a cell's KL is from another model, or on other tokens, than that of most cells of its model."""
+    apart = abs(nats_before - float(np.median(of_others))) if of_others else 0.0
+    return dtype in MAX_NATS_APART and apart > MAX_NATS_APART[dtype]
+
+
+def kl_moved_alone(before: Floats, after: Floats, scores_before: Floats, scores_after: Floats) -> bool:
+    """Whether KL differs from the baseline's on pages whose log-likelihoods are equal to the last bit; [pages] each."""
+    equal = (scores_before == scores_after) & np.isfinite(before) & np.isfinite(after)
+    return bool((np.abs(after - before)[equal] > MAX_KL_MOVED * np.abs(before)[equal]).sum() > MAX_EQUAL * len(before))
+
+
+def _informative(values: Floats) -> np.ndarray:
+    return np.isfinite(values) & (np.abs(values) > INFORMATIVE)

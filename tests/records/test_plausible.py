@@ -1,0 +1,197 @@
+"""The limits of qbench.records.plausible on the cells of results/mini: honest ones pass, and mistaken ones do not."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qbench.records import plausible
+from qbench.records.metrics import KL
+from qbench.records.samples import padded_lists
+from qbench.records.schema import Divergence
+from qbench.records.store import StoredRecord, read_results
+
+MINI = Path(__file__).parents[2] / "results" / "mini"
+KINDS = ("softmax", "softpick")
+PAGES = "mini_wikitext"
+FLOAT32 = "float32"
+
+
+@cache
+def cells(attention: str) -> dict[str, list["Cell"]]:
+    """The cells of one model by label, one per draw; of the calibrated ones, two draws."""
+    found: dict[str, list[Cell]] = {}
+    for stored in read_results(MINI).current:
+        own = stored.record.cell
+        if own.attention == attention and (own.draw or 1) < 3:
+            found.setdefault(own.label, []).append(Cell(stored))
+    return found
+
+
+class Cell:
+    def __init__(self, stored: StoredRecord) -> None:
+        self.record = stored.record
+        table = stored.table
+        scores, tasks = padded_lists(table["loglikelihoods"]), np.array(table["task"].to_pylist())
+        self.scores = {str(task): scores[tasks == task] for task in dict.fromkeys(tasks)}
+        self.kl = next(m.value for m in self.record.metrics if m.metric == KL)
+        self.tokens = np.array([row[0] for row in stored.samples()["tokens"][tasks == PAGES]], dtype=np.float64)
+
+    @property
+    def error(self) -> float:
+        assert self.record.audit
+        return self.record.audit.relative_error or 0.0
+
+    @property
+    def figures(self) -> Divergence:
+        return self.record.divergences[0]
+
+    def change(self, unquantized: "Cell") -> np.ndarray:
+        return (self.scores[PAGES] - unquantized.scores[PAGES])[:, 0]
+
+
+def sensitivities(cell: Cell, unquantized: Cell, error: float) -> dict[str, float]:
+    of_answers = {t: plausible.sensitivity(own, unquantized.scores[t], error) for t, own in cell.scores.items()}
+    of_answers[PAGES] = plausible.page_sensitivity(cell.kl, error)
+    return {task: value for task, value in of_answers.items() if value is not None}
+
+
+def others(attention: str, label: str) -> list[Mapping[str, float]]:
+    unquantized = cells(attention)["none-16"][0]
+    found = []
+    for other, draws in cells(attention).items():
+        if other not in ("none-16", label):
+            own = [sensitivities(draw, unquantized, draw.error) for draw in draws]
+            found.append({task: float(np.median([values[task] for values in own])) for task in own[0]})
+    return found
+
+
+QUANTIZED = [(kind, label) for kind in KINDS for label in cells(kind) if label != "none-16"]
+
+
+@pytest.mark.parametrize(("attention", "label"), QUANTIZED)
+def test_honest_cells_pass(attention: str, label: str) -> None:
+    unquantized, draws = cells(attention)["none-16"][0], cells(attention)[label]
+    for cell in draws:
+        own = sensitivities(cell, unquantized, cell.error)
+        for beside in ([], others(attention, label), others(attention, label)[:1]):
+            assert plausible.too_wide(own, beside, [PAGES]) is None
+        # Twice as far from the limits, too.
+        assert plausible.too_wide({t: v / 2 for t, v in own.items()}, others(attention, label), [PAGES]) is None
+        change, figures = cell.change(unquantized), cell.figures
+        assert not plausible.kl_is_none(cell.kl)
+        assert not plausible.kl_below_change(cell.kl / 2, figures.rms_change)
+        for factor in (0.5, 1, 2):
+            assert not plausible.kl_contradicts_pages(factor * cell.kl, change, cell.tokens)
+        assert not plausible.other_reference(figures.nats_before, [unquantized.figures.nats_before], FLOAT32)
+    for task, scores in draws[0].scores.items():
+        assert not plausible.same_draw(scores, draws[-1].scores[task], draws[0].error) or len(draws) == 1
+
+
+WIDE = [("bnb-8", "bnb-4-nf4"), ("gptq-8-g128", "gptq-4-g128"), ("hqq-8-g64", "hqq-4-g64"), ("bnb-8", "hqq-4-g64")]
+WIDE += [("hqq-8-g64", "hqq-3-g64"), ("gptq-8-g128", "gptq-2-g128"), ("hqq-4-g64", "hqq-2-g64")]
+WIDE += [("gptq-4-g128", "gptq-2-g128")]
+
+
+@pytest.mark.parametrize("attention", KINDS)
+@pytest.mark.parametrize(("measured", "under"), WIDE)
+def test_more_bits_than_the_label_says(attention: str, measured: str, under: str) -> None:
+    unquantized, error = cells(attention)["none-16"][0], cells(attention)[under][0].error
+    wide = cells(attention)[measured][0]
+    own, beside = sensitivities(wide, unquantized, error), others(attention, under)
+    found = plausible.too_wide(own, beside, [PAGES])
+    assert found
+    assert found.found < found.limit
+    # Compared with other cells alone, as in a folder of a model that moves more than these.
+    moved = [{task: 3 * value for task, value in other.items()} for other in beside]
+    relative = plausible.too_wide({task: 3 * value for task, value in own.items()}, moved, [PAGES])
+    assert relative
+    # Alone, with answers or with pages.
+    assert plausible.too_wide(own, (), [PAGES])
+    if "8" in measured:
+        assert plausible.too_wide({PAGES: own[PAGES]}, (), [PAGES])
+
+
+@pytest.mark.parametrize("attention", KINDS)
+@pytest.mark.parametrize(("method", "group"), [("gptq", "g128"), ("hqq", "g64")])
+@pytest.mark.parametrize(("measured", "under"), [(8, 8), (4, 4), (3, 3), (2, 2), (4, 3), (3, 2)])
+def test_one_bit_more_than_the_label_says(attention: str, method: str, group: str, measured: int, under: int) -> None:
+    unquantized = cells(attention)["none-16"][0]
+    own = {bits: cells(attention)[f"{method}-{bits}-{group}"][0] for bits in (8, 4, 3, 2)}
+    wider = [sensitivities(cell, unquantized, cell.error) for bits, cell in own.items() if bits > under]
+    found = plausible.one_bit_too_wide(sensitivities(own[measured], unquantized, own[under].error), wider)
+    assert bool(found) is (measured > under)
+
+
+def test_one_task_measured_at_more_bits() -> None:
+    unquantized, four = (cells("softmax")[label][0] for label in ("none-16", "hqq-4-g64"))
+    own = sensitivities(four, unquantized, four.error)
+    own["mini_sciq"] = sensitivities(cells("softmax")["hqq-8-g64"][0], unquantized, four.error)["mini_sciq"]
+    found = plausible.too_wide(own, others("softmax", "hqq-4-g64"), [PAGES])
+    assert found
+    assert found.tasks == ("mini_sciq",)
+
+
+@pytest.mark.parametrize("label", ["gptq-8-g128", "gptq-2-g128"])
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_equal_draws(label: str, noise: float) -> None:
+    cell = cells("softmax")[label][0]
+    for scores in cell.scores.values():
+        copy = scores * (1 + noise * np.random.default_rng(0).normal(size=scores.shape))
+        assert plausible.same_draw(scores, copy, cell.error)
+        assert plausible.same_draw(scores, copy) is (noise == 0)
+        assert not plausible.same_draw(scores[:8], copy[:8], cell.error)  # too few
+
+
+@pytest.mark.parametrize(
+    ("label", "other"), [("hqq-4-g64", "hqq-8-g64"), ("bnb-4-nf4", "bnb-8"), ("hqq-4-g64", "hqq-2-g64")]
+)
+@pytest.mark.parametrize("attention", KINDS)
+def test_kl_of_another_width(attention: str, label: str, other: str) -> None:
+    unquantized, cell = cells(attention)["none-16"][0], cells(attention)[label][0]
+    kl = cells(attention)[other][0].kl
+    assert plausible.kl_contradicts_pages(kl, cell.change(unquantized), cell.tokens)
+    assert plausible.kl_below_change(kl, cell.figures.rms_change) is (kl < cell.kl)
+
+
+def test_kl_of_the_unquantized_model_from_itself() -> None:
+    unquantized, cell = (cells("softmax")[label][0] for label in ("none-16", "hqq-8-g64"))
+    for kl in (0.0, unquantized.kl):
+        assert plausible.kl_is_none(kl)
+        assert plausible.kl_below_change(kl, cell.figures.rms_change)
+        assert plausible.kl_contradicts_pages(kl, cell.change(unquantized), cell.tokens)
+
+
+def test_kl_from_another_model() -> None:
+    softmax, softpick = (cells(kind)["none-16"][0].figures.nats_before for kind in KINDS)
+    assert plausible.other_reference(softpick, [softmax] * 3, FLOAT32)
+    assert not plausible.other_reference(softmax, [softmax, softpick, softmax], FLOAT32)
+    assert not plausible.other_reference(softpick, [], FLOAT32)
+
+
+def test_log_ratio_is_the_change_of_the_pages() -> None:
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(20, 60, size=50).astype(np.float64)
+    change = -0.01 * tokens + np.sqrt(0.02 * tokens) * draw.normal(size=50)
+    log_ratio = -float(change.sum() / tokens.sum())
+    assert not plausible.log_ratio_contradicts_pages(0.01, log_ratio + 1e-6, change, tokens, FLOAT32)
+    assert plausible.log_ratio_contradicts_pages(0.01, log_ratio + 1e-3, change, tokens, FLOAT32)
+    assert not plausible.log_ratio_contradicts_pages(0.01, log_ratio + 1e-3, change, tokens, "bfloat16")
+
+
+def test_kl_that_moved_alone() -> None:
+    scores, kl = np.arange(1.0, 41.0), np.arange(1.0, 41.0)
+    assert not plausible.kl_moved_alone(kl, kl * (1 + 1e-9), scores, scores)
+    assert plausible.kl_moved_alone(kl, kl / 2, scores, scores)
+    assert not plausible.kl_moved_alone(kl, kl / 2, scores, scores + 1e-6)  # the model changed as well
+
+
+def test_padding_and_infinite_values_are_ignored() -> None:
+    one = np.array([[-1.0, -2.0, np.nan], [-np.inf, -3.0, -0.001]] * 10)
+    assert plausible.distances(one, one).tolist() == [0.0] * 20
+    assert plausible.sensitivity(one, one, 0.0) is None
+    assert plausible.sensitivity(one[:4], one[:4], 0.1) is None
+    assert pd.isna(plausible.distances(one, one)).sum() == 0
