@@ -149,7 +149,7 @@ def documents(nats: np.ndarray) -> dict[str, TaskDocuments]:
     """Documents with these log-likelihoods; nats: [tasks, documents]."""
     none = np.full((nats.shape[1], 1), np.nan)
     return {
-        task: TaskDocuments(task, KEYS, {}, lambda own=own: Answers(none, own[:, None], none))
+        task: TaskDocuments(task, KEYS, {}, lambda own=own: Answers(none, own[:, None], none, none))
         for task, own in zip(TASKS, nats, strict=True)
     }
 

@@ -24,7 +24,7 @@ from qbench.records.samples import NEVER_NULL, WEIGHT, Floats, Ints, as_floats, 
 if TYPE_CHECKING:
     from qbench.records.schema import MetricValue
 
-ANSWERS = ("gold", "loglikelihoods", "characters")  # the columns of Answers
+ANSWERS = ("gold", "loglikelihoods", "characters", "tokens")  # the columns of Answers
 KEPT: Kept = Kept(most=2**24)  # bytes: all of a small folder, and the latest cells of a large one
 
 
@@ -127,6 +127,7 @@ class Answers:
     gold: Floats  # [documents, right choices]
     loglikelihoods: Floats  # [documents, choices]
     characters: Floats  # [documents, choices]
+    tokens: Floats  # [documents, choices] that were scored; NaN if the model does not report them
 
     @cached_property
     def choices(self) -> Ints:
@@ -137,7 +138,7 @@ class Answers:
 
     def take(self, rows: Ints) -> "Answers":
         """Those of these documents, in this order."""
-        return Answers(self.gold[rows], self.loglikelihoods[rows], self.characters[rows])
+        return Answers(self.gold[rows], self.loglikelihoods[rows], self.characters[rows], self.tokens[rows])
 
     @cached_property
     def logprobs(self) -> Floats:
@@ -288,7 +289,7 @@ class _AnswersOfFile:
 
     def get(self) -> Answers:
         """Read if nobody has them."""
-        return KEPT.get(self, self._get, lambda own: own.gold.nbytes + 2 * own.loglikelihoods.nbytes)
+        return KEPT.get(self, self._get, lambda own: own.gold.nbytes + 3 * own.loglikelihoods.nbytes)
 
     def _get(self) -> Answers:
         table = read_columns(self.read(), self.where, ANSWERS)

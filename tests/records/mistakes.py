@@ -16,6 +16,8 @@ from qbench.records.samples import AGGREGATIONS, WEIGHT
 from qbench.records.schema import MetricValue, PlannedCell, Record
 from qbench.records.store import SAMPLES, StoredRecord, cell_folder, read_results, write_plan, write_record
 
+from ..example_records import stored_samples
+
 NONE, TWO, THREE, FOUR, EIGHT = "none-16", "hqq-2-g64", "hqq-3-g64", "hqq-4-g64", "hqq-8-g64"
 DRAWN, DRAWN_4 = "gptq-2-g128", "gptq-4-g128"
 PAGES, PIQA, SCIQ, ARC = "mini_wikitext", "mini_piqa", "mini_sciq", "mini_arc_easy"
@@ -46,7 +48,7 @@ class Run:
         metrics = into.record.metrics if samples is None else recomputed(into.record, samples)
         fields = {"identity": identity, "key": identity.key, "metrics": metrics} | changes
         record = into.record.model_copy(update=fields)
-        samples = into.samples() if samples is None else samples
+        samples = stored_samples(into) if samples is None else samples
         shutil.rmtree(into.folder)
         write_record(cell_folder(self.folder, record.cell, record.key), record, samples)
         self.plan({into.record.cell.name: PlannedCell(cell=record.cell, key=record.key)})
@@ -106,7 +108,7 @@ def scores(of: str, under: str, attention: str = "softmax", change: Change = lam
     def make(run: Run, _: Run) -> None:
         other = run.cell(of, attention)
         own = run.cell(under, draw=draw or None)
-        run.write(own, change(other.samples()), divergences=other.record.divergences)
+        run.write(own, change(stored_samples(other)), divergences=other.record.divergences)
 
     return make
 
@@ -114,7 +116,7 @@ def scores(of: str, under: str, attention: str = "softmax", change: Change = lam
 def swapped(one: str, two: str, other: str = "softmax", change: Change = lambda own: own) -> Make:
     def make(run: Run, _: Run) -> None:
         a, b = run.cell(one), run.cell(two, other)
-        of_a, of_b = a.samples(), b.samples()
+        of_a, of_b = stored_samples(a), stored_samples(b)
         run.write(a, change(of_b), divergences=b.record.divergences)
         run.write(b, change(of_a), divergences=a.record.divergences)
 
@@ -125,7 +127,7 @@ def documents(change: Change, label: str = FOUR, tasks: Sequence[str] = (PAGES, 
     """Other documents, or other values of them, in some tasks."""
 
     def make(run: Run, _: Run) -> None:
-        groups = run.cell(label).samples().groupby("task")
+        groups = stored_samples(run.cell(label)).groupby("task")
         parts = [change(rows) if task in tasks else rows for task, rows in groups]
         run.write(run.cell(label), pd.concat(parts, ignore_index=True))
 
@@ -133,7 +135,9 @@ def documents(change: Change, label: str = FOUR, tasks: Sequence[str] = (PAGES, 
 
 
 def one_task(of: str, task: str) -> Make:
-    return lambda run, _: run.write(run.cell(FOUR), mixed(run.cell(of).samples(), run.cell(FOUR).samples(), task))
+    return lambda run, _: run.write(
+        run.cell(FOUR), mixed(stored_samples(run.cell(of)), stored_samples(run.cell(FOUR)), task)
+    )
 
 
 def kl(of: str = FOUR, attention: str = "softmax", factor: float = 1.0) -> Make:
@@ -141,7 +145,7 @@ def kl(of: str = FOUR, attention: str = "softmax", factor: float = 1.0) -> Make:
 
     def make(run: Run, _: Run) -> None:
         other, own = run.cell(of, attention), run.cell(FOUR)
-        samples = own.samples().assign(**{KL: other.samples()[KL] * factor})
+        samples = stored_samples(own).assign(**{KL: stored_samples(other)[KL] * factor})
         run.write(own, samples, divergences=other.record.divergences)
 
     return make
@@ -153,7 +157,7 @@ def draws(label: str, others: Sequence[int], task: str = "", audit: bool = True)
     def make(run: Run, _: Run) -> None:
         first = run.cell(label)
         for own in (run.cell(label, draw=draw) for draw in others):
-            samples = mixed(first.samples(), own.samples(), task) if task else first.samples()
+            samples = mixed(stored_samples(first), stored_samples(own), task) if task else stored_samples(first)
             source = first.record if audit else own.record
             run.write(own, samples, divergences=first.record.divergences, audit=source.audit)
 
@@ -199,7 +203,7 @@ def task_gone(from_record: bool) -> Make:
 
     def make(run: Run, _: Run) -> None:
         own = run.cell(FOUR)
-        samples, tasks = own.samples(), own.record.identity.what.tasks
+        samples, tasks = stored_samples(own), own.record.identity.what.tasks
         changes = {"what": {"tasks": {t: own for t, own in tasks.items() if t != PIQA}}} if from_record else {}
         changes |= {} if from_record else {"metrics": own.record.metrics}
         run.write(own, samples[samples["task"] != PIQA], **changes)
@@ -212,7 +216,7 @@ def tokenizer(factor: float, named: bool = True) -> Make:
 
     def make(run: Run, _: Run) -> None:
         own = run.cell(FOUR)
-        samples = own.samples()
+        samples = stored_samples(own)
         samples["tokens"] = [np.asarray(counts) + 9 for counts in samples["tokens"]]
         changes = {"what": {"tokenizer": "0" * 64}} if named else {}
         run.write(own, rescored(samples, np.where(samples["task"] == PAGES, factor, 1.0)), **changes)
@@ -228,7 +232,7 @@ def other_family(run: Run, _: Run) -> None:
         run.write(own, cell=cell, what={"attention": "softmax"})
     other = next(s for s in run.cells if s.record.cell.name == f"other-softmax-{FOUR}")
     mini = next(s for s in run.cells if s.record.cell.name == f"mini-softmax-{FOUR}")
-    run.write(mini, other.samples(), divergences=other.record.divergences)
+    run.write(mini, stored_samples(other), divergences=other.record.divergences)
 
 
 def no_softmax_in_the_baseline(_: Run, base: Run) -> None:

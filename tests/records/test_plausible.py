@@ -10,7 +10,6 @@ import pytest
 
 from qbench.records import plausible
 from qbench.records.metrics import KL
-from qbench.records.samples import padded_lists
 from qbench.records.schema import Divergence
 from qbench.records.store import StoredRecord, read_results
 
@@ -34,11 +33,10 @@ def cells(attention: str) -> dict[str, list["Cell"]]:
 class Cell:
     def __init__(self, stored: StoredRecord) -> None:
         self.record = stored.record
-        table = stored.table
-        scores, tasks = padded_lists(table["loglikelihoods"]), np.array(table["task"].to_pylist())
-        self.scores = {str(task): scores[tasks == task] for task in dict.fromkeys(tasks)}
+        documents = stored.documents
+        self.scores = {task: own.answers.loglikelihoods for task, own in documents.items()}
         self.kl = next(m.value for m in self.record.metrics if m.metric == KL)
-        self.tokens = np.array([row[0] for row in stored.samples()["tokens"][tasks == PAGES]], dtype=np.float64)
+        self.tokens = documents[PAGES].answers.tokens[:, 0]
 
     @property
     def error(self) -> float:

@@ -316,7 +316,7 @@ def scored(label: str, tasks: dict[str, tuple[np.ndarray, np.ndarray]], error: f
     for task, (values, decisions) in tasks.items():
         count, right = len(values), (values.argmax(1) == 0).astype(np.float64)
         gold = np.full((count, 1), np.nan if values.shape[1] == 1 else 0.0)
-        answers = Answers(gold, values, np.ones(values.shape))
+        answers = Answers(gold, values, np.ones(values.shape), np.ones(values.shape))
         keys = Keys(np.arange(count), np.arange(count).astype(np.bytes_))
         metrics = {"acc": Values(right, np.ones(count))}
         documents[task] = TaskDocuments(task, keys, metrics, lambda answers=answers: answers)

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
+from qbench.numbers import significant
+from qbench.records import plausible
 from qbench.records.audit import UNQUANTIZED, Audit
-from qbench.records.documents import Answers, TaskDocuments, is_log_likelihood, pairing
+from qbench.records.documents import Answers, TaskDocuments, Values, is_log_likelihood, pairing
+from qbench.records.metrics import KL
 from qbench.records.samples import Floats
-from qbench.records.schema import CellRef
+from qbench.records.schema import CellRef, Divergence
 from qbench.records.store import StoredRecord
 
 # Log-likelihoods nearer to 0 coincide by chance: for a sure answer all models give -0.0 or -1.2e-7.
@@ -22,7 +26,6 @@ INFORMATIVE = 0.01
 MIN_DOCUMENTS = 8
 # Documents per task used to find the pairs to compare. If half of all documents are equal, one of these is.
 PROBES = 32
-MIN_DOCUMENTS_MOVED = 16
 ANSWERS = ("acc", "acc_norm", "exact_match")
 MIN_NATS = -math.log(100)  # per decision: a perplexity of 100
 
@@ -40,9 +43,11 @@ class _Mean:
 class _Comparison:
     """A quantized cell next to the unquantized model, by task; only tasks with enough documents in common."""
 
-    moves: Mapping[str, float]  # the median of how far log-likelihoods moved
+    sensitivities: Mapping[str, float]  # how far log-likelihoods moved, per unit of the audit's weight error
     gains: Mapping[str, _Mean]
     damages: Mapping[str, _Mean]
+    other_kl: Mapping[str, str]  # why KL cannot be of these documents
+    pages: Collection[str]  # tasks with KL
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,10 @@ class MeasuredCell:
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
     read: Callable[[], Mapping[str, TaskDocuments]]  # its documents
     attention: str  # that it really has; its variant may have any name
+    weights_only: bool = True  # nothing else is quantized
+    calibration: str | None = None  # the fingerprint of its texts
+    divergences: Mapping[str, Divergence] = field(default_factory=dict)  # by task
+    dtype: str = "float32"
     same_as: str = ""  # the label of a cell that this one may equal, such as one without masked heads
     compared: dict[int, "_Comparison"] = field(default_factory=dict, compare=False, repr=False)  # by id of the other
 
@@ -67,6 +76,10 @@ class MeasuredCell:
             audit.relative_error if audit else None,
             lambda: stored.documents,
             stored.record.identity.what.attention,
+            not stored.record.identity.what.parts,
+            stored.record.identity.what.calibration,
+            {own.task: own for own in stored.record.divergences},
+            stored.record.identity.what.dtype,
             _same_as(audit) if audit else "",
         )
 
@@ -76,17 +89,23 @@ class MeasuredCell:
         return self.read()
 
     @cached_property
-    def probes(self) -> "frozenset[tuple[str, str, str, bytes]]":
-        """Family, task, document and log-likelihoods of a few documents: those whose hashes come first."""
-        found = set()
+    def samples(self) -> "Mapping[str, tuple[NDArray[np.bytes_], Floats]]":
+        """By task: contents and log-likelihoods of a few documents, those whose hashes come first."""
+        found = {}
         for task, documents in self.documents.items():
-            contents, scores = documents.keys.contents, documents.answers.loglikelihoods
-            rows = np.argsort(contents)[:PROBES]
-            for row in rows[_informative(scores[rows]).any(axis=1)]:
-                values = scores[row]
-                own = values[~np.isnan(values)]  # cells may be padded to different widths
-                found.add((self.cell.family, task, contents[row], own.tobytes()))
-        return frozenset(found)
+            rows = np.argsort(documents.keys.contents, kind="stable")[:PROBES]
+            found[task] = documents.keys.contents[rows], documents.answers.loglikelihoods[rows]
+        return found
+
+    @property
+    def probes(self) -> "set[tuple[str, str, bytes, bytes]]":
+        """Family, task, document and log-likelihoods of these, as far as they are not equal by chance."""
+        found = set()
+        for task, (contents, scores) in self.samples.items():
+            for row in np.flatnonzero(_informative(scores).any(axis=1)):
+                own = scores[row][~np.isnan(scores[row])]  # cells may be padded to different widths
+                found.add((self.cell.family, task, contents[row].item(), own.tobytes()))
+        return found
 
     @cached_property
     def following(self) -> "dict[tuple[str, str], int]":
@@ -96,7 +115,7 @@ class MeasuredCell:
     def compare(self, unquantized: "MeasuredCell") -> "_Comparison":
         """This cell next to the unquantized model; computed once."""
         if id(unquantized) not in self.compared:
-            self.compared[id(unquantized)] = _comparison(common_documents(self, unquantized))
+            self.compared[id(unquantized)] = _comparison(self, unquantized)
         return self.compared[id(unquantized)]
 
     @property
@@ -153,7 +172,7 @@ class Evidence:
         for cells, against in ((self.cells, unquantized), (self.references, unquantized[1:])):
             wanted = [own for own in cells if names is None or own.cell.name in names]
             for cell in sorted(wanted, key=lambda own: own.model):
-                _ = cell.probes, cell.following
+                _ = cell.samples, cell.following
                 for models in against if cell.is_quantized else ():
                     if cell.model in models:
                         cell.compare(models[cell.model])
@@ -164,12 +183,20 @@ def _same_as(audit: Audit) -> str:
     return "-".join([audit.weight_label, *(part.label for part in audit.parts if not part.may_change_nothing)])
 
 
-def _comparison(common: Mapping[str, tuple[TaskDocuments, TaskDocuments]]) -> _Comparison:
-    moves, gains, damages = {}, {}, {}
-    for task, (after, before) in common.items():
-        moved = _moves(*same_width(before.answers, after.answers))
-        if len(moved) >= MIN_DOCUMENTS_MOVED:
-            moves[task] = float(np.median(moved))
+def _comparison(cell: MeasuredCell, unquantized: MeasuredCell) -> _Comparison:
+    sensitivities, gains, damages, other_kl, pages = {}, {}, {}, {}, []
+    for task, (after, before) in common_documents(cell, unquantized).items():
+        kl = after.metrics.get(KL)
+        if kl is not None:
+            pages.append(task)
+            moved = plausible.page_sensitivity(_kl(kl), cell.weight_error or 0.0)
+            if why := _other_kl(cell, unquantized, task, after, before):
+                other_kl[task] = why
+        else:
+            then, now = same_width(before.answers, after.answers)
+            moved = plausible.sensitivity(now, then, cell.weight_error or 0.0)
+        if moved is not None:
+            sensitivities[task] = moved
         gain, unit = _gain(after, before)
         if len(gain) >= MIN_DOCUMENTS:
             gains[task] = _mean(gain, unit)
@@ -177,7 +204,35 @@ def _comparison(common: Mapping[str, tuple[TaskDocuments, TaskDocuments]]) -> _C
         lost = lost[np.isfinite(lost)]
         if len(lost) >= MIN_DOCUMENTS:
             damages[task] = _mean(lost)
-    return _Comparison(moves, gains, damages)
+    return _Comparison(sensitivities, gains, damages, other_kl, pages)
+
+
+def _kl(values: Values) -> float:
+    known = values.known
+    return float(known.values.sum() / known.weights.sum())
+
+
+def _other_kl(
+    cell: MeasuredCell, unquantized: MeasuredCell, task: str, after: TaskDocuments, before: TaskDocuments
+) -> str:
+    """Why KL cannot be of these documents and weights; empty if it can."""
+    kl, tokens = _kl(after.metrics[KL]), after.answers.tokens[:, 0]
+    change = after.answers.loglikelihoods[:, 0] - before.answers.loglikelihoods[:, 0]
+    known = np.isfinite(change) & (tokens > 0)
+    own, other = cell.divergences.get(task), unquantized.divergences.get(task)
+    size = f"KL is {significant(kl)} nats per token"
+    if cell.weight_error and plausible.kl_is_none(kl):
+        return f"{size}: that of a model from itself."
+    if own and plausible.kl_below_change(kl, own.rms_change):
+        return f"{size}, but the tokens' probabilities moved more than this allows ({significant(own.rms_change)})."
+    if plausible.kl_contradicts_pages(kl, change[known], tokens[known]):
+        return f"{size}, which contradicts the change of the log-likelihoods of the same pages."
+    if own and other and plausible.other_reference(own.nats_before, [other.nats_before], cell.dtype):
+        return (
+            f"KL was measured from a model that has {significant(own.nats_before)} nats per token; the unquantized "
+            f"model has {significant(other.nats_before)}."
+        )
+    return ""
 
 
 def _nats(documents: TaskDocuments) -> Floats:
@@ -187,15 +242,6 @@ def _nats(documents: TaskDocuments) -> Floats:
 
 def _mean(values: Floats, unit: str = "nats per decision") -> _Mean:
     return _Mean(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), unit)
-
-
-def _moves(before: Floats, after: Floats) -> Floats:
-    """How far the values of each document moved, relative to the effect of noise in the logits."""
-    informative = _informative(before) & np.isfinite(after)
-    size = np.where(informative, np.abs(before), 1.0)
-    moves = np.where(informative, np.abs(after - before) / np.minimum(size, np.sqrt(size)), 0.0)
-    counts = informative.sum(axis=1)
-    return moves.sum(axis=1)[counts > 0] / counts[counts > 0]
 
 
 def _gain(after: TaskDocuments, before: TaskDocuments) -> tuple[Floats, str]:

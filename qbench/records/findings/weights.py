@@ -9,11 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from qbench.errors import some
 from qbench.numbers import significant
+from qbench.records import plausible
 from qbench.records.findings.finding import Finding
 from qbench.records.findings.measured import (
     MIN_DOCUMENTS,
@@ -29,12 +31,6 @@ from qbench.records.schema import CellRef
 # Share of a task's documents that are equal to the last bit. Between different cells of mini it is 0 in 1,154 of
 # 1,155 comparisons, and 0.6% (1 of 158 documents) in the other; it is 1 for the same weights.
 MAX_EQUAL = 0.5
-# How far log-likelihoods L move per unit of the audit's relative weight error: the median over documents of the mean of
-# |ΔL| / min(|L|, √|L|). The divisor is what noise in the logits does to L: it scales 1 - p of a sure token, and adds up
-# as a random walk over the unsure ones. In mini the ratio is at least 0.56 (gptq-8, wikitext), and of the
-# same size at 8 bits (0.56 to 7.6) and at 4 (0.82 to 7.0): it holds for small damage too; 2 bits: 2.7 to 119.
-# The limit is 1/22 of the smallest.
-MIN_MOVE = 0.025
 # The largest significant gain of a quantized cell over the unquantized model that may pass: right answers per document,
 # or nats per decision. The most in mini is 0.010 (gptq-4, lambada, t = 0.9) and 0.0086 (bnb-4, wikitext, t = 8.4), in
 # results/paper 0.008 (bnb-4, sciq) and 0.0089 (gptq-8, lambada).
@@ -46,6 +42,7 @@ LARGE_DAMAGE = 0.1
 MAX_RECOVERY = 16.0
 
 
+K = TypeVar("K")
 Rule = Callable[[Evidence], Iterator[Finding]]
 
 
@@ -57,7 +54,15 @@ def other_weights(evidence: Evidence) -> list[Finding]:
     """
     evidence.read()
     found: dict[CellRef, Finding] = {}
-    rules: list[Rule] = [_same_weights, _too_near, _too_good, _recovered, _not_its_log_likelihoods]
+    rules: list[Rule] = [
+        _same_weights,
+        _equal_draws,
+        _too_near,
+        _too_good,
+        _recovered,
+        _other_kl,
+        _not_its_log_likelihoods,
+    ]
     for rule in rules:
         for finding in rule(evidence):
             found.setdefault(finding.cell, finding)
@@ -142,6 +147,13 @@ def _equal_tasks(cell: MeasuredCell, other: MeasuredCell) -> Iterator[_EqualTask
             yield _EqualTask(task, equal, informative)
 
 
+def _other_kl(evidence: Evidence) -> Iterator[Finding]:
+    """Cells whose KL contradicts their documents."""
+    for cell, unquantized in evidence.with_unquantized():
+        for task, why in cell.compare(unquantized).other_kl.items():
+            yield Finding("other_kl", (cell.cell,), f"in {task} {why}")
+
+
 def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Finding]:
     """Metrics that do not follow from their log-likelihoods, although they do in most cells.
 
@@ -157,19 +169,78 @@ def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("does_not_follow", (cell.cell,), message)
 
 
+def _equal_draws(evidence: Evidence) -> Iterator[Finding]:
+    """Draws of one cell with different calibration texts, but the same weights: the run ignored the draw."""
+    for draws in _by(evidence.cells, lambda own: (own.model, own.cell.label)).values():
+        for n, cell in enumerate(draws):
+            for first in draws[:n]:
+                if cell.calibration != first.calibration and (tasks := _equal_tasks_of_draws(cell, first)):
+                    message = (
+                        f"in {some(tasks)} this draw has the log-likelihoods of {first.cell.name}: the same weights "
+                        "were measured, although the draws were calibrated on different texts."
+                    )
+                    yield Finding("equal_draws", (cell.cell, first.cell), message)
+                    break
+                if cell.calibration is not None and cell.calibration == first.calibration:
+                    message = f"it was calibrated on the same windows as {first.cell.name}; draws must differ."
+                    yield Finding("same_calibration", (cell.cell, first.cell), message)
+                    break
+
+
+def _equal_tasks_of_draws(cell: MeasuredCell, first: MeasuredCell) -> list[str]:
+    found = []
+    for task, (contents, scores) in cell.samples.items():
+        others, other_scores = first.samples.get(task, (contents[:0], scores[:0]))
+        same = np.array_equal(contents, others) and scores.shape == other_scores.shape
+        if same and plausible.same_draw(scores, other_scores, cell.weight_error):
+            found.append(task)
+    return found
+
+
+def _by(cells: Sequence[MeasuredCell], key: Callable[[MeasuredCell], K]) -> dict[K, list[MeasuredCell]]:
+    found: dict[K, list[MeasuredCell]] = {}
+    for cell in cells:
+        found.setdefault(key(cell), []).append(cell)
+    return found
+
+
 def _too_near(evidence: Evidence) -> Iterator[Finding]:
     """Quantized cells that are nearer to the unquantized model, the run's or the baseline's, than their weights are."""
-    unquantized = [unquantized_cells(evidence.cells), unquantized_cells(evidence.references)]
-    pairs = [(c, found[c.model]) for c in evidence.cells if c.is_quantized for found in unquantized if c.model in found]
-    for cell, model in pairs:
-        error = cell.weight_error
-        for task, moved in cell.compare(model).moves.items():
-            if error and (move := moved / error) < MIN_MOVE:
-                message = (
-                    f"in {task} its log-likelihoods are too close to the unquantized model's: they moved by {move:.1g} "
-                    f"per unit of the audit's relative weight error ({error:.2g}); correct cells move by at least 0.5."
-                )
-                yield Finding("too_near", (cell.cell,), message)
+    known = _sensitivities(evidence.cells) | {
+        (*key, "baseline"): own for key, own in _sensitivities(evidence.references).items()
+    }
+    for cell, unquantized in _with_unquantized(evidence):
+        beside = [own for (model, label, *_), own in known.items() if model == cell.model and label != cell.cell.label]
+        compared = cell.compare(unquantized)
+        found = plausible.too_wide(compared.sensitivities, beside if cell.weights_only else (), compared.pages)
+        if found:
+            where = f"in {some(found.tasks)} its" if found.tasks else "its"
+            usual = "correct cells" if found.beside == "nothing" else "what the model's other cells do"
+            message = (
+                f"{where} log-likelihoods are too close to the unquantized model's for the audit's relative weight "
+                f"error of {significant(cell.weight_error or 0.0)}: beside {usual}, they moved by "
+                f"{significant(found.found)}, and the limit is {significant(found.limit)}. Were weights with more bits "
+                "measured?"
+            )
+            yield Finding("too_near", (cell.cell,), message)
+
+
+def _with_unquantized(evidence: Evidence) -> Iterator[tuple[MeasuredCell, MeasuredCell]]:
+    """Each quantized cell with the unquantized models of the run and of its baseline."""
+    for models in (unquantized_cells(evidence.cells), unquantized_cells(evidence.references)):
+        for cell in evidence.cells:
+            if cell.is_quantized and cell.weight_error and cell.model in models:
+                yield cell, models[cell.model]
+
+
+def _sensitivities(cells: Sequence[MeasuredCell]) -> dict[tuple[tuple[str, str], str], dict[str, float]]:
+    """By model and label: the sensitivities by task, the median over draws, of cells of which only weights changed."""
+    found: dict[tuple[tuple[str, str], str], dict[str, list[float]]] = {}
+    for cell, unquantized in Evidence(cells).with_unquantized():
+        if cell.weights_only:
+            for task, own in cell.compare(unquantized).sensitivities.items():
+                found.setdefault((cell.model, cell.cell.label), {}).setdefault(task, []).append(own)
+    return {key: {task: float(np.median(values)) for task, values in own.items()} for key, own in found.items()}
 
 
 def _too_good(evidence: Evidence) -> Iterator[Finding]:
