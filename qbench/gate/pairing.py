@@ -66,7 +66,7 @@ def holds_records(folder: Path) -> bool:
 
 
 def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
-    """Pair the records of two folders. It is an error if the tasks of a pair differ."""
+    """Pair the records of two folders. It is an error if the tasks of all pairs differ."""
     before, after = _by_cell(baseline), _by_cell(run)
     _check_baseline(baseline, run, before)
     if not after:
@@ -91,8 +91,7 @@ def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:
     ]
     both = [(before[key], stored) for key, stored in after.items() if key in before]
     pairs = [pair for pair in both if pair[1].record.state == "done"]
-    for then, now in pairs:
-        _check_tasks(then, now)
+    _check_tasks(run, baseline, pairs)
     return Joined(
         tuple(pairs),
         tuple(pair for pair in both if pair[1].record.state == "failed"),
@@ -145,14 +144,16 @@ def _check_baseline(baseline: Results, run: Results, before: dict[Key, StoredRec
         )
 
 
-def _check_tasks(before: StoredRecord, after: StoredRecord) -> None:
-    for stored in (before, after):
+def _check_tasks(run: Results, baseline: Results, pairs: Sequence[Pair]) -> None:
+    """An error if no pair has documents, or the same tasks: then they are runs of different recipes."""
+    for stored in (own for pair in pairs for own in pair):
         if not stored.has_samples:
             raise CheckError(f"{stored.folder} has no per-document results (samples.parquet), which the gate needs.")
-    then, now = ({m.task for m in stored.record.metrics} for stored in (before, after))
-    if then != now:
+    tasks = [[{metric.task for metric in stored.record.metrics} for stored in pair] for pair in pairs]
+    if tasks and all(then != now for then, now in tasks):
+        then, now = tasks[0]
         task = sorted(then ^ now)[0]
-        has, lacks = (before, after) if task in then else (after, before)
+        has, lacks = (baseline, run) if task in then else (run, baseline)
         raise CheckError(
             f"The task {task} is in {has.folder} but not in {lacks.folder}: they are runs of different recipes. "
             "Run the same tasks, or update the baseline with `qbench accept`."

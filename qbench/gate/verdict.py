@@ -34,6 +34,7 @@ from qbench.records.findings.pairs import (
     other_versions,
 )
 from qbench.records.findings.record import altered
+from qbench.records.findings.run import misplaced, unlike_unquantized
 from qbench.records.findings.weights import other_weights
 from qbench.records.metrics import KL
 from qbench.records.paired import OtherDocuments, Pair, pair_documents
@@ -75,12 +76,12 @@ class GateReport:
     @property
     def failures(self) -> tuple[Finding, ...]:
         """What fails the check without a test."""
-        return tuple(found for found in self.findings if found.found_by in ("audit", "records"))
+        return tuple(found for found in self.findings if found.fails)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """What fails nothing: costs."""
-        return tuple(found for found in self.findings if found.found_by == "cost")
+        """What fails nothing: costs, and what is worth a look."""
+        return tuple(found for found in self.findings if found.found_by in ("cost", "doubt"))
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -194,7 +195,10 @@ def check(
         found += [cost for before, after in pairs for cost in of_costs(before.record, after.record, settings)]
     table += damages(now, joined.pairs, settings)
     found = [*_unfinished(joined, now), *other_weights(evidence), *found, *of_parts(changed.items())]
-    failures = [finding for finding in found if finding.found_by in ("audit", "records")]
+    found += [finding.of_the_baseline for finding in other_weights(Evidence(evidence.references))]
+    known = [finding.cell for finding in found if finding.fails]
+    found += unlike_unquantized([after for _, after in joined.pairs], known)
+    failures = [finding for finding in found if finding.fails]
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")
     if not failures:  # nothing is tested in a task with different documents
@@ -287,6 +291,8 @@ def _compare(pairs: Sequence[Pair], settings: GateSettings, ignore_kl: bool) -> 
     ignored = (KL, KL + WEIGHT) if ignore_kl else ()
     found = [own for before, after in pairs for own in of_records(before.record, after.record, ignored)]
     for paired in pair_documents(*pairs):
+        if isinstance(paired, OtherDocuments) and not (paired.before and paired.after):
+            continue  # another finding says that the whole task is gone
         if isinstance(paired, OtherDocuments):
             check_other_documents(cell, paired, pairs[0])
             found.append(of_other_documents(cell, paired))
@@ -323,7 +329,11 @@ def _other_recipe(joined: Joined) -> list[str]:
 def _unfinished(joined: Joined, run: Results) -> list[Finding]:
     """Cells of either side that cannot be compared, because the run failed or the recipe changed."""
     found = {stored.record.cell.name: stored for stored in run.current}
-    missing = [Finding("missing_cell", (cell,), "The run has no record of this cell.") for cell in joined.missing]
+    elsewhere = {finding.cell.name: finding for finding in misplaced(run)}
+    missing = [
+        elsewhere.get(cell.name) or Finding("missing_cell", (cell,), "The run has no record of this cell.")
+        for cell in joined.missing
+    ]
     missing += [_new_cell(cell, found.get(cell.name)) for cell in joined.new]
     missing += [
         Finding("dropped_cell", (cell,), "The run's recipe no longer has this cell.") for cell in joined.dropped

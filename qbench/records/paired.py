@@ -114,10 +114,10 @@ def _other_documents(task: str, keys: Sequence[Keys]) -> OtherDocuments:
 def _other_answers(before: TaskDocuments, after: TaskDocuments) -> np.ndarray:
     """Which documents have different choices or right answers."""
     then, now = before.answers, after.answers
-    return _differ(then.gold, now.gold) | _differ(then.characters, now.characters)
+    return differ(then.gold, now.gold) | differ(then.characters, now.characters)
 
 
-def _differ(before: Floats, after: Floats) -> np.ndarray:
+def differ(before: Floats, after: Floats) -> np.ndarray:
     """Which rows of two padded arrays differ."""
     width = max(before.shape[1], after.shape[1])
     wide = [np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=np.nan) for a in (before, after)]

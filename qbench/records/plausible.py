@@ -51,10 +51,12 @@ MIN_SHARE = 0.25
 MIN_SHARE_OF_WIDER = 0.65
 # In a single task: honest, at least 0.46; 8 bits under 4: at most 0.066, LLM.int8 under nf4 0.17.
 MIN_SHARE_OF_A_TASK = 0.2
+# Other cells say what is usual only if they agree. Honest, the largest and the smallest of a task differ by a factor of
+# at most 3.7; a factor above 5 means that documents do not move as weights do, or that one of two others is mistaken.
+MAX_SPREAD_OF_OTHERS, MIN_OTHERS = 5.0, 2
 # Without other cells: of answers (median over tasks), and of pages by √KL. Answers: honest, 2.2 to 11 (SmolLM2: 4.0
-# and more); 8 bits under 4: 0.13 to 0.27, LLM.int8 0.34 to 0.49. Pages: honest, 0.63 to 2.5 (SmolLM2 5.8 to 8.0);
-# 8 bits under 4: 0.04 to 0.20 (SmolLM2 0.38: not found without other cells or answers).
-MIN_ANSWERS, MIN_PAGES = 0.75, 0.3
+# and more); pages: honest, 0.63 to 2.5 (SmolLM2 5.8 to 8.0). The unquantized model, rounded differently, is below 1e-3.
+MIN_ANSWERS, MIN_PAGES = 0.1, 0.03
 
 BySensitivity = Mapping[str, float]  # sensitivities by task
 
@@ -112,7 +114,7 @@ def too_wide(own: BySensitivity, others: Sequence[BySensitivity] = (), pages: Co
     values, limit = (answers, MIN_ANSWERS) if answers else (list(own.values()), MIN_PAGES)
     if values and (found := float(np.median(values))) < limit:
         return TooWide((), found, limit, "nothing")
-    shares = _shares(own, others)
+    shares = _shares(own, others, MIN_OTHERS)
     if shares and (found := float(np.median(list(shares.values())))) < MIN_SHARE:
         return TooWide((), found, MIN_SHARE, "model")
     if small := {task: share for task, share in shares.items() if share < MIN_SHARE_OF_A_TASK}:
@@ -122,14 +124,19 @@ def too_wide(own: BySensitivity, others: Sequence[BySensitivity] = (), pages: Co
 
 def one_bit_too_wide(own: BySensitivity, wider: Sequence[BySensitivity]) -> TooWide | None:
     """The same beside cells of its method and model with more bits, all of which quantize nothing but weights."""
-    shares = _shares(own, wider)
+    shares = _shares(own, wider, 1)
     found = float(np.median(list(shares.values()))) if shares else math.inf
     return TooWide((), found, MIN_SHARE_OF_WIDER, "method") if found < MIN_SHARE_OF_WIDER else None
 
 
-def _shares(own: BySensitivity, others: Sequence[BySensitivity]) -> dict[str, float]:
-    usual = {task: [other[task] for other in others if other.get(task)] for task in own}
-    return {task: own[task] / float(np.median(values)) for task, values in usual.items() if values}
+def _shares(own: BySensitivity, others: Sequence[BySensitivity], least: int) -> dict[str, float]:
+    """By task: the cell's sensitivity by the median of the others', if at least so many others agree."""
+    found = {}
+    for task in own:
+        usual = [other[task] for other in others if other.get(task)]
+        if len(usual) >= least and max(usual) <= MAX_SPREAD_OF_OTHERS * min(usual):
+            found[task] = own[task] / float(np.median(usual))
+    return found
 
 
 def same_draw(one: Floats, other: Floats, weight_error: float | None = None) -> bool:

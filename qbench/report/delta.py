@@ -158,7 +158,7 @@ class ReportData:
         if self.results.records:
             from qbench.records.findings.folder import findings  # published numbers need neither numpy nor pyarrow
 
-            found = findings(self.results.records.current)
+            found = findings(self.results.records)
         return [*found, *published_findings(self)]
 
     @cached_property

@@ -107,10 +107,20 @@ def test_more_bits_than_the_label_says(attention: str, measured: str, under: str
     moved = [{task: 3 * value for task, value in other.items()} for other in beside]
     relative = plausible.too_wide({task: 3 * value for task, value in own.items()}, moved, [PAGES])
     assert relative
-    # Alone, with answers or with pages.
-    assert plausible.too_wide(own, (), [PAGES])
-    if "8" in measured:
-        assert plausible.too_wide({PAGES: own[PAGES]}, (), [PAGES])
+    # Others that do not agree say nothing, and neither does one alone.
+    split = [*moved[:1], *({task: value / 20 for task, value in other.items()} for other in moved[1:])]
+    assert plausible.too_wide({task: 9 * value for task, value in own.items()}, split, [PAGES]) is None
+    assert plausible.too_wide({task: 9 * value for task, value in own.items()}, moved[:1], [PAGES]) is None
+
+
+@pytest.mark.parametrize("attention", KINDS)
+@pytest.mark.parametrize("label", ["bnb-8", "gptq-2-g128", "hqq-4-g64"])
+def test_the_unquantized_model_rounded_differently_without_other_cells(attention: str, label: str) -> None:
+    unquantized, cell = (cells(attention)[own][0] for own in ("none-16", label))
+    noise = np.random.default_rng(0)
+    scores = {task: own * (1 + 1e-5 * noise.normal(size=own.shape)) for task, own in unquantized.scores.items()}
+    own = {task: plausible.sensitivity(values, unquantized.scores[task], cell.error) for task, values in scores.items()}
+    assert plausible.too_wide({task: value for task, value in own.items() if value is not None}, (), [PAGES])
 
 
 @pytest.mark.parametrize("attention", KINDS)

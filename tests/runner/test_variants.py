@@ -90,7 +90,7 @@ def test_records_name_the_variant_and_the_real_attention(pair: Path) -> None:
     base, instruct = (records[f"m-{variant}-none-16"].identity.what for variant in ("base", "instruct"))
     assert base.checkpoint != instruct.checkpoint
     assert [altered(stored) for stored in read_results(pair).current] == [[]] * 4
-    assert findings(read_results(pair).current) == []
+    assert findings(read_results(pair)) == []
 
 
 def test_tables_compare_the_variants(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,9 +144,10 @@ def test_analyses_are_of_the_variants(pair: Path, capsys: pytest.CaptureFixture[
 
 
 def test_one_checkpoint_under_three_names_is_measured_alike_and_is_not_suspicious(several: tuple[Path, Path]) -> None:
-    current = read_results(several[1]).current
+    results = read_results(several[1])
+    current = results.current
     assert len(current) == 8
-    assert findings(current) == []
+    assert findings(results) == []
     assert [reasons for stored in current if (reasons := altered(stored))] == []
     by_name = {stored.record.cell.name: stored.record for stored in current}
     for label in ("none-16", "hqq-3-g64"):
@@ -167,7 +168,7 @@ def test_the_unquantized_scores_of_a_twin_under_another_label_are_still_found(
     copied = {"metrics": other.record.metrics, "samples_sha256": other.record.samples_sha256}
     shutil.copy(other.parquet, victim.parquet)
     (victim.parquet.parent / RECORD).write_text(victim.record.model_copy(update=copied).model_dump_json())
-    suspicions = findings(read_results(out).current)
+    suspicions = findings(read_results(out))
     assert [str(found) for found in suspicions if states(str(found), "m-base-hqq-3-g64…same weights")]
 
 

@@ -1,12 +1,12 @@
 """What a rule found."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from qbench.records.schema import CellRef
 
-# cost: only a warning. change: no failure either, but a reader must know it before the scores.
-FoundBy = Literal["audit", "records", "cost", "change"]
+# cost, doubt: only warnings. change: no failure either, but a reader must know it before the scores.
+FoundBy = Literal["audit", "records", "cost", "doubt", "change"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,16 @@ class Finding:
     def cell(self) -> CellRef:
         """The cell at fault."""
         return self.cells[0]
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is wrong, and not only worth a look."""
+        return self.found_by in ("audit", "records")
+
+    @property
+    def of_the_baseline(self) -> "Finding":
+        """The same about the baseline's records."""
+        return replace(self, message=f"In the baseline: {self.message}")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,18 +5,20 @@ from collections.abc import Sequence
 from qbench.records.findings.finding import Finding
 from qbench.records.findings.measured import Evidence
 from qbench.records.findings.record import altered, impossible, unproved
+from qbench.records.findings.run import misplaced, unlike_unquantized
 from qbench.records.findings.weights import other_weights
-from qbench.records.store import StoredRecord
+from qbench.records.store import Results, StoredRecord
 
 
-def findings(records: Sequence[StoredRecord], references: Sequence[StoredRecord] = ()) -> list[Finding]:
+def findings(results: Results, references: Sequence[StoredRecord] = ()) -> list[Finding]:
     """What is wrong with the current records of a folder. references: the records of its baseline."""
-    evidence = Evidence.of(records, references)
-    found = []
-    for stored in records:
+    evidence = Evidence.of(results.current, references)
+    found = misplaced(results)
+    for stored in results.current:
         evidence.read({stored.record.cell.name})
         found += of_record(stored)
-    return found + other_weights(evidence)
+    found += other_weights(evidence)
+    return found + unlike_unquantized(results.current, [finding.cell for finding in found])
 
 
 def of_record(stored: StoredRecord) -> list[Finding]:

@@ -191,7 +191,7 @@ def _comparison(cell: MeasuredCell, unquantized: MeasuredCell) -> _Comparison:
             pages.append(task)
             moved = plausible.page_sensitivity(_kl(kl), cell.weight_error or 0.0)
             if why := _other_kl(cell, unquantized, task, after, before):
-                other_kl[task] = why
+                other_kl[task], moved = why, None
         else:
             then, now = same_width(before.answers, after.answers)
             moved = plausible.sensitivity(now, then, cell.weight_error or 0.0)
@@ -221,8 +221,8 @@ def _other_kl(
     known = np.isfinite(change) & (tokens > 0)
     own, other = cell.divergences.get(task), unquantized.divergences.get(task)
     size = f"KL is {significant(kl)} nats per token"
-    if cell.weight_error and plausible.kl_is_none(kl):
-        return f"{size}: that of a model from itself."
+    if plausible.kl_is_none(kl):
+        return f"{size}: that of a model from itself." if cell.weight_error else ""
     if own and plausible.kl_below_change(kl, own.rms_change):
         return f"{size}, but the tokens' probabilities moved more than this allows ({significant(own.rms_change)})."
     if plausible.kl_contradicts_pages(kl, change[known], tokens[known]):

@@ -8,8 +8,10 @@ import numpy as np
 
 from qbench.errors import some
 from qbench.numbers import count, counted, duration, fixed, percent, significant
+from qbench.records import plausible
 from qbench.records.audit import Audit, LayerAudit
 from qbench.records.findings.finding import Finding
+from qbench.records.metrics import KL
 from qbench.records.paired import OtherDocuments, Pair, PairedDocuments
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef, Record
@@ -34,6 +36,8 @@ PARTS = {
 FORM = {"bits": "code width", "group_size": "group size", "packed_bytes": "code size in bytes"}
 
 Problem = tuple[str, str]  # a rule, and a sentence
+BASELINE = "the baseline"
+WORDS = "word_perplexity"  # its values are the log-likelihoods of pages
 
 
 class Limits(Protocol):
@@ -61,13 +65,13 @@ def of_records(before: Record, after: Record, ignored: Collection[str] = ()) -> 
 
     ignored: metrics.
     """
-    problems = [*_other_settings(before, after), *_other_metrics(before, after, ignored)]
+    problems = [*other_settings(before, after, BASELINE), *other_metrics(before, after, BASELINE, ignored)]
     return [Finding(rule, (after.cell,), message) for rule, message in problems]
 
 
 def of_documents(cell: CellRef, paired: PairedDocuments, ignored: Collection[str] = ()) -> list[Finding]:
     """Values that are no longer numbers, columns that only one side has, or different answers."""
-    problems = [*_other_samples(paired, ignored), *_new_nans(paired)]
+    problems = [*_other_samples(paired, ignored), *_new_nans(paired), *_moved_kl(paired)]
     return [Finding(rule, (cell,), message) for rule, message in problems]
 
 
@@ -148,22 +152,19 @@ def other_versions(before: Record, after: Record) -> str:
     return ", ".join(found)
 
 
-def _other_settings(before: Record, after: Record) -> Iterator[Problem]:
+def other_settings(before: Record, after: Record, name: str) -> Iterator[Problem]:
+    """Settings that differ. name: of the other record, or of its folder."""
     then, now = before.identity.what, after.identity.what
-    for name in SETTINGS:
-        old, new = getattr(then, name), getattr(now, name)
+    for field in SETTINGS:
+        old, new = getattr(then, field), getattr(now, field)
         if old != new:
-            yield "other_setting", f"{name} is {_shown(new)} in the run and {_shown(old)} in the baseline."
-    for task in dict.fromkeys([*then.tasks, *now.tasks]):
-        content, shots = then.tasks.get(task, ("", None))
-        new_content, new_shots = now.tasks.get(task, ("", None))
+            yield "other_setting", f"{field} is {_shown(new)}; it is {_shown(old)} in {name}."
+    for task in [own for own in then.tasks if own in now.tasks]:
+        (content, shots), (new_content, new_shots) = then.tasks[task], now.tasks[task]
         if shots != new_shots:
-            message = (
-                f"{task} has {_shown(new_shots)} few-shot examples in the run and {_shown(shots)} in the baseline."
-            )
-            yield "few_shot", message
+            yield "few_shot", f"{task} has {_shown(new_shots)} few-shot examples; it has {_shown(shots)} in {name}."
         elif content != new_content:
-            yield "other_task", f"{task} is not the baseline's task: its file or its documents changed."
+            yield "other_task", f"{task} is not the task of {name}: its file or its documents changed."
 
 
 def audit_changes(
@@ -250,29 +251,38 @@ def _other_samples(paired: PairedDocuments, ignored: Collection[str]) -> Iterato
         yield "other_answers", f"{paired.task}: the choices or right answers of {documents} differ from the baseline's."
 
 
-def _other_metrics(before: Record, after: Record, ignored: Collection[str]) -> Iterator[Problem]:
-    """Metrics that only one of the records has, or whose direction or aggregation differs."""
+def _moved_kl(paired: PairedDocuments) -> Iterator[Problem]:
+    """KL that differs although the log-likelihoods of the pages do not."""
+    if KL not in paired.by_draw or WORDS not in paired.by_draw:
+        return
+    draws = zip(*paired.by_draw[KL], *paired.by_draw[WORDS], strict=True)
+    if any(plausible.kl_moved_alone(*draw) for draw in draws):
+        yield "other_kl", f"{paired.task} kl differs from the baseline's on pages with the same log-likelihoods."
+
+
+def other_metrics(before: Record, after: Record, name: str, ignored: Collection[str] = ()) -> Iterator[Problem]:
+    """Metrics that only one of the records has, or whose direction or aggregation differs; a task as a whole."""
     then, now = ({(m.task, m.metric): m for m in record.metrics} for record in (before, after))
+    tasks, new_tasks = ({task for task, _ in own} for own in (then, now))
+    for task in sorted(tasks - new_tasks):
+        yield "lost_task", f"{task} is missing: {name} has it."
+    for task in sorted(new_tasks - tasks):
+        yield "new_task", f"{task} is new: {name} does not have it."
     for task, metric in dict.fromkeys([*then, *now]):
-        if metric in ignored:
+        if metric in ignored or task not in tasks & new_tasks:
             continue
         old, new = then.get((task, metric)), now.get((task, metric))
-        if old is None or new is None:
-            has, lacks = ("run", "baseline") if old is None else ("baseline", "run")
-            rule = "new_metric" if old is None else "lost_metric"
-            yield rule, f"{task} {metric} is in the {has} but not in the {lacks}."
-            continue
-        fields = (
-            ("better", "direction (better)", "other_direction"),
-            ("aggregation",) * 2 + ("other_aggregation_than_baseline",),
-        )
-        for field, name, rule in fields:
-            if getattr(old, field) != getattr(new, field):
-                message = (
-                    f"{task} {metric}: the {name} is {_shown(getattr(new, field))} in the run and "
-                    f"{_shown(getattr(old, field))} in the baseline."
-                )
-                yield rule, message
+        if new is None:
+            yield "lost_metric", f"{task} {metric} is missing: {name} has it."
+        elif old is None:
+            yield "new_metric", f"{task} {metric} is new: {name} does not have it."
+        else:
+            if old.better != new.better:
+                better = f"the direction (better) is {_shown(new.better)}; it is {_shown(old.better)} in {name}."
+                yield "other_direction", f"{task} {metric}: {better}"
+            if old.aggregation != new.aggregation:
+                aggregation = f"the aggregation is {new.aggregation}; it is {old.aggregation} in {name}."
+                yield "other_aggregation_than_baseline", f"{task} {metric}: {aggregation}"
 
 
 def _costs(before: Record, after: Record, limits: Limits) -> Iterator[Problem]:

@@ -88,10 +88,15 @@ def _not_right_or_wrong(stored: StoredRecord) -> set[tuple[str, str]]:
     }
 
 
+def why_other_key(record: Record) -> str:
+    """Why the key is not the record's; empty if it is."""
+    return "" if record.key == record.identity.key else "the key is not the hash of its identity."
+
+
 def _other_identity(record: Record) -> Iterator[Problem]:
     cell, what = record.cell, record.identity.what
-    if record.key != record.identity.key:
-        yield "altered_key", f"{RECORD}: the key is not the hash of its identity."
+    if why := why_other_key(record):
+        yield "altered_key", f"{RECORD}: {why}"
     # A variant named as one of our kinds has it; other names (base, qat, another package's kind) say nothing about it.
     for field in ("attention", "method", "bits") if cell.attention in ATTENTIONS else ("method", "bits"):
         own, hashed = getattr(cell, field), getattr(what, field)

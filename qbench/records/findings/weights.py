@@ -53,6 +53,7 @@ def other_weights(evidence: Evidence) -> list[Finding]:
     Once there is a finding on a cell, the later rules leave it out.
     """
     evidence.read()
+    kl = list(_other_kl(evidence))  # may be wrong although the weights are right
     found: dict[CellRef, Finding] = {}
     rules: list[Rule] = [
         _same_weights,
@@ -60,14 +61,14 @@ def other_weights(evidence: Evidence) -> list[Finding]:
         _too_near,
         _too_good,
         _recovered,
-        _other_kl,
+        _one_bit_more,
         _not_its_log_likelihoods,
     ]
     for rule in rules:
         for finding in rule(evidence):
             found.setdefault(finding.cell, finding)
         evidence = replace(evidence, cells=[cell for cell in evidence.cells if cell.cell not in found])
-    return list(found.values())
+    return [*found.values(), *kl]
 
 
 def _same_weights(evidence: Evidence) -> Iterator[Finding]:
@@ -182,7 +183,7 @@ def _equal_draws(evidence: Evidence) -> Iterator[Finding]:
                     yield Finding("equal_draws", (cell.cell, first.cell), message)
                     break
                 if cell.calibration is not None and cell.calibration == first.calibration:
-                    message = f"it was calibrated on the same windows as {first.cell.name}; draws must differ."
+                    message = f"its calibration text is that of {first.cell.name}; draws must differ."
                     yield Finding("same_calibration", (cell.cell, first.cell), message)
                     break
 
@@ -223,6 +224,29 @@ def _too_near(evidence: Evidence) -> Iterator[Finding]:
                 "measured?"
             )
             yield Finding("too_near", (cell.cell,), message)
+
+
+def _one_bit_more(evidence: Evidence) -> Iterator[Finding]:
+    """Quantized cells that may have been measured at one bit more: honest ones are not far from the limit."""
+    known = _sensitivities(evidence.cells) | _sensitivities(evidence.references)
+    bits = {(own.model, own.cell.label): own.cell for own in (*evidence.references, *evidence.cells)}
+    for cell, unquantized in evidence.with_unquantized():
+        wider = [
+            own
+            for (model, label), own in known.items()
+            if model == cell.model and _is_wider(bits[model, label], cell.cell) and cell.weights_only
+        ]
+        if found := plausible.one_bit_too_wide(cell.compare(unquantized).sensitivities, wider):
+            message = (
+                f"its log-likelihoods moved by {significant(found.found)} of what cells with more bits of the same "
+                f"method do, per unit of weight error; honest cells have {significant(found.limit)} and more. Were "
+                "weights with one bit more measured?"
+            )
+            yield Finding("one_bit_more", (cell.cell,), message, "doubt")
+
+
+def _is_wider(one: CellRef, other: CellRef) -> bool:
+    return one.method == other.method and one.bits > other.bits
 
 
 def _with_unquantized(evidence: Evidence) -> Iterator[tuple[MeasuredCell, MeasuredCell]]:
