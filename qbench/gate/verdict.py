@@ -195,7 +195,7 @@ def check(
         found += [cost for before, after in pairs for cost in of_costs(before.record, after.record, settings)]
     table += damages(now, joined.pairs, settings)
     found = [*_unfinished(joined, now), *other_weights(evidence), *found, *of_parts(changed.items())]
-    found += [finding.of_the_baseline for finding in other_weights(Evidence(evidence.references))]
+    found += [own.of_the_baseline for own in other_weights(Evidence(evidence.references)) if own.fails]
     known = [finding.cell for finding in found if finding.fails]
     found += unlike_unquantized([after for _, after in joined.pairs], known)
     failures = [finding for finding in found if finding.fails]

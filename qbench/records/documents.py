@@ -174,14 +174,23 @@ class TaskDocuments:
         """What the metrics are made of; read again if other cells were read since."""
         return self.read_answers()
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether the documents are whole pages."""
+        return bool(self._pages)
+
+    @property
+    def _pages(self) -> list[Values]:
+        """The metrics of pages, whose weights are words or bytes."""
+        return [own for name, own in self.metrics.items() if is_log_likelihood(name) and (own.weights != 1).any()]
+
     @cached_property
     def decisions(self) -> Values:
         """What is right, in nats: the right choice among the choices, the target, or a page, whose weight is its words.
 
         NaN for a document that has nothing of this.
         """
-        pages = [own for name, own in self.metrics.items() if is_log_likelihood(name) and (own.weights != 1).any()]
-        if pages:
+        if pages := self._pages:
             return min(pages, key=lambda own: np.nansum(own.weights))
         answers = self.answers
         alone = ((~np.isnan(answers.loglikelihoods)).sum(axis=1) == 1) & np.isnan(answers.gold).all(axis=1)

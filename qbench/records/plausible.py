@@ -49,8 +49,8 @@ MIN_SHARE = 0.25
 # Beside the cells of its method that have more bits (median over tasks): honest, 0.96 to 2.3 (GPTQ, HQQ and RTN, seven
 # models; SmolLM2's RTN with 40 documents 0.85); 4 bits under 3 and 3 under 2: 0.45 to 0.56. Narrow: worth a warning.
 MIN_SHARE_OF_WIDER = 0.65
-# In a single task: honest, at least 0.46; 8 bits under 4: at most 0.066, LLM.int8 under nf4 0.17.
-MIN_SHARE_OF_A_TASK = 0.2
+# In a single task: honest, at least 0.46; 8 bits under 4: at most 0.066; LLM.int8 under nf4, 0.17, is not found.
+MIN_SHARE_OF_A_TASK = 0.12
 # Other cells say what is usual only if they agree. Honest, the largest and the smallest of a task differ by a factor of
 # at most 3.7; a factor above 5 means that documents do not move as weights do, or that one of two others is mistaken.
 MAX_SPREAD_OF_OTHERS, MIN_OTHERS = 5.0, 2

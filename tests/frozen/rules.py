@@ -13,7 +13,15 @@ RECORD = r"record\.json"
 # Why a cell's numbers cannot be right: records/findings.
 FINDINGS = {
     "same_weights": rf"in {TASK} the log-likelihoods of .*to the last bit to those of (?P<other>.*): the same .*",
-    "too_near": rf"in {TASK} its log-likelihoods are too close to the unquantized .* at least 0\.5\.",
+    "too_near": r"(in (?P<task>.*) )?its log-likelihoods are too close to the unquantized .* measured\?",
+    "equal_draws": r"in (?P<task>.*) this draw has the log-likelihoods of .*",
+    "same_calibration": r"its calibration text is that of (?P<other>\S+); draws must differ\.",
+    "other_kl": rf"in {TASK} KL (is|was) .*",
+    "moved_kl": rf"{TASK} kl differs from the baseline's .*",
+    "one_bit_more": r"its log-likelihoods moved by .* of what cells with more bits .*",
+    "other_tokenizer": r"its tokenizer is not that of .*",
+    "other_tokens": rf"{TASK}: the texts have other numbers of tokens .*",
+    "misplaced": r"\S+ (is of this cell|has the key of this cell), but .*",
     "too_good": rf"in {TASK} it is better than the unquantized model by .* a fifth of it\.",
     "recovered": r"quantization costs it .* in the baseline\. One bit more would leave at least .*?\.",
     "does_not_follow": rf"in {SCORE} does not follow from the log-likelihoods of .*?\.",
@@ -50,22 +58,26 @@ CHECKS = {
     "failed_cell": r"The cell failed \((?P<kind>[\w-]+)\): .*",
     "too_few_documents": rf"{TASK} has .* documents?; at least .* are required \(gate\.min_documents\)\.",
     "other_draws_documents": rf"{TASK}: the calibration draws did not see the same documents: .*",
+    "unlike_unquantized_documents": rf"{TASK}: the documents differ from those of .*",
     "other_documents": rf"{TASK}: the documents differ from the baseline's: .*",
-    "few_shot": rf"{TASK} has .* few-shot examples in the run and .* in the baseline\.",
-    "other_task": rf"{TASK} is not the baseline's task: its file or its documents changed\.",
-    "other_direction": rf"{SCORE}: the direction \(better\) is .* in the run and .* in the baseline\.",
-    "other_aggregation_than_baseline": rf"{SCORE}: the aggregation is .* in the run and .* in the baseline\.",
-    "lost_metric": rf"{SCORE} is in the baseline but not in the run\.",
-    "new_metric": rf"{SCORE} is in the run but not in the baseline\.",
+    "few_shot": rf"{TASK} has .* few-shot examples; it has .* in .*\.",
+    "other_task": rf"{TASK} is not the task of .*: its file or its documents changed\.",
+    "other_direction": rf"{SCORE}: the direction \(better\) is .*; it is .* in .*\.",
+    "other_aggregation_than_baseline": rf"{SCORE}: the aggregation is .*; it is .* in .*\.",
+    "lost_task": rf"{TASK} is missing: .* has it\.",
+    "new_task": rf"{TASK} is new: .* does not have it\.",
+    "lost_metric": rf"{SCORE} is missing: .* has it\.",
+    "new_metric": rf"{SCORE} is new: .* does not have it\.",
     "audit_new_or_missing": r"The audit is (new|missing)\.",
     "audit_form": r"(?P<field>method|bits|activation_bits|linear_weights|parts) is .* and .* in the run\.",
-    "other_setting": r"(?P<field>\w+) is .* in the run and .* in the baseline\.",
+    "other_setting": r"(?P<field>\w+) is .*; it is .* in .*\.",
     "audit_lost_layers": r"\d+ layers are quantized instead of \d+; missing: .*\.",
     "audit_more_layers": r"\d+ more layers? quantized: .*\.",
     "audit_layer_form": r"The (?P<field>code width|group size|code size in bytes) changed from .* to .*\.",
     "audit_not_finite": r"Weights are NaN or infinite: .*\.",
     "audit_drift_of_draws": r"(?P<field>Weight scale|Relative weight error) changed .* on average over draws: .*\.",
     "audit_drift": r"(?P<field>Weight scale|Relative weight error) changed by more than .*\.",
+    "nans": rf"{SCORE} is NaN or infinite for .*\.",
     "new_nans": rf"{SCORE} became NaN or infinite for .*\.",
     "other_divisors": rf"{SCORE}: the divisors of log-likelihoods differ from the baseline's\.",
     "lost_columns": r"Its samples lack the columns (?P<field>.*), which the baseline's have\.",
@@ -174,12 +186,17 @@ NOTES = {
 RULES = {name: re.compile(text) for name, text in (FINDINGS | CHECKS | ERRORS | NOTES).items()}
 
 
+BASELINE = "In the baseline: "
+
+
 class UnknownSentenceError(Exception):
     """A sentence that no rule matches would be unprotected."""
 
 
 def rule(sentence: str) -> str:
     """A sentence as its rule and groups, such as `does_not_follow piqa acc`."""
+    if sentence.startswith(BASELINE):
+        return f"baseline: {rule(sentence.removeprefix(BASELINE))}"
     for name, expression in RULES.items():
         if found := expression.fullmatch(sentence.strip()):
             return " ".join([name, *(own for own in found.groupdict().values() if own)])

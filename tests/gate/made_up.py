@@ -61,7 +61,8 @@ class Population:
         columns: dict[str, Any] = {"task": task, "doc_id": np.arange(n, dtype=np.int32)}
         columns["doc_hash"] = [hashlib.sha256(f"{task} {i}".encode()).hexdigest()[:16] for i in range(n)]
         columns |= {"gold": None, "target": None, "response": None, "loglikelihoods": list(scores), "is_greedy": None}
-        columns |= {name: list(own["lengths"]) for name in ("characters", "bytes", "tokens")}
+        columns |= {name: list(own["lengths"]) for name in ("characters", "bytes")}
+        columns["tokens"] = None  # KL is made up: nobody can compare it with the change of so many tokens
         return pd.DataFrame(columns | self._metrics(task, scores))
 
     def _metrics(self, task: str, scores: np.ndarray) -> dict[str, Any]:

@@ -186,13 +186,13 @@ def _same_as(audit: Audit) -> str:
 def _comparison(cell: MeasuredCell, unquantized: MeasuredCell) -> _Comparison:
     sensitivities, gains, damages, other_kl, pages = {}, {}, {}, {}, []
     for task, (after, before) in common_documents(cell, unquantized).items():
-        kl = after.metrics.get(KL)
+        kl, moved = after.metrics.get(KL), None
         if kl is not None:
             pages.append(task)
             moved = plausible.page_sensitivity(_kl(kl), cell.weight_error or 0.0)
             if why := _other_kl(cell, unquantized, task, after, before):
                 other_kl[task], moved = why, None
-        else:
+        elif not after.has_pages:
             then, now = same_width(before.answers, after.answers)
             moved = plausible.sensitivity(now, then, cell.weight_error or 0.0)
         if moved is not None:
@@ -216,7 +216,7 @@ def _other_kl(
     cell: MeasuredCell, unquantized: MeasuredCell, task: str, after: TaskDocuments, before: TaskDocuments
 ) -> str:
     """Why KL cannot be of these documents and weights; empty if it can."""
-    kl, tokens = _kl(after.metrics[KL]), after.answers.tokens[:, 0]
+    kl, tokens = _kl(after.metrics[KL]), np.nansum(after.answers.tokens, axis=1)
     change = after.answers.loglikelihoods[:, 0] - before.answers.loglikelihoods[:, 0]
     known = np.isfinite(change) & (tokens > 0)
     own, other = cell.divergences.get(task), unquantized.divergences.get(task)

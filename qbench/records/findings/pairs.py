@@ -9,7 +9,7 @@ import numpy as np
 from qbench.errors import some
 from qbench.numbers import count, counted, duration, fixed, percent, significant
 from qbench.records import plausible
-from qbench.records.audit import Audit, LayerAudit
+from qbench.records.audit import UNQUANTIZED, Audit, LayerAudit
 from qbench.records.findings.finding import Finding
 from qbench.records.metrics import KL
 from qbench.records.paired import OtherDocuments, Pair, PairedDocuments
@@ -71,7 +71,7 @@ def of_records(before: Record, after: Record, ignored: Collection[str] = ()) -> 
 
 def of_documents(cell: CellRef, paired: PairedDocuments, ignored: Collection[str] = ()) -> list[Finding]:
     """Values that are no longer numbers, columns that only one side has, or different answers."""
-    problems = [*_other_samples(paired, ignored), *_new_nans(paired), *_moved_kl(paired)]
+    problems = [*_other_samples(paired, ignored), *_new_nans(paired), *_moved_kl(cell, paired)]
     return [Finding(rule, (cell,), message) for rule, message in problems]
 
 
@@ -251,9 +251,9 @@ def _other_samples(paired: PairedDocuments, ignored: Collection[str]) -> Iterato
         yield "other_answers", f"{paired.task}: the choices or right answers of {documents} differ from the baseline's."
 
 
-def _moved_kl(paired: PairedDocuments) -> Iterator[Problem]:
-    """KL that differs although the log-likelihoods of the pages do not."""
-    if KL not in paired.by_draw or WORDS not in paired.by_draw:
+def _moved_kl(cell: CellRef, paired: PairedDocuments) -> Iterator[Problem]:
+    """KL of a quantized cell that differs although the log-likelihoods of the pages do not."""
+    if cell.label == UNQUANTIZED or KL not in paired.by_draw or WORDS not in paired.by_draw:
         return
     draws = zip(*paired.by_draw[KL], *paired.by_draw[WORDS], strict=True)
     if any(plausible.kl_moved_alone(*draw) for draw in draws):
