@@ -110,7 +110,9 @@ def test_an_unsupported_architecture_says_once_what_can_be_done(
     (tmp_path / "softmax" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert main(["plan", str(file), "--out", str(tmp_path / "out")]) == 2
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "'gpt2'" in line]
-    assert states(line, "tiny-softmax-none-16…config.json…'gpt2'…'llama'…lm-eval…--log_samples…`qbench check RUN BASE")
+    assert states(
+        line, "tiny-softmax-none-16…config.json…'gpt2'…lm-eval…--log_samples…`qbench check RUN BASELINE`…'llama'"
+    )
 
 
 def test_inherited_sensitivities_that_do_not_fit_are_said_by_plan(
@@ -151,6 +153,20 @@ def test_a_run_fails_them_at_once_and_finishes_the_others(small: Path, tmp_path:
     softpick = failures["tiny-softpick-none-16"]
     assert softpick
     assert "'softpick'" in softpick.reason
+
+
+def test_a_run_prints_a_shared_reason_once_and_tables_keep_its_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hqq = {"method": "hqq", "bits": [8, 4]}
+    checkpoints = {"tiny": {"softmax": "softmax"}}
+    file = write_recipe(tmp_path, checkpoints=checkpoints, quantizations=[{"method": "none"}, hqq])
+    (tmp_path / "softmax" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert main(["run", str(file), "--out", str(tmp_path / "out")]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "'gpt2'" in line]
+    assert states(line, "[3/3] tiny-softmax-none-16, tiny-softmax-hqq-8-g64, tiny-softmax-hqq-4-g64 cannot run: ")
+    assert main(["table", str(tmp_path / "out"), "--kind", "damage"]) == 0
+    assert states(capsys.readouterr().out, "'gpt2'…lm-eval…`qbench check RUN BASELINE`")
 
 
 def test_a_folder_with_pickles_only_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
