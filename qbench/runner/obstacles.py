@@ -21,8 +21,16 @@ def obstacle(cell: Cell) -> str:
     file, quantized = _config(cell), cell.quantization
     if file is None or not isinstance(quantized, Quantization):
         return ""
+    return config_obstacle(file, quantized, cell.ref.attention)
+
+
+def config_obstacle(file: Path, quantized: Quantization, attention: str | None = None) -> str:
+    """Why a checkpoint with this config.json cannot be quantized so; empty if it can, as far as the file shows.
+
+    attention: as `load_checkpoint` takes it.
+    """
     try:
-        shapes = _linear_shapes(file, cell.ref.attention, file.stat().st_mtime_ns)
+        shapes = _linear_shapes(file, attention, file.stat().st_mtime_ns if file.exists() else 0)
     except (CheckpointError, OSError) as error:
         return str(error)
     if not isinstance(quantized.options, LinearOptions):
@@ -65,7 +73,7 @@ def _config(cell: Cell) -> Path | None:
 
 
 @functools.lru_cache(maxsize=32)
-def _linear_shapes(config: Path, attention: str, changed: int) -> dict[str, tuple[int, int]]:
+def _linear_shapes(config: Path, attention: str | None, changed: int) -> dict[str, tuple[int, int]]:
     """The linear layers that are quantized, each shape once: outputs and inputs by name."""
     fields = layout.read_json(config)
     sizes = layout.config_sizes(fields, config)
