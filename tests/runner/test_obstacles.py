@@ -13,6 +13,7 @@ from qbench.quantizers.declaration import LinearOptions, Quantizer
 from qbench.quantizers.options import quantizers
 from qbench.recipe.cells import load_recipe
 from qbench.records.store import read_results
+from qbench.report.sources import read_result_set
 from qbench.runner.plan import make_plan
 
 from ..messages import states
@@ -155,18 +156,25 @@ def test_a_run_fails_them_at_once_and_finishes_the_others(small: Path, tmp_path:
     assert "'softpick'" in softpick.reason
 
 
+@pytest.mark.parametrize(
+    ("change", "what", "advice"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2'", "lm-eval…`qbench check RUN BASELINE`"),
+        ({}, "group_size 80", "`options: {group_size: 64}`…`--group-size 64`"),
+    ],
+)
 def test_a_run_prints_a_shared_reason_once_and_tables_keep_its_advice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, str], what: str, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hqq = {"method": "hqq", "bits": [8, 4]}
-    checkpoints = {"tiny": {"softmax": "softmax"}}
-    file = write_recipe(tmp_path, checkpoints=checkpoints, quantizations=[{"method": "none"}, hqq])
-    (tmp_path / "softmax" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    hqq = {"method": "hqq", "bits": [8, 4], "options": {"group_size": 80}}
+    file = write_recipe(tmp_path, checkpoints={"tiny": {"softmax": "softmax"}}, quantizations=[hqq])
+    (tmp_path / "softmax" / "config.json").write_text(json.dumps(config("softmax") | change))
     assert main(["run", str(file), "--out", str(tmp_path / "out")]) == 1
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "'gpt2'" in line]
-    assert states(line, "[3/3] tiny-softmax-none-16, tiny-softmax-hqq-8-g64, tiny-softmax-hqq-4-g64 cannot run: ")
-    assert main(["table", str(tmp_path / "out"), "--kind", "damage"]) == 0
-    assert states(capsys.readouterr().out, "'gpt2'…lm-eval…`qbench check RUN BASELINE`")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if what in line]
+    assert states(line, "[2/2] tiny-softmax-hqq-8-g80, tiny-softmax-hqq-4-g80 cannot run: ")
+    for result in read_result_set(tmp_path / "out").cells:
+        assert result.gap
+        assert states(result.gap.reason, f"{what}…{advice}")
 
 
 def test_a_folder_with_pickles_only_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
