@@ -60,6 +60,19 @@ def listening(listener: Listener) -> Iterator[None]:
         _listeners.remove(listener)
 
 
+def said_by_tenths(say: Callable[[str], None], noun: str) -> Listener:
+    """A listener for logs: a line for each tenth of the work, such as 21 of 210 layers (10%)."""
+    said = 0
+
+    def listener(_: str, steps: int, done: int, total: int | None) -> None:
+        nonlocal said
+        if total and (tenth := 10 * done // total) > said:
+            said = tenth
+            say(f"{done} of {total} {noun} ({done / total:.0%})")
+
+    return listener
+
+
 class Bar(tqdm):
     """tqdm's bar on a terminal or in Jupyter, if `shown`; listeners are called in any case."""
 

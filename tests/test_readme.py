@@ -188,6 +188,29 @@ def test_the_recipes_of_the_examples_are_recipes(clone: Clone) -> None:
         load_recipe(clone.folder / recipe)
 
 
+def test_what_the_readme_says_about_your_own_recipe_is_true(clone: Clone) -> None:
+    text = README.read_text(encoding="utf-8").partition("## Your own models")[2].partition("\n## ")[0]
+    assert "`make setup`" in text
+    clone.shell("make --dry-run setup")
+    (entry,) = re.findall(r"`(\{method:.*?\}\})`", text)
+    (block,) = [block for block in blocks(text) if block.kind == "yaml"]
+    before, comment, example = block.text.partition("# The two lines below are the example's task.")
+    after = comment + example
+    assert len(after.splitlines()) == 3
+    (tasks,) = re.findall(r"write: (tasks: .*)", after)
+    recipe = f"{before}{tasks}\n".replace("  - method: none\n", f"  - method: none\n  - {entry}\n")
+    (clone.folder / "mine.yaml").write_text(recipe)
+    loaded = load_recipe(clone.folder / "mine.yaml")
+    assert list(loaded.tasks) == ["arc_easy", "wikitext"]
+    assert loaded.quantizations[1].options == {"group_size": 64}
+
+
+def test_prose_of_the_gates_page_fits_120_columns() -> None:
+    """Tables have rows as long as they need."""
+    lines = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
 def test_no_block_is_overlooked() -> None:
     for page in (README, *DOCS):
         found = [block for own in sections(page).values() for block in own]

@@ -106,10 +106,10 @@ def is_fla(fields: dict[str, Any], file: Path) -> bool:
     known = list(dict.fromkeys(kind.model_type for kind in attentions().values()))
     if model_type != "llama" and model_type not in known:
         raise CheckpointError(
-            f"{file}: model_type is {shown(model_type)}; supported: 'llama' (Hugging Face's Llama layout) and "
-            f"{', '.join(map(repr, known))} (flash-linear-attention's). For other architectures, evaluate the "
-            "original and the quantized model with lm-eval (--log_samples) and compare the outputs with `qbench check "
-            "RUN BASELINE`."
+            f"{file}: model_type is {shown(model_type)}, which is not supported. Evaluate the original and the "
+            "quantized model with lm-eval (--log_samples), and compare the outputs with `qbench check RUN BASELINE`. "
+            f"Supported: 'llama' (Hugging Face's Llama layout) and {', '.join(map(repr, known))} "
+            "(flash-linear-attention's)."
         )
     return model_type != "llama"
 

@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ import yaml
 from qbench.arguments import named_values
 from qbench.commands.common import DONE, FAILED, Commands, add, count
 from qbench.errors import InputError
-from qbench.numbers import byte_size, fixed, percent, significant
+from qbench.numbers import byte_size, duration, fixed, percent, significant
 
 if TYPE_CHECKING:
     from qbench.quantizers.calibration import Calibration
@@ -66,27 +68,44 @@ def _quantize(options: argparse.Namespace) -> int:
     # After it, since these import huggingface_hub.
     import torch
 
+    from qbench.checkpoint.layout import CONFIG
     from qbench.checkpoint.load import load_checkpoint, local_folder
     from qbench.checkpoint.save import save_quantized
     from qbench.gpus import has_cuda
+    from qbench.progress import listening, said_by_tenths
     from qbench.quantizers.quantize import quantize
     from qbench.records.audit import AuditError
+    from qbench.runner.obstacles import config_obstacle
+    from qbench.runner.plan import settings_lines
     from qbench.tokenizer import TOKENIZER_FILE, load_tokenizer
 
     folder = local_folder(options.model)
+    if why := config_obstacle(folder / CONFIG, wanted):
+        raise InputError(why)
     device = ("cuda" if has_cuda() else "cpu") if options.device == "auto" else options.device
+    used = settings_lines(device, options.dtype, calibration)
+    print("\n".join(used), flush=True)
+    begun = time.monotonic()
     model = load_checkpoint(folder, device=device, dtype=getattr(torch, options.dtype))
     tokenizer = load_tokenizer(folder) if (folder / TOKENIZER_FILE).exists() else None
+    log = nullcontext() if sys.stderr.isatty() else listening(said_by_tenths(_log, "linear layers quantized"))
     try:
-        model, audit = quantize(
-            model, wanted.method, wanted.bits, calibration=calibration, progress=True, **wanted.arguments
-        )
+        with log:
+            model, audit = quantize(
+                model, wanted.method, wanted.bits, calibration=calibration, progress=True, **wanted.arguments
+            )
     except AuditError as error:
         print(f"qbench: {error}", file=sys.stderr)
         return FAILED
     save_quantized(model, options.out, tokenizer)
-    print("\n".join(_outcome(options.out, audit)))
+    took = duration(time.monotonic() - begun)
+    print("\n".join([*_outcome(options.out, audit), f"Done in {took}, with {'; '.join(used)}"]))
     return DONE
+
+
+def _log(line: str) -> None:
+    """Where there is no terminal for a bar, which is on stderr too."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _wanted(options: argparse.Namespace) -> "Quantization":

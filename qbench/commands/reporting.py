@@ -111,10 +111,9 @@ def _format(options: argparse.Namespace) -> str:
         return options.format or default_format()
     if found := SUFFIXES.get(options.out.suffix.lower()):
         return found
-    raise InputError(
-        f"{options.out} has no extension that names a format ({', '.join(SUFFIXES)}); choose one of them, or add "
-        "--format."
-    )
+    suffix = options.out.suffix
+    what = f"{suffix} is not a format" if suffix else "the name has no extension, so it does not say the format"
+    raise InputError(f"{options.out}: {what}; use {', '.join(SUFFIXES)}, or add --format.")
 
 
 def _compare(options: argparse.Namespace) -> int:

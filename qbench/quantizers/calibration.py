@@ -226,8 +226,8 @@ def _hub_documents(source: Calibration) -> Iterator[str]:
         what = " ".join(arguments[key] for key in ("path", "name", "data_files") if key in arguments)
         raise QuantizeError(
             f"The calibration dataset {what} ({source.split}, revision {arguments['revision']}) is not in the Hugging "
-            f"Face cache and could not be downloaded ({why_not_downloaded(error)}); run `qbench fetch` on a machine "
-            "with network access."
+            f"Face cache and could not be downloaded ({why_not_downloaded(error)}); use a local file, or run "
+            "`qbench fetch` on a machine with network access."
         ) from error
     if source.field not in rows.column_names:
         raise QuantizeError(

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # "quant_method" it raises an error; with an unknown method, or "hqq", it would only warn and initialize the weights
 # at random.
 OUR_METHOD = "qbench_quant_method"
-GROUP_SIZES = (-1, 8, 16, 32, 64, 128, 256, 512, 1024)  # that a message may suggest
-MAX_SUGGESTED = 4
+# That a message may suggest: others may fit too, but the kernels that read checkpoints want powers of two.
+GROUP_SIZES = (-1, 8, 16, 32, 64, 128, 256, 512, 1024)
+MAX_SUGGESTED = 4  # besides -1
 
 
 class QuantizeError(InputError):
@@ -82,10 +83,10 @@ class LinearOptions(Options):
         """Why a linear layer with these outputs and inputs cannot be quantized so; empty if it can.
 
         It is asked for all layers before the first one is replaced, and by `qbench plan`. By default, a `group_size`
-        must divide the inputs. `first_misfit` adds the sizes that fit.
+        must divide the inputs. `first_misfit` goes on with "of", the layer's name, and the sizes that fit.
         """
         size = getattr(self, "group_size", 0)
-        return f"group_size {size} must divide its {shape[1]} inputs" if size > 0 and shape[1] % size else ""
+        return f"group_size {size} does not divide the {shape[1]:,} inputs" if size > 0 and shape[1] % size else ""
 
     def first_misfit(self, bits: int, shapes: Mapping[str, tuple[int, int]]) -> str:
         """A sentence on the first layer that cannot be quantized so, with group sizes that fit all; empty if all can.
@@ -95,11 +96,11 @@ class LinearOptions(Options):
         for name, (outputs, inputs) in shapes.items():
             if why := self.misfit(bits, (outputs, inputs)):
                 fitting = self._what_fits(bits, shapes.values())
-                return f"{name} is {outputs} × {inputs} (outputs × inputs); {why}{fitting}."
+                return f"{why} of {name} ({outputs} × {inputs}, outputs × inputs){fitting}."
         return ""
 
     def _what_fits(self, bits: int, shapes: Collection[tuple[int, int]]) -> str:
-        """The group sizes nearest to the own one that fit all shapes; empty if there are none."""
+        """The group sizes nearest to the own one that fit all shapes, and how to write one; empty if none fits."""
         own, fitting = self.model_dump(), []
         for size in GROUP_SIZES if "group_size" in own else ():
             with contextlib.suppress(ValidationError):
@@ -108,9 +109,16 @@ class LinearOptions(Options):
                     fitting.append(size)
         if not fitting:
             return ""
-        nearest = sorted(fitting, key=lambda size: abs(size - own["group_size"]))[:MAX_SUGGESTED]
-        row = " (-1: one group per row)" if -1 in nearest else ""
-        return f"; group sizes that fit: {', '.join(map(str, sorted(nearest)))}{row}"
+        wanted = max(1, own["group_size"])
+        nearest = sorted((size for size in fitting if size > 0), key=lambda size: max(size / wanted, wanted / size))
+        listed = sorted([*nearest[:MAX_SUGGESTED], *([-1] if -1 in fitting else [])])
+        what = "sizes that fit" if len(listed) == len(fitting) else "nearest sizes that fit (powers of two)"
+        sizes = ["-1 (one group per row)" if size == -1 else str(size) for size in listed]
+        one = (nearest or listed)[0]
+        return (
+            f"; {what}: {', '.join(sizes)}. Write one in a recipe as `options: {{group_size: {one}}}`, "
+            f"for `qbench quantize` as `--group-size {one}`"
+        )
 
 
 class Quantizer:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qbench.quantizers.packed import PackedLinear
-from qbench.records.audit import LayerAudit
+from qbench.records.audit import MAX_NARROW, LayerAudit
 
 PROBE_SHAPE = (2, 64)
 _CHUNK = 2**22  # entries of a table of levels in memory at once
@@ -178,13 +178,13 @@ class _Grid:
 def _narrow(spans: Tensor, levels: int) -> float:
     """The share of groups that use at most half of the levels that the matrix has; spans: of the codes of each group.
 
-    A small group may miss levels by chance, so the levels are those of the widest group: three in a ternary matrix. If
-    even that one has only half of what the bits allow, all groups are narrow.
+    A small group may miss levels by chance: two of three in a ternary matrix. So a matrix that needs its bits, but uses
+    at most three quarters of their levels, is judged by the levels that it uses; a few wide groups do not decide that.
     """
     if not len(spans):
         return 0.0
-    widest = int(spans.max())
-    return float((spans <= (widest if widest > levels / 2 else levels) / 2).double().mean())
+    used = int(spans.sort().values[math.ceil(len(spans) * (1 - MAX_NARROW)) - 1])  # by more than MAX_NARROW of groups
+    return float((spans <= (used if levels / 2 < used <= levels * 3 / 4 else levels) / 2).double().mean())
 
 
 def _is_one_value_a_code(codes: Tensor, weight: Tensor) -> bool:

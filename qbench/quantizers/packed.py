@@ -1,5 +1,6 @@
 """PackedLinear: a linear layer whose weight is stored as codes, by any method."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -129,8 +130,7 @@ def replace_linears(
     device: torch.device | str | None,
 ) -> None:
     """Replace each target by its packed form, one after the other; for methods that need only the weight."""
-    for name in targets:
-        check_shape(name, _linear(model, name), bits, options)
+    check_shapes({name: _linear(model, name) for name in targets}, bits, options)
     for name in Bar(targets, unit="linear", shown=progress):
         linear = _linear(model, name)
         home = linear.weight.device
@@ -138,9 +138,10 @@ def replace_linears(
         model.set_submodule(name, packed.to(home).eval())
 
 
-def check_shape(name: str, linear: nn.Linear, bits: int, options: LinearOptions) -> None:
-    """Raise QuantizeError if a linear layer of this shape cannot be quantized so."""
-    if why := options.first_misfit(bits, {name: (linear.out_features, linear.in_features)}):
+def check_shapes(linears: Mapping[str, nn.Linear], bits: int, options: LinearOptions) -> None:
+    """Raise QuantizeError if a linear layer of these cannot be quantized so; the error has group sizes that fit all."""
+    shapes = {name: (linear.out_features, linear.in_features) for name, linear in linears.items()}
+    if why := options.first_misfit(bits, shapes):
         raise QuantizeError(why)
 
 

@@ -135,7 +135,7 @@ class LayerAudit(_Stored):
     cosine: float  # w·ŵ / (‖w‖ ‖ŵ‖)
     slope: float  # w·ŵ / ‖w‖²: the scale of the weight relative to its source
     misplaced: float  # share of weights with a neighbouring level nearer by more than half a step
-    narrow: float  # share of groups whose codes span at most half of the widest group's, though they could span all
+    narrow: float  # share of groups whose codes span at most half of the levels in use, though they could span all
     codes_possible: int  # with the finest step of the method, in the widest group
     packed_bytes: int  # size of the codes as the method packs them
     nearest: bool  # the method promises the nearest level

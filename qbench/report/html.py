@@ -228,7 +228,8 @@ def _settings(records: Sequence[Record]) -> list[tuple[str, str]]:
         if len(cells) == len(records):
             shared[part][name] = json.loads(value)
         else:
-            some_have.setdefault(tuple(cells), []).append(f"{name} {value.strip(chr(34))}")
+            own = json.loads(value)
+            some_have.setdefault(tuple(cells), []).append(f"{name} {own if isinstance(own, str) else value}")
     title = f"Machine and packages {'shared by all' if some_have else 'of'} {counted(len(records), 'cell')}"
     return [
         (title, json.dumps(shared, indent=1, ensure_ascii=False)),

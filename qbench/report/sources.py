@@ -33,7 +33,7 @@ from qbench.report.results import (
     one_direction_each,
 )
 
-MAX_REASON_LENGTH = 200
+MAX_REASON_LENGTH = 400  # has room for a path, what is wrong, and what to do about it
 
 
 def read_result_set(source: Path | str) -> ResultSet:

@@ -17,7 +17,7 @@ from qbench.machine import git_commit, machine
 from qbench.numbers import counted, duration
 from qbench.recipe.cells import Recipe, cells, load_recipe
 from qbench.recipe.check import did_you_mean_folder
-from qbench.records.schema import Failure
+from qbench.records.schema import Failure, Record
 from qbench.records.store import (
     ANALYSES,
     RUN,
@@ -187,10 +187,13 @@ def _jobs(entries: Iterable[PlanEntry]) -> list[Job]:
 
 def _fail_at_once(entries: Sequence[PlanEntry], out: Path, view: PlainView) -> None:
     """Write a failed record for each cell that its config rules out, without loading anything."""
+    by_reason: dict[str, dict[str, Record]] = {}
     for entry, job in zip(entries, _jobs(entries), strict=True):
         record = job.failed(now(), Failure(kind="error", reason=entry.note))
         write_record(cell_folder(out, record.cell, record.key), record)
-        view.finished(job.name, record)
+        by_reason.setdefault(entry.note, {})[job.name] = record
+    for reason, records in by_reason.items():
+        view.ruled_out(reason, records)
 
 
 def _execute(plan: Plan, jobs: list[Job], options: RunOptions, view: PlainView) -> None:

@@ -20,8 +20,16 @@ def obstacle(cell: Cell) -> str:
     file, quantized = cell.config, cell.quantization
     if file is None or not isinstance(quantized, Quantization):
         return ""
+    return config_obstacle(file, quantized, cell.required_attention)
+
+
+def config_obstacle(file: Path, quantized: Quantization, attention: str | None = None) -> str:
+    """Why a checkpoint with this config.json cannot be quantized so; empty if it can, as far as the file shows.
+
+    attention: as `load_checkpoint` takes it.
+    """
     try:
-        shapes = _linear_shapes(file, cell.required_attention, file.stat().st_mtime_ns)
+        shapes = _linear_shapes(file, attention, file.stat().st_mtime_ns if file.exists() else 0)
     except (CheckpointError, OSError) as error:
         return str(error)
     if not isinstance(quantized.options, LinearOptions):

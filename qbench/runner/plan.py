@@ -14,6 +14,7 @@ from qbench.errors import some
 from qbench.evaluate.facts import TaskSummary
 from qbench.files import shown_path
 from qbench.identity import Identity, TaskIdentity
+from qbench.quantizers.calibration import Calibration
 from qbench.quantizers.options import NotOffered
 from qbench.recipe.cells import UNCHANGED, Cell, analysis_cells, cells, map_cells, recipe_tasks
 from qbench.recipe.check import did_you_mean_folder
@@ -167,11 +168,14 @@ def ignored(plan: Plan) -> str:
 
 def settings(plan: Plan) -> list[str]:
     """What cells run on and are calibrated on, a line each: a recipe need not say it."""
-    recipe = plan.recipe
-    lines = [f"device: {recipe.resolved_device}, {recipe.resolved_dtype}"]
-    if any(entry.cell.calibration for entry in plan.entries):
-        lines.append(f"calibration text: {calibration_text(recipe.calibration.model_dump(), recipe.calibration.seeds)}")
-    return lines
+    recipe, calibrated = plan.recipe, any(entry.cell.calibration for entry in plan.entries)
+    return settings_lines(recipe.resolved_device, recipe.resolved_dtype, recipe.calibration if calibrated else None)
+
+
+def settings_lines(device: str, dtype: str, calibration: Calibration | None) -> list[str]:
+    """The same for one device and text, which `qbench quantize` prints too."""
+    text = [calibration_text(calibration.model_dump(), calibration.seeds)] if calibration else []
+    return [f"device: {device}, {dtype}", *(f"calibration text: {own}" for own in text)]
 
 
 def no_baseline(plan: Plan) -> str:

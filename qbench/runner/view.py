@@ -15,7 +15,7 @@ from rich.table import Column
 
 from qbench.numbers import duration, rough_duration
 from qbench.output import printable, terminal
-from qbench.records.schema import Record
+from qbench.records.schema import Failure, Record
 from qbench.report.terminal import wrapped
 
 SILENCE = 60  # seconds without a line of a running cell in a log
@@ -37,6 +37,7 @@ class PlainView:
         self.slots = 1  # cells that run at once
         self.seconds = 0.0  # the sum over all cells that have ended
         self.notes: dict[str, list[str]] = {}  # the cells by the notes of their analyses
+        self.first_with: dict[tuple[str, str], str] = {}  # the first cell that failed so, by how and why
         self.begun = time.monotonic()
         typical = sum(sum(own.values()) for own in expected.values()) / max(1, len(expected))
         self.cells = {name: CellProgress(expected.get(name, {}), typical or 1.0) for name in names}
@@ -78,8 +79,22 @@ class PlainView:
     def finished(self, name: str, record: Record) -> None:
         """A cell has ended with this record."""
         self.count(name, record)
-        ended, left = outcome(record), self.left()
+        ended, left = self.outcome_once(name, record), self.left()
         self.say(f"[{self.place()}] {name}: {ended.removesuffix('.') if left else ended}{left}")
+
+    def ruled_out(self, reason: str, records: Mapping[str, Record]) -> None:
+        """These cells cannot run; records: by their names."""
+        for name, record in records.items():
+            self.count(name, record)
+        self.say(f"[{self.place()}] {', '.join(records)} cannot run: {reason}")
+
+    def outcome_once(self, name: str, record: Record) -> str:
+        """How a cell ended; a reason that an earlier cell had refers to that cell."""
+        if record.failure is None:
+            return outcome(record)
+        how, reason = how_it_failed(record.failure), first_line(record.failure)
+        first = self.first_with.setdefault((how, reason), name)
+        return f"{how}: {reason}" if first == name else f"{how}: as {first}"
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -197,6 +212,11 @@ class LiveView(PlainView):
         super().finished(name, record)
         self._show_whole()
 
+    def ruled_out(self, reason: str, records: Mapping[str, Record]) -> None:
+        """These cells cannot run; records: by their names."""
+        super().ruled_out(reason, records)
+        self._show_whole()
+
     def say(self, line: str) -> None:
         """Print a line above the bars, broken at spaces; a terminal would break it inside words."""
         for own in printable(line).splitlines():
@@ -237,6 +257,11 @@ class JsonView(PlainView):
         reason = record.failure.reason if record.failure else None
         self._print(event="finished", cell=name, state=record.state, reason=reason, key=record.key)
 
+    def ruled_out(self, reason: str, records: Mapping[str, Record]) -> None:
+        """These cells cannot run; one event for each."""
+        for name, record in records.items():
+            self.finished(name, record)
+
     def say(self, line: str) -> None:
         """Print a line."""
         self._print(event="message", text=line)
@@ -267,12 +292,21 @@ def where(phase: str, doing: str) -> str:
 def outcome(record: Record) -> str:
     """How a cell ended, in half a line."""
     if record.failure:
-        first = record.failure.reason.splitlines()[0]
-        where = f" in {record.failure.phase}" if record.failure.phase else ""
-        return f"FAILED{where} ({record.failure.kind}): {first}"
+        return f"{how_it_failed(record.failure)}: {first_line(record.failure)}"
     audit = record.audit  # its KL is on random tokens, unlike that of the tables
     kl = f", probe KL {audit.kl:.3g}" if audit and audit.layers and audit.kl is not None else ""
     return f"done in {duration(own_seconds(record))}{kl}"
+
+
+def how_it_failed(failure: Failure) -> str:
+    """FAILED in load (error)."""
+    where = f" in {failure.phase}" if failure.phase else ""
+    return f"FAILED{where} ({failure.kind})"
+
+
+def first_line(failure: Failure) -> str:
+    """The first line of the reason."""
+    return failure.reason.splitlines()[0]
 
 
 def own_seconds(record: Record) -> float:

@@ -177,8 +177,14 @@ def refuse(match: str, options: GptqOptions = G64, calibration: object = None, *
 
 def test_bad_input_is_a_sentence_and_changes_nothing() -> None:
     refuse(r"group_size 128.*192 inputs", GptqOptions(), intermediate_size=192)
-    refuse(r"group_size.*48.*-1, 16, 32", GptqOptions(group_size=48))
-    refuse(r"mlp\.gate_proj.*200 × 128.*multiples of 32", intermediate_size=200)
+    refuse(r"group_size.*48.*-1 .one group per row., 16, 32", GptqOptions(group_size=48))
+    # 64 divides the inputs of the first layer that does not fit, and not those of the last one.
+    refuse(
+        r"group_size 256.*128 inputs.*sizes that fit: -1 .one group per row., 16, 32\.",
+        GptqOptions(group_size=256),
+        intermediate_size=96,
+    )
+    refuse(r"multiples of 32.*mlp\.gate_proj.*200 × 128", intermediate_size=200)
     refuse(r"token-id tensors.*empty", calibration=[])
     refuse(
         r"sample 1.*64.*0 to 63",

@@ -85,10 +85,11 @@ def test_zero_points_of_bfloat16_models_are_not_rounded_to_a_step(linear):
 @pytest.mark.parametrize(
     ("shape", "bits", "options", "says"),
     [
-        ((96, 65), 4, {}, "0 is 65 × 96.*group_size 64.*6240"),
-        ((95, 96), 4, {"axis": 0}, "0 is 96 × 95.*group_size 64.*9120"),
-        ((64, 3), 4, {}, "0 .*3 groups of 64.*4-bit.*2"),
-        ((64, 4), 1, {}, "0 .*4 groups of 64.*1-bit.*8"),
+        ((96, 65), 4, {}, "group_size 64.*6,240 weights of 0 .65 × 96"),
+        ((95, 96), 4, {"axis": 0}, "group_size 64.*9,120 weights of 0 .96 × 95"),
+        ((96, 96), 4, {"group_size": 100}, "group_size 100 .*multiple of 8.* of 0 .*32, 64, 128, 256"),
+        ((64, 3), 4, {}, "4-bit.* 2 groups.*3 groups of 64 of 0 "),
+        ((64, 4), 1, {}, "1-bit.* 8 groups.*4 groups of 64 of 0 "),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_changed(shape, bits, options, says):

@@ -82,7 +82,7 @@ def test_widths_that_bnb_lacks_are_a_value_not_an_error():
         (
             {"method": "hqq", "bits": 3, "group_size": 48},
             QuantizeError,
-            "q_proj.*group_size 48.*16384",
+            "group_size 48.*16,384 weights of .*q_proj",
         ),
         ({"method": "gptq", "bits": 3, "sym": "yes"}, QuantizeError, "gptq.*sym.*'yes'"),
         ({"method": "gptq", "bits": 3}, QuantizeError, "[Cc]alibration"),

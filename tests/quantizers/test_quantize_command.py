@@ -1,5 +1,7 @@
 """`qbench quantize`: what it saves loads again with the same logits, and a wrong call is a sentence."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from qbench.records.audit import AuditError
 from qbench.tokenizer import load_tokenizer
 
 from ..messages import states
+from ..pseudo_terminal import on_terminal
 from .conftest import logits
 
 MINI = Path(__file__).parents[2] / "recipes" / "mini"
@@ -49,7 +52,16 @@ def test_what_is_saved_loads_with_the_logits_of_the_python_function(
     assert form is not None
     assert form.quantization.label == label
     assert load_tokenizer(tmp_path / "out").get_vocab() == load_tokenizer(MODEL).get_vocab()
-    said = capsys.readouterr().out
+    printed = capsys.readouterr()
+    said = printed.out
+    device, *text = said.splitlines()[: 2 if calibration else 1]
+    used = f"{TEXT}, 1 draw of 8 samples of up to 64 tokens"
+    assert device == "device: cpu, float32"
+    assert text == ([f"calibration text: {used}"] if calibration else [])
+    assert states(said.splitlines()[-1], "device: cpu, float32…calibration text: " + used if calibration else device)
+    shares = re.findall(r"of \d+ linear layers quantized \((\d+)%\)", printed.err)  # no terminal, so no bar
+    assert shares[-1] == "100"
+    assert 4 <= len(shares) <= 10
     assert states(said, f"{label}…{tmp_path / 'out'}…{audit.weights:,} weights…{audit.storage_bits:.2f} bits")
     assert states(said, f"error…{audit.relative_error:.3g}")
 
@@ -72,6 +84,11 @@ def test_options_of_the_method(tmp_path: Path) -> None:
         ("--method hqq --bits 4 --calibration corpus.txt", "hqq…--calibration"),
         ("--method hqq --bits 4 --samples 3", "hqq…--samples"),
         ("--method hqq --bits 4 --group-size 100", "group_size…100…8"),
+        ("--method hqq --bits 4 --group-size 80", "group_size 80…weights of model.layers.0…--group-size 64"),
+        (
+            f"--method gptq --bits 4 --group-size 80 --calibration {TEXT}",
+            "group_size 80…-1 (one group per row), 16, 32",
+        ),
         ("--method bnb --bits 4 --group-size 64", "group_size…bnb…quant_type"),
         ("--method hqq --bits 4 --option axs=0", "axs…Did you mean axis?"),
         ("--method hqq --bits 4 --option axis", "--option…'axis'…sym=false"),
@@ -86,6 +103,24 @@ def test_a_wrong_call_is_a_sentence_before_anything_is_loaded(
     message = capsys.readouterr().err
     assert states(message, facts), message
     assert not (tmp_path / "out").exists()
+
+
+def test_an_unsupported_architecture_is_a_sentence_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qbench.checkpoint.load.load_checkpoint", lambda *_, **__: pytest.fail("it was loaded"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert call(tmp_path / "out", "--method", "hqq", "--bits", "4", model=tmp_path) == 2
+    assert states(capsys.readouterr().err, "'gpt2'…lm-eval…`qbench check RUN BASELINE`")
+
+
+def test_on_a_terminal_there_is_a_bar_and_no_log(tmp_path: Path) -> None:
+    code, shown = on_terminal(
+        "quantize", MODEL, "--method", "hqq", "--bits", "4", "--out", tmp_path / "out", columns=100
+    )
+    assert code == 0, shown
+    assert "linear/s" in shown
+    assert "linear layers quantized" not in shown
 
 
 def test_wrong_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

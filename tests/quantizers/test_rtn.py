@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 from qbench import quantize
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.options import quantization
-from qbench.quantizers.packed import check_shape, packed_form
+from qbench.quantizers.packed import check_shapes, packed_form
 from qbench.quantizers.rounding import quantized
 from qbench.quantizers.rtn.layer import RtnLinear
 
@@ -61,7 +61,7 @@ def test_rows_that_blocks_do_not_divide_are_a_sentence(
     bits: int, options: dict[str, Any], width: int, facts: list[str]
 ) -> None:
     with pytest.raises(QuantizeError) as caught:
-        check_shape("q_proj", nn.Linear(width, 8), bits, quantization("rtn", bits, **options).options)
+        check_shapes({"q_proj": nn.Linear(width, 8)}, bits, quantization("rtn", bits, **options).options)
     assert all(fact in str(caught.value) for fact in ["q_proj", *facts])
 
 

@@ -119,6 +119,22 @@ def test_fewer_bits_than_the_label_says_wherever_their_codes_begin(
     assert len(reasons) == 14, caught.value.reasons
 
 
+@pytest.mark.parametrize(("wide", "every"), [(9, 1000), (15, 1000), (16, 1000), (13, 2), (15, 2), (16, 2)])
+def test_wide_groups_do_not_excuse_the_others(
+    untrained: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, wide: int, every: int
+) -> None:
+    def rounded(groups: Tensor, _: TernaryOptions) -> Rounded:
+        low, high = groups.aminmax(dim=1, keepdim=True)
+        is_wide = torch.arange(len(groups))[:, None] % every == 0
+        scale = (high - low) / torch.where(is_wide, wide - 1, 7)
+        return ((groups - low) / scale).round(), scale, low
+
+    monkeypatch.setattr(TernaryLinear, "ROUND", staticmethod(rounded))
+    with pytest.raises(AuditError) as caught:
+        quantize(untrained, "ternary", 4, group_size=16)
+    assert any(states(reason, "groups…3 bits") for reason in caught.value.reasons), caught.value.reasons
+
+
 @pytest.mark.parametrize(("scale", "factor"), [("absmax", 1.5), ("absmean", 0.4), ("absmean", -1.0)])
 def test_a_wrong_scale_of_three_levels(
     untrained: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, scale: str, factor: float

@@ -68,7 +68,7 @@ WRONG = [
     ("quantizations: [{method: hqq, bits: [3, x]}]", 'quantizations[0].bits[1] …"x"…whole number'),
     ("quantizations: [{method: hqq, bits: true}]", "quantizations[0].bits …true…whole number"),
     ("quantizations: [{method: hqq, bits: 3, options: {group_size: big}}]", "options.group_size…'big'…whole number"),
-    ("quantizations: [{method: hqq, bits: 3, options: {group_size: 7}}]", "options.group_size …7…multiple of 8"),
+    ("quantizations: [{method: hqq, bits: 3, options: {group_size: -1}}]", "options.group_size …-1…8 or more"),
     ('quantizations: [{method: hqq, bits: 3, options_by_bits: {"3": {}}}]', 'by_bits.3: …"3"…whole number'),
     ("tasks: piqa", 'tasks …"piqa"…list'),
     ("tasks: [{piqa: {limit: 3}}]", "tasks is [{"),

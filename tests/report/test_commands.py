@@ -149,8 +149,11 @@ def test_a_failed_audit_says_why_in_a_footnote(tmp_path: Path, capsys: pytest.Ca
             ("table", PAPER, "--kind", "summary", "--format", "csv"),
             "summary…csv…headline",
         ),
-        (("table", PAPER, "--out", "x.xlsx"), "x.xlsx….md, .tex, .csv, .json, .html…--format"),
-        (("compare", PAPER, "--with", PAPER, "--out", "x"), "x….md, .tex, .csv, .json, .html…--format"),
+        (
+            ("table", PAPER, "--out", "x.xlsx"),
+            "x.xlsx: .xlsx is not a format; use .md, .tex, .csv, .json, .html, or add --format",
+        ),
+        (("compare", PAPER, "--with", PAPER, "--out", "x"), "x…no extension….md, .tex, .csv, .json, .html…--format"),
         (("table", PAPER.parent), "results/mini"),
         (("compare", PAPER, "--with", "none"), "none does not exist"),
         (("audit", "none"), "none does not exist"),

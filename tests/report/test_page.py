@@ -136,8 +136,8 @@ def test_the_top_says_how_much_was_measured_on_what_and_when(tmp_path: Path, pap
 def test_what_differs_between_machines_is_named_with_its_cells(tmp_path: Path) -> None:
     for label, threads, package in (
         ("none-16", 1, {}),
-        ("hqq-3-g64", 2, {"hqq": "0.2"}),
-        ("hqq-2-g64", 2, {"hqq": "0.2"}),
+        ("hqq-3-g64", 2, {"hqq": '0.2 "rc"'}),
+        ("hqq-2-g64", 2, {"hqq": '0.2 "rc"'}),
     ):
         provenance = PROVENANCE.model_copy(
             update={"machine": {"cpu": "<b>", "threads": threads}, "packages": {"torch": "2.13"} | package}
@@ -151,7 +151,7 @@ def test_what_differs_between_machines_is_named_with_its_cells(tmp_path: Path) -
     assert "threads" not in shared
     assert "&lt;b&gt;" in shared
     assert found["Only 1 cell: threads 1"] == "mini-softmax-none-16"
-    assert set(found["Only 2 cells: threads 2, hqq 0.2"].split()) == {
+    assert set(found["Only 2 cells: threads 2, hqq 0.2 &#34;rc&#34;"].split()) == {
         "mini-softmax-hqq-3-g64",
         "mini-softmax-hqq-2-g64",
     }

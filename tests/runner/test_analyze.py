@@ -123,7 +123,7 @@ def test_a_sensitivity_that_does_not_fit_fails_once_and_is_counted_once(
     assert [event["cell"] for event in failed] == [
         f"tiny-{kind}-hqq-3-g40-sensitivity" for kind in ("softmax", "softpick")
     ]
-    assert "group sizes that fit: 8, 16, 32, 64" in failed[0]["reason"]
+    assert "nearest sizes that fit (powers of two): 16, 32, 64, 128" in failed[0]["reason"]
     assert "4 of 6 cells done" in said(events)
     assert "2 FAILED" in said(events)
 

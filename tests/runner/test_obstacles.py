@@ -13,6 +13,7 @@ from qbench.quantizers.declaration import LinearOptions, Quantizer
 from qbench.quantizers.options import quantizers
 from qbench.recipe.cells import load_recipe
 from qbench.records.store import read_results
+from qbench.report.sources import read_result_set
 from qbench.runner.plan import make_plan
 
 from ..messages import states
@@ -20,12 +21,13 @@ from ..small_recipe import config, write_recipe
 from .driver import events_of, run_here
 
 RULED_OUT = {
-    "gptq-4-g128": "model.layers.0.self_attn.q_proj…group_size 128…96 inputs…-1, 16, 32 ",
-    "gptq-4-g7": "group_size is 7…-1, 16, 32 ",
+    "gptq-4-g128": "group_size 128…96 inputs of model.layers.0…; sizes that fit: -1 (one group per row), 16, 32.",
+    "gptq-4-g7": "no group_size 7…; sizes that fit: -1 (one group per row), 16, 32.",
     "rtn-4-mxfp4": "",
-    "hqq-8-g40": "40…9216 weights…8, 16, 32, 64.",
-    "hqq-4-g40": "40…9216 weights…8, 16, 32, 64.",
-    "minmax-4-g64": "group_size 64…96 inputs…8, 16, 32.",
+    "hqq-8-g40": "40…9,216 weights of model.layers.0…; nearest sizes that fit (powers of two): 16, 32, 64, 128.",
+    "hqq-4-g40": "40…9,216 weights of model.layers.0…; nearest sizes that fit (powers of two): 16, 32, 64, 128.",
+    "hqq-4-g100": "100…multiple of 8…nearest sizes that fit (powers of two): 32, 64, 128, 256.",
+    "minmax-4-g64": "group_size 64…96 inputs…; sizes that fit: 8, 16, 32.",
 }
 
 
@@ -54,6 +56,7 @@ def test_the_plan_names_the_layer_and_what_would_fit_once(
             {"method": "gptq", "bits": 4, "options": {"group_size": 7}},
             {"method": "rtn", "bits": 4, "options": {"format": "mxfp4"}},
             {"method": "hqq", "bits": [8, 4], "options": {"group_size": 40}},
+            {"method": "hqq", "bits": 4, "options": {"group_size": 100}},
             {"method": "minmax", "bits": 4},
         ],
     )
@@ -67,10 +70,10 @@ def test_the_plan_names_the_layer_and_what_would_fit_once(
     assert entries["none-16"].state == "to do"
     assert main(["plan", str(file), "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr()
-    assert "7 cells: 2 to do, 5 cannot run" in printed.out
-    assert "5 of 7 cells" in printed.err
-    (line,) = [line for line in printed.out.splitlines() if "9216 weights" in line]
-    assert states(line, "[3] tiny-softmax-hqq-8-g40, tiny-softmax-hqq-4-g40 …8, 16, 32, 64.")
+    assert "8 cells: 2 to do, 6 cannot run" in printed.out
+    assert "6 of 8 cells" in printed.err
+    (line,) = [line for line in printed.out.splitlines() if "size 40" in line]
+    assert states(line, "[3] tiny-softmax-hqq-8-g40, tiny-softmax-hqq-4-g40 …16, 32, 64, 128.")
 
 
 def test_every_size_that_the_plan_suggests_fits(tmp_path: Path) -> None:
@@ -80,11 +83,25 @@ def test_every_size_that_the_plan_suggests_fits(tmp_path: Path) -> None:
     file = write_recipe(tmp_path, checkpoints=checkpoints, quantizations=[gptq, hqq])
     (tmp_path / "softmax" / "config.json").write_text(json.dumps(narrow))
     for entry in make_plan(load_recipe(file), tmp_path / "out").entries:
-        (sizes,) = re.findall(r"group sizes that fit: ([-\d, ]+)", entry.note)
-        for size in map(int, sizes.split(",")):
+        (listed,) = re.findall(r"sizes that fit.*?: (.*?)\.", entry.note)
+        sizes = [int(size.split()[0]) for size in listed.split(", ")]
+        assert (-1 in sizes) is (entry.cell.ref.method == "gptq")
+        (written,) = re.findall(r"`options: {group_size: (\d+)}`", entry.note)
+        assert f"`--group-size {written}`" in entry.note
+        assert int(written) in sizes
+        for size in sizes:
             fitting = {"method": entry.cell.ref.method, "bits": 4, "options": {"group_size": size}}
             file = write_recipe(tmp_path, checkpoints=checkpoints, quantizations=[fitting])
             assert [e.state for e in make_plan(load_recipe(file), tmp_path / "out").entries] == ["to do"], size
+
+
+def test_one_group_per_row_is_always_among_the_sizes_that_fit_gptq(tmp_path: Path) -> None:
+    wide = config("softmax") | {"hidden_size": 1024, "intermediate_size": 2048}
+    gptq = {"method": "gptq", "bits": 4, "options": {"group_size": 300}}
+    file = write_recipe(tmp_path, checkpoints={"tiny": {"softmax": "softmax"}}, quantizations=[gptq])
+    (tmp_path / "softmax" / "config.json").write_text(json.dumps(wide))
+    (entry,) = make_plan(load_recipe(file), tmp_path / "out").entries
+    assert states(entry.note, "nearest sizes that fit (powers of two): -1 (one group per row), 128, 256, 512, 1024.")
 
 
 def test_an_unsupported_architecture_says_once_what_can_be_done(
@@ -94,7 +111,9 @@ def test_an_unsupported_architecture_says_once_what_can_be_done(
     (tmp_path / "softmax" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert main(["plan", str(file), "--out", str(tmp_path / "out")]) == 2
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "'gpt2'" in line]
-    assert states(line, "tiny-softmax-none-16…config.json…'gpt2'…'llama'…lm-eval…--log_samples…`qbench check RUN BASE")
+    assert states(
+        line, "tiny-softmax-none-16…config.json…'gpt2'…lm-eval…--log_samples…`qbench check RUN BASELINE`…'llama'"
+    )
 
 
 def test_inherited_sensitivities_that_do_not_fit_are_said_by_plan(
@@ -111,7 +130,7 @@ def test_inherited_sensitivities_that_do_not_fit_are_said_by_plan(
     assert main(["plan", str(mine), "--out", str(tmp_path / "out")]) == 0  # a run can do all of its cells
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "sensitivity" in line]
     assert states(line, "recipe.yaml, line …analysis.sensitivity…`qbench analyze`…tiny-softmax-gptq-3…softpick-gptq-3")
-    assert states(line, "group_size 128…96 inputs…-1, 16, 32")
+    assert states(line, "group_size 128…96 inputs…-1 (one group per row), 16, 32")
     assert "hqq" not in line
 
 
@@ -135,6 +154,27 @@ def test_a_run_fails_them_at_once_and_finishes_the_others(small: Path, tmp_path:
     softpick = failures["tiny-softpick-none-16"]
     assert softpick
     assert "'softpick'" in softpick.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "advice"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2'", "lm-eval…`qbench check RUN BASELINE`"),
+        ({}, "group_size 80", "`options: {group_size: 64}`…`--group-size 64`"),
+    ],
+)
+def test_a_run_prints_a_shared_reason_once_and_tables_keep_its_advice(
+    change: dict[str, str], what: str, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hqq = {"method": "hqq", "bits": [8, 4], "options": {"group_size": 80}}
+    file = write_recipe(tmp_path, checkpoints={"tiny": {"softmax": "softmax"}}, quantizations=[hqq])
+    (tmp_path / "softmax" / "config.json").write_text(json.dumps(config("softmax") | change))
+    assert main(["run", str(file), "--out", str(tmp_path / "out")]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if what in line]
+    assert states(line, "[2/2] tiny-softmax-hqq-8-g80, tiny-softmax-hqq-4-g80 cannot run: ")
+    for result in read_result_set(tmp_path / "out").cells:
+        assert result.gap
+        assert states(result.gap.reason, f"{what}…{advice}")
 
 
 def test_a_folder_with_pickles_only_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

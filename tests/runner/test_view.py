@@ -174,6 +174,24 @@ def test_cells_that_failed_say_nothing_of_the_time_left(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.endswith("It broke.\n")
 
 
+def test_a_reason_that_several_cells_share_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView(list("abcde"))
+    failed = make_record(cell_ref(), None)
+    view.ruled_out("It does not fit.", {"a": failed, "b": failed})
+    view.finished("c", failed)
+    view.finished("d", failed)
+    assert failed.failure is not None
+    view.finished("e", failed.model_copy(update={"failure": failed.failure.model_copy(update={"phase": "load"})}))
+    first, second, third, last = capsys.readouterr().out.splitlines()
+    assert first == "[2/5] a, b cannot run: It does not fit."
+    assert second.endswith("It broke.")
+    assert third.endswith(": as c")
+    assert "It broke" not in third
+    assert "FAILED in load" in last
+    assert last.endswith("It broke.")  # elsewhere, so perhaps for another cause
+    assert view.failed == 5
+
+
 def test_a_failure_shows_its_first_line_and_where() -> None:
     failed = make_record(cell_ref(), None)
     assert failed.failure is not None

@@ -30,9 +30,9 @@ class GptqOptions(LinearOptions):
         """Groups must divide the inputs, and inputs and outputs must be multiples of what the format packs together."""
         size, inputs = self.group_size, shape[1]
         if size not in GROUP_SIZES:
-            return f"gptq's group_size is {size}, which its format does not have"
+            return f"gptq's format has no group_size {size} for the {inputs:,} inputs"
         if shape[0] % PACKED or inputs % PACKED:
-            return f"gptq's format packs {PACKED} values, so both must be multiples of {PACKED}"
+            return f"gptq's format packs {PACKED} values, so it needs multiples of {PACKED} as the outputs and inputs"
         return super().misfit(bits, shape)
 
 

@@ -18,7 +18,7 @@ from qbench.progress import Bar
 from qbench.quantizers.calibration import token_ids
 from qbench.quantizers.declaration import QuantizeError
 from qbench.quantizers.gptq import GptqOptions
-from qbench.quantizers.packed import PackedLinear, check_shape
+from qbench.quantizers.packed import PackedLinear, check_shapes
 
 # The linear layers of a decoder layer, in the order that data flows. Those of one stage read the same input.
 STAGES = (
@@ -343,6 +343,7 @@ def _zeros_from_one(quantizer: Any) -> Any:
 def _check_targets(model: LlamaForCausalLM, targets: Sequence[str], bits: int, options: GptqOptions) -> None:
     """Raise an error, before anything is changed, if a target cannot be quantized or packed."""
     reached = {f"model.layers.{i}.{name}" for i in range(len(model.model.layers)) for s in STAGES for name in s}
+    linears: dict[str, nn.Linear] = {}
     for target in targets:
         if target not in reached | {"lm_head"}:
             raise QuantizeError(
@@ -351,7 +352,8 @@ def _check_targets(model: LlamaForCausalLM, targets: Sequence[str], bits: int, o
         linear = model.get_submodule(target)
         if not isinstance(linear, nn.Linear):
             raise QuantizeError(f"{target} is a {type(linear).__name__}, not a linear layer: is it quantized already?")
-        check_shape(target, linear, bits, options)
+        linears[target] = linear
+    check_shapes(linears, bits, options)
 
 
 def batches(calibration: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:

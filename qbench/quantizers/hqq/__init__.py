@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from qbench.quantizers.packed import PackedLinear
 
 
+MULTIPLE = 8  # that the library wants of a group size
 ROWS_PACKED = {8: 1, 4: 2, 3: 1, 2: 4, 1: 8}  # by bits: how many groups the library packs together
 
 
@@ -20,23 +21,22 @@ class HqqOptions(LinearOptions):
     The library groups the flattened weight: a group may begin in one row and end in the next.
     """
 
-    group_size: int = Field(default=64, ge=8, multiple_of=8)
+    group_size: int = Field(default=64, ge=8)
     axis: Literal[0, 1] = 1
 
     label_always: ClassVar = {"group_size": "g{}"}
     label_if_changed: ClassVar = {"axis": "axis{}"}
 
     def misfit(self, bits: int, shape: tuple[int, int]) -> str:
-        """The group size must divide the number of weights, and groups must fill the rows that the library packs."""
+        """The group size must be a multiple of 8 that divides the weights, and groups fill the rows that are packed."""
         weights, size = shape[0] * shape[1], self.group_size
+        if size % MULTIPLE:
+            return f"group_size {size} is not a multiple of {MULTIPLE}, so hqq cannot group the {weights:,} weights"
         if weights % size:
-            return f"hqq's group_size {size} must divide its {weights} weights"
+            return f"group_size {size} does not divide the {weights:,} weights"
         rows = weights // size if self.axis == 1 else size
         if rows % ROWS_PACKED[bits]:
-            return (
-                f"it has {rows} groups of {size}, and hqq packs {bits}-bit codes of {ROWS_PACKED[bits]} groups "
-                "together, so their number must be a multiple of that"
-            )
+            return f"hqq packs {bits}-bit codes of {ROWS_PACKED[bits]} groups together, not the {rows} groups of {size}"
         return ""
 
 

@@ -36,6 +36,8 @@ class HqqLinear(PackedLinear):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        if why := options.misfit(bits, shape):  # of a damaged file; the library would fail at the first product
+            raise ValueError(f"{why} of the layer")
         self.out_features, self.in_features = shape
         self.bits, self.group_size, self.axis, self.dtype = bits, options.group_size, options.axis, dtype
         for name in ("W_q", "scale", "zero"):

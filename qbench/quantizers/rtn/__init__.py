@@ -19,7 +19,7 @@ class Rtn8Options(LinearOptions):
         """Blocks must divide the rows, and 4-bit codes must fill their bytes."""
         name = getattr(self, "format", "int")
         size = FORMATS[name].block or 8 // bits
-        return f"for {name} at {bits} bits its inputs must be a multiple of {size}" if shape[1] % size else ""
+        return f"{name} at {bits} bits needs a multiple of {size} as the inputs" if shape[1] % size else ""
 
 
 class Rtn4Options(Rtn8Options):
