@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of _EXPORTS
     from qbench.gate.verdict import check as check
     from qbench.quantizers.quantize import quantize as quantize
     from qbench.records.audit import AuditError as AuditError
+    from qbench.records.frame import documents as documents
     from qbench.report.render import table as table
     from qbench.runner.matrix import run as run
 
@@ -39,6 +40,7 @@ _EXPORTS = {
     "run": "qbench.runner.matrix",
     "table": "qbench.report.render",
     "check": "qbench.gate.verdict",
+    "documents": "qbench.records.frame",
     "AuditError": "qbench.records.audit",
 }
 

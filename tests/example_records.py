@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
+from qbench.attention.kinds import ATTENTIONS
 from qbench.identity import Identity, TaskIdentity, What
 from qbench.records.audit import Audit, LayerAudit, failures
 from qbench.records.metrics import KL
@@ -21,6 +22,7 @@ from qbench.records.schema import (
     MetricValue,
     PlannedCell,
     Provenance,
+    QuantizerFacts,
     Record,
     RunPlan,
 )
@@ -186,6 +188,13 @@ def identity_of(cell: CellRef, limit: int | None = None, **changes: Any) -> Iden
     return Identity(**{"what": what, "code": "c0de", "packages": {"torch": "2.13.0"}} | changes)
 
 
+def described(cell: CellRef) -> dict[str, Any]:
+    """What a run records of a method and of an attention, for people."""
+    kind = ATTENTIONS.get(cell.attention)
+    quantizer = QuantizerFacts(title=cell.method.upper(), calibrated=cell.method == "gptq")
+    return {"quantizer": quantizer, "attention_title": kind.title if kind else cell.attention}
+
+
 def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: Any) -> Record:
     """A finished record with these samples, or a failed one if there are none."""
     identity = changes.get("identity", identity_of(cell))
@@ -195,6 +204,7 @@ def make_record(cell: CellRef, samples: pd.DataFrame | None = None, **changes: A
         "key": identity.key,
         "identity": identity,
         "provenance": PROVENANCE,
+        **described(cell),
     }
     if samples is None:
         fields["failure"] = Failure(kind="error", reason="It broke.", phase="quantize", log_tail="…")

@@ -80,10 +80,12 @@ def model_fields(model: type[BaseModel], prefix: str, values: Any = None, above:
         if model is QuantizationEntry and name == "axes":  # written under their own names
             yield from (line for axis in AXES.values() for line in model_fields(axis.options, f"{prefix}{axis.name}."))
             continue
-        default = getattr(values, name) if values else field.get_default(call_default_factory=True)
+        follows = field.default_factory_takes_validated_data  # from other fields
+        default = getattr(values, name) if values else field.get_default(call_default_factory=not follows)
         is_model = isinstance(default, BaseModel)
         required = field.is_required() and not values
-        yield f"{prefix}{name}" + (" required" if required else "" if is_model else f" = {default!r}")
+        shown = "from other fields" if follows else repr(default)
+        yield f"{prefix}{name}" + (" required" if required else "" if is_model else f" = {shown}")
         for path, inner in _inside(field.annotation, f"{prefix}{name}"):
             if not isinstance(inner, type):
                 yield f"{path} choice {inner}"

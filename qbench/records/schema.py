@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from qbench.files import not_too_deep
 from qbench.identity import Identity, WithoutUnused
@@ -10,7 +10,7 @@ from qbench.records.analysis_facts import AnalysisFacts, LinearDamage, MapsFacts
 from qbench.records.audit import Audit
 from qbench.records.limits import Bits, Count, Finite
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 
 # What may be measured instead of scores. Each has its own record and its own settings.
 Measured = Literal["analysis", "maps", "sensitivity"]
@@ -101,7 +101,7 @@ class Cost(_RecordPart):
     tokens_per_second: Finite | None = None
     peak_host_bytes: Count | None = None
     peak_device_bytes: Count | None = None
-    # The token budget of a batch, and its value after each time memory ran out; None in older records.
+    # The token budget of a batch, and its value after each time memory ran out; None without batches.
     batch_tokens: tuple[int, ...] | None = None
     weight_bytes: Count | None = None  # of the model as it would be saved: packed layers, and the rest in its dtype
 
@@ -151,15 +151,15 @@ class Imported(_RecordPart):
 class Record(_RecordPart):
     """What a cell produced: numbers and their proof, or the reason why there are none."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     state: Literal["done", "failed"]
     cell: CellRef
     key: str
     identity: Identity
-    quantizer: QuantizerFacts | None = None  # None in records of qbench 0.1
-    attention_title: str | None = None  # of the identity's kind, as papers write it; None in records of qbench 0.1
+    quantizer: QuantizerFacts | None = None  # None: imported
+    attention_title: str | None = None  # of the identity's kind, as papers write it; None: imported
     metrics: tuple[MetricValue, ...] = ()
-    divergences: tuple[Divergence, ...] = ()  # one per task that scores whole pages; none in older records
+    divergences: tuple[Divergence, ...] = ()  # one per task that scores whole pages
     audit: Audit | None = None
     cost: Cost | None = None
     provenance: Provenance
@@ -170,6 +170,12 @@ class Record(_RecordPart):
     analysis: AnalysisFacts | None = None
     maps: MapsFacts | None = None
     sensitivity: tuple[LinearDamage, ...] | None = None
+
+    @model_validator(mode="after")
+    def _names_what_it_measured(self) -> "Record":
+        if not self.imported and (self.quantizer is None or self.attention_title is None):
+            raise ValueError("lacks quantizer or attention_title, which every record of `qbench run` has.")
+        return self
 
 
 class PlannedCell(_RecordPart):
@@ -183,7 +189,7 @@ class PlannedCell(_RecordPart):
 class RunPlan(_RecordPart):
     """The content of run.json and analysis.json: the planned matrix, which shows what is missing."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     recipe: str
     resolved_recipe: JsonFields
     cells: tuple[PlannedCell, ...]

@@ -262,10 +262,17 @@ def _read_json(file: Path, kind: type[Model]) -> Model:
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise StoreError(
-            f"{file} has the schema version {shown(version)}; this qbench reads version {SCHEMA_VERSION}. "
-            "Run the recipe again, or read it with the version of qbench that wrote it."
+            f"{file} has the schema version {shown(version)}; this qbench reads version {SCHEMA_VERSION}. Run the "
+            f"recipe again, or read the folder with the qbench that wrote it{_commit(content)}."
         )
     raise StoreError(f"{file}: {wrong}")
+
+
+def _commit(content: Any) -> str:
+    """The commit of the qbench that wrote a record, if it is known."""
+    provenance = content.get("provenance") if isinstance(content, dict) else None
+    commit = provenance.get("git_commit") if isinstance(provenance, dict) else None
+    return f" (commit {commit[:12]})" if isinstance(commit, str) else ""
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -225,7 +225,7 @@ class ResultSet:
 
     @cached_property
     def method_titles(self) -> Mapping[str, str]:
-        """The methods as papers write them, from the records; old records and published numbers do not have them."""
+        """The methods as papers write them, from the records; imported and published numbers do not have them."""
         titles = {c.cell.method: c.cell.method.upper() for c in self.cells}
         for stored in (c.stored for c in self.parts):
             if stored and stored.record.quantizer:

@@ -54,7 +54,7 @@ def one_record_less(folder: Path) -> None:
 
 def another_schema(folder: Path) -> None:
     file = next(folder.glob("*/record.json"))
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 2}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 1}))
 
 
 def a_failed_cell(folder: Path) -> None:

@@ -67,8 +67,8 @@ def test_two_records_of_a_cell_without_a_plan_are_an_error(tmp_path: Path) -> No
     ("content", "message"),
     [
         ("{", "is not JSON"),
-        ('{"schema_version": 99}', r"schema version 99; this qbench reads version 1"),
-        ('{"schema_version": 1}', r"state is missing"),
+        ('{"schema_version": 99}', r"schema version 99; this qbench reads version 2"),
+        ('{"schema_version": 2}', r"state is missing"),
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, content: str, message: str) -> None:

@@ -11,7 +11,7 @@ from qbench.records.maps import maps_to_parquet
 from qbench.records.schema import CellRef, Failure, Measured, PlannedCell, Record, RunPlan
 from qbench.records.store import ANALYSES, Samples, cell_folder, write_plan, write_record
 
-from ..example_records import PROVENANCE, identity_of
+from ..example_records import PROVENANCE, described, identity_of
 from .examples import cell
 
 LAYERS, HEADS, HIDDEN, TEXTS, TOKENS = 3, 2, 8, 6, 32
@@ -120,6 +120,7 @@ def record_of(ref: CellRef, found: object) -> Record:
     what = identity.what.model_copy(update={"tasks": {}, "analysis": {"measured": ref.measured, "step": ref.step}})
     identity = identity.model_copy(update={"what": what})
     about: dict[str, Any] = {"cell": ref, "key": identity.key, "identity": identity, "provenance": PROVENANCE}
+    about |= described(ref)
     if found is None:
         failure = Failure(kind="error", reason="The activations of text 3 are NaN after layer 2.", phase="analysis")
         return Record(state="failed", failure=failure, **about)
