@@ -80,8 +80,8 @@ class GateReport:
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """What fails nothing: costs, and what is worth a look."""
-        return tuple(found for found in self.findings if found.found_by in ("cost", "doubt"))
+        """What fails nothing: costs."""
+        return tuple(found for found in self.findings if found.found_by == "cost")
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def check(
         found += [cost for before, after in pairs for cost in of_costs(before.record, after.record, settings)]
     table += damages(now, joined.pairs, settings)
     found = [*_unfinished(joined, now), *other_weights(evidence), *found, *of_parts(changed.items())]
-    found += [own.of_the_baseline for own in other_weights(Evidence(evidence.references)) if own.fails]
+    found += [own.of_the_baseline for own in other_weights(Evidence(evidence.references))]
     known = [finding.cell for finding in found if finding.fails]
     found += unlike_unquantized([after for _, after in joined.pairs], known)
     failures = [finding for finding in found if finding.fails]

@@ -20,10 +20,8 @@ INFORMATIVE = 0.01
 MIN_DOCUMENTS = 16
 
 # Draws of one cell, by task. Share of documents that are equal to the last bit: honest, at most 1 of 320 (8 and 4
-# bits, lambada, softmax), else 0; 100% if one is a copy. Distance per unit of the weight error: honest, 1.1 or more for
-# answers (2 bits, lambada) and 0.40 for pages (8 bits); below 1e-3 if the same weights are rounded differently.
+# bits, lambada, softmax), else 0; 100% if one is a copy.
 MAX_EQUAL = 0.5
-MIN_DRAWS_APART = 0.02
 
 # KL per token of a quantized cell: honest, at least 2.4e-5 (8 bits); of an unquantized model from itself 5e-14.
 MIN_KL = 1e-9
@@ -33,22 +31,12 @@ MAX_PINSKER = 1.0 + 1e-6
 # token moves by KL on average, with a variance of 2 KL. Honest: 0.32 to 2.5. With KL of 8 bits under 4: 113 and more,
 # with LLM.int8's on softmax 24. KL off by a factor below 5 is not found.
 MIN_SPREAD, MAX_SPREAD = 1 / 20, 12.0
-# If KL covers all tokens of the pages, its log_ratio is their change, in nats per token, relative to √KL, beyond what
-# float32 rounds. Honest: at most 4e-6; between draws of one cell 0.01 to 0.2. Float16 and bfloat16 round at 4e-3.
-MAX_LOG_RATIO_OFF = {"float32": 1e-3, "float64": 1e-3}
-LOG_RATIO_ROUNDING = 1e-5
 # nats_before of cells of one model is of the same tokens: honest, equal to the last digit; 0.98 and 0.79 of two models.
 MAX_NATS_APART = {"float32": 1e-4, "float64": 1e-4}
-# Relative change of a page's KL whose log-likelihood is equal to the last bit: 0 in runs of the same code.
-MAX_KL_MOVED = 0.01
-
 # How far a cell moves per unit of its weight error (`sensitivity`), by the median of its model's other cells. Median
 # over tasks: honest, 0.62 (GPTQ, 8 bits) to 2.3; 8 bits under 4: 0.037 to 0.066, LLM.int8 under nf4 0.12; under
 # 3 and 2 less; 4 under 2: 0.15 to 0.22. 4 under 3 and 3 under 2: 0.32 to 0.50, too near to honest ones.
 MIN_SHARE = 0.25
-# Beside the cells of its method that have more bits (median over tasks): honest, 0.96 to 2.3 (GPTQ, HQQ and RTN, seven
-# models; SmolLM2's RTN with 40 documents 0.85); 4 bits under 3 and 3 under 2: 0.45 to 0.56. Narrow: worth a warning.
-MIN_SHARE_OF_WIDER = 0.65
 # In a single task: honest, at least 0.46; 8 bits under 4: at most 0.066; LLM.int8 under nf4, 0.17, is not found.
 MIN_SHARE_OF_A_TASK = 0.12
 # Other cells say what is usual only if they agree. Honest, the largest and the smallest of a task differ by a factor of
@@ -56,7 +44,7 @@ MIN_SHARE_OF_A_TASK = 0.12
 MAX_SPREAD_OF_OTHERS, MIN_OTHERS = 5.0, 2
 # Without other cells: of answers (median over tasks), and of pages by √KL. Answers: honest, 2.2 to 11 (SmolLM2: 4.0
 # and more); pages: honest, 0.63 to 2.5 (SmolLM2 5.8 to 8.0). The unquantized model, rounded differently, is below 1e-3.
-MIN_ANSWERS, MIN_PAGES = 0.1, 0.03
+MIN_ANSWERS, MIN_PAGES = 0.03, 0.01
 
 BySensitivity = Mapping[str, float]  # sensitivities by task
 
@@ -101,7 +89,7 @@ class TooWide:
     tasks: tuple[str, ...]  # empty: all of them
     found: float
     limit: float
-    beside: Literal["nothing", "model", "method"]  # what it was compared with
+    beside: Literal["nothing", "model"]  # what it was compared with
 
 
 def too_wide(own: BySensitivity, others: Sequence[BySensitivity] = (), pages: Collection[str] = ()) -> TooWide | None:
@@ -114,7 +102,7 @@ def too_wide(own: BySensitivity, others: Sequence[BySensitivity] = (), pages: Co
     values, limit = (answers, MIN_ANSWERS) if answers else (list(own.values()), MIN_PAGES)
     if values and (found := float(np.median(values))) < limit:
         return TooWide((), found, limit, "nothing")
-    shares = _shares(own, others, MIN_OTHERS)
+    shares = _shares(own, others)
     if shares and (found := float(np.median(list(shares.values())))) < MIN_SHARE:
         return TooWide((), found, MIN_SHARE, "model")
     if small := {task: share for task, share in shares.items() if share < MIN_SHARE_OF_A_TASK}:
@@ -122,33 +110,22 @@ def too_wide(own: BySensitivity, others: Sequence[BySensitivity] = (), pages: Co
     return None
 
 
-def one_bit_too_wide(own: BySensitivity, wider: Sequence[BySensitivity]) -> TooWide | None:
-    """The same beside cells of its method and model with more bits, all of which quantize nothing but weights."""
-    shares = _shares(own, wider, 1)
-    found = float(np.median(list(shares.values()))) if shares else math.inf
-    return TooWide((), found, MIN_SHARE_OF_WIDER, "method") if found < MIN_SHARE_OF_WIDER else None
-
-
-def _shares(own: BySensitivity, others: Sequence[BySensitivity], least: int) -> dict[str, float]:
-    """By task: the cell's sensitivity by the median of the others', if at least so many others agree."""
+def _shares(own: BySensitivity, others: Sequence[BySensitivity]) -> dict[str, float]:
+    """By task: the cell's sensitivity by the median of the others', if the others agree."""
     found = {}
     for task in own:
         usual = [other[task] for other in others if other.get(task)]
-        if len(usual) >= least and max(usual) <= MAX_SPREAD_OF_OTHERS * min(usual):
+        if len(usual) >= MIN_OTHERS and max(usual) <= MAX_SPREAD_OF_OTHERS * min(usual):
             found[task] = own[task] / float(np.median(usual))
     return found
 
 
-def same_draw(one: Floats, other: Floats, weight_error: float | None = None) -> bool:
+def same_draw(one: Floats, other: Floats) -> bool:
     """Whether two draws with different calibration have the log-likelihoods of the same weights in a task."""
     both = _informative(one) & _informative(other)
     counted = both.any(axis=1)
-    if (documents := int(counted.sum())) < MIN_DOCUMENTS:
-        return False
     equal = ((one == other) | ~both).all(axis=1) & counted
-    if int(equal.sum()) > MAX_EQUAL * documents:
-        return True
-    return bool(weight_error) and float(np.median(distances(one, other))) < MIN_DRAWS_APART * float(weight_error or 1.0)
+    return int(counted.sum()) >= MIN_DOCUMENTS and int(equal.sum()) > MAX_EQUAL * int(counted.sum())
 
 
 def kl_is_none(kl: float) -> bool:
@@ -168,22 +145,10 @@ def kl_contradicts_pages(kl: float, change: Floats, tokens: Floats) -> bool:
     return len(change) >= MIN_DOCUMENTS and not MIN_SPREAD <= spread <= MAX_SPREAD
 
 
-def log_ratio_contradicts_pages(kl: float, log_ratio: float, change: Floats, tokens: Floats, dtype: str) -> bool:
-    """Whether log_ratio is not the pages' change per token. Only if KL's tokens are all tokens of the pages."""
-    off = abs(log_ratio + float(change.sum() / tokens.sum()))
-    return dtype in MAX_LOG_RATIO_OFF and off > MAX_LOG_RATIO_OFF[dtype] * math.sqrt(max(kl, 0.0)) + LOG_RATIO_ROUNDING
-
-
 def other_reference(nats_before: float, of_others: Sequence[float], dtype: str) -> bool:
     """Whether a cell's KL is from another model, or on other tokens, than that of most cells of its model."""
     apart = abs(nats_before - float(np.median(of_others))) if of_others else 0.0
     return dtype in MAX_NATS_APART and apart > MAX_NATS_APART[dtype]
-
-
-def kl_moved_alone(before: Floats, after: Floats, scores_before: Floats, scores_after: Floats) -> bool:
-    """Whether KL differs from the baseline's on pages whose log-likelihoods are equal to the last bit; [pages] each."""
-    equal = (scores_before == scores_after) & np.isfinite(before) & np.isfinite(after)
-    return bool((np.abs(after - before)[equal] > MAX_KL_MOVED * np.abs(before)[equal]).sum() > MAX_EQUAL * len(before))
 
 
 def _informative(values: Floats) -> np.ndarray:

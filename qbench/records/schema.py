@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from qbench.files import not_too_deep
 from qbench.identity import Identity, WithoutUnused
@@ -170,12 +170,6 @@ class Record(_RecordPart):
     analysis: AnalysisFacts | None = None
     maps: MapsFacts | None = None
     sensitivity: tuple[LinearDamage, ...] | None = None
-
-    @model_validator(mode="after")
-    def _names_what_it_measured(self) -> "Record":
-        if not self.imported and (self.quantizer is None or self.attention_title is None):
-            raise ValueError("lacks quantizer or attention_title, which every record of `qbench run` has.")
-        return self
 
 
 class PlannedCell(_RecordPart):

@@ -137,16 +137,15 @@ def audit(source: Path | str, format: str = "md") -> tuple[str, bool]:
     report = read_report(source)
     audits, found = audit_table(report.results), report.findings
     scores = sum(len(result.scores) for result in report.results.parts)
-    failures = [finding for finding in found if finding.fails]
-    what = counted(len(failures), "finding") if failures else "nothing suspicious"
+    what = counted(len(found), "finding") if found else "nothing suspicious"
     cells = counted(len(report.results.parts), "cell")
     verdict = f"{what} among {counted(scores, 'score')} of {cells} in {source}"
-    if not scores and not failures:
+    if not scores and not found:
         verdict = f"no scores to audit: {cells} in {source}"
     tables, lines = [audits] if audits else [], [*map(str, found), verdict]
     if format == TERMINAL:
-        return terminal(tables, lines), bool(failures)
-    return "\n".join([*([markdown(tables)] if tables else []), *lines, ""]), bool(failures)
+        return terminal(tables, lines), bool(found)
+    return "\n".join([*([markdown(tables)] if tables else []), *lines, ""]), bool(found)
 
 
 def _check_format(format: str, known: tuple[str, ...]) -> None:

@@ -123,7 +123,7 @@ def test_it_never_runs_as_another_attention_and_none_runs_as_it(tmp_path: Path) 
     for asked in ("softmax", "softpick"):
         assert states(error(checkpoint(tmp_path / "leaky"), attention=asked), f"'{asked}'…is leaky…'leaky'")
     assert states(error(fla(tmp_path / "softmax"), attention="leaky"), "'leaky'…is softmax…'softmax'")
-    assert states(error(tmp_path / "leaky", attention="leeky"), "'leeky'…scalable_softmax, leaky…Did you mean leaky?")
+    assert states(error(tmp_path / "leaky", attention="leakyy"), "'leakyy'…scalable_softmax, leaky…Did you mean leaky?")
     for attn_impl in ("parallel_attn", "parallel_softpick_attn"):
         message = error(checkpoint(tmp_path / "both", attn_impl=attn_impl))
         assert states(message, f"attn_impl '{attn_impl}'…model_type 'leaky_transformer'…contradict"), message
@@ -145,8 +145,8 @@ def test_recipes_may_name_it(tmp_path: Path) -> None:
     (checkpoint(tmp_path / "leaky") / "tokenizer.json").write_text("{}")
     file = write_recipe(tmp_path, checkpoints={"tiny": {"softmax": "softmax", "leaky": "leaky"}})
     assert {cell.ref.attention for cell in cells(load_recipe(file))} == {"softmax", "leaky"}
-    file = write_recipe(tmp_path, checkpoints={"tiny": {"leeky": "leaky"}})
-    with pytest.raises(RecipeError, match=r"checkpoints\.tiny\.leeky.*Did you mean leaky\?"):
+    file = write_recipe(tmp_path, checkpoints={"tiny": {"leakyy": "leaky"}})
+    with pytest.raises(RecipeError, match=r"checkpoints\.tiny\.leakyy.*Did you mean leaky\?"):
         load_recipe(file)
 
 

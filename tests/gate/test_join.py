@@ -75,7 +75,7 @@ BAD_BASELINES: list[tuple[Callable[[Path], None], str]] = [
     (empty, "no records"),
     (no_records, "lacks mini-softmax-hqq-3-g64, mini-softpick-hqq-3-g64"),
     (one_record_less, "lacks mini-softmax-hqq-3-g64"),
-    (another_schema, "has the schema version 2; this qbench reads version 1"),
+    (another_schema, "has the schema version 1; this qbench reads version 2"),
     (a_failed_cell, "mini-softmax-hqq-3-g64 failed"),
     (other_samples, "does not match the checksum in its record.json"),
     (no_samples, "has no per-document results"),
@@ -95,7 +95,7 @@ def test_a_bad_baseline_is_refused(
     [
         (empty, "no records"),
         (no_records, "no record of any planned cell"),
-        (another_schema, "schema version 2"),
+        (another_schema, "schema version 1"),
         (other_samples, "does not match the checksum in its record.json"),
     ],
 )

@@ -86,7 +86,7 @@ def test_honest_cells_pass(attention: str, label: str) -> None:
             assert not plausible.kl_contradicts_pages(factor * cell.kl, change, cell.tokens)
         assert not plausible.other_reference(figures.nats_before, [unquantized.figures.nats_before], FLOAT32)
     for task, scores in draws[0].scores.items():
-        assert not plausible.same_draw(scores, draws[-1].scores[task], draws[0].error) or len(draws) == 1
+        assert not plausible.same_draw(scores, draws[-1].scores[task]) or len(draws) == 1
 
 
 WIDE = [("bnb-8", "bnb-4-nf4"), ("gptq-8-g128", "gptq-4-g128"), ("hqq-8-g64", "hqq-4-g64"), ("bnb-8", "hqq-4-g64")]
@@ -123,17 +123,6 @@ def test_the_unquantized_model_rounded_differently_without_other_cells(attention
     assert plausible.too_wide({task: value for task, value in own.items() if value is not None}, (), [PAGES])
 
 
-@pytest.mark.parametrize("attention", KINDS)
-@pytest.mark.parametrize(("method", "group"), [("gptq", "g128"), ("hqq", "g64")])
-@pytest.mark.parametrize(("measured", "under"), [(8, 8), (4, 4), (3, 3), (2, 2), (4, 3), (3, 2)])
-def test_one_bit_more_than_the_label_says(attention: str, method: str, group: str, measured: int, under: int) -> None:
-    unquantized = cells(attention)["none-16"][0]
-    own = {bits: cells(attention)[f"{method}-{bits}-{group}"][0] for bits in (8, 4, 3, 2)}
-    wider = [sensitivities(cell, unquantized, cell.error) for bits, cell in own.items() if bits > under]
-    found = plausible.one_bit_too_wide(sensitivities(own[measured], unquantized, own[under].error), wider)
-    assert bool(found) is (measured > under)
-
-
 def test_one_task_measured_at_more_bits() -> None:
     unquantized, four = (cells("softmax")[label][0] for label in ("none-16", "hqq-4-g64"))
     own = sensitivities(four, unquantized, four.error)
@@ -144,14 +133,12 @@ def test_one_task_measured_at_more_bits() -> None:
 
 
 @pytest.mark.parametrize("label", ["gptq-8-g128", "gptq-2-g128"])
-@pytest.mark.parametrize("noise", [0.0, 1e-6])
-def test_equal_draws(label: str, noise: float) -> None:
+def test_equal_draws(label: str) -> None:
     cell = cells("softmax")[label][0]
     for scores in cell.scores.values():
-        copy = scores * (1 + noise * np.random.default_rng(0).normal(size=scores.shape))
-        assert plausible.same_draw(scores, copy, cell.error)
-        assert plausible.same_draw(scores, copy) is (noise == 0)
-        assert not plausible.same_draw(scores[:8], copy[:8], cell.error)  # too few
+        assert plausible.same_draw(scores, scores.copy())
+        assert not plausible.same_draw(scores, scores * (1 + 1e-9))
+        assert not plausible.same_draw(scores[:8], scores[:8])  # too few
 
 
 @pytest.mark.parametrize(
@@ -178,23 +165,6 @@ def test_kl_from_another_model() -> None:
     assert plausible.other_reference(softpick, [softmax] * 3, FLOAT32)
     assert not plausible.other_reference(softmax, [softmax, softpick, softmax], FLOAT32)
     assert not plausible.other_reference(softpick, [], FLOAT32)
-
-
-def test_log_ratio_is_the_change_of_the_pages() -> None:
-    draw = np.random.default_rng(0)
-    tokens = draw.integers(20, 60, size=50).astype(np.float64)
-    change = -0.01 * tokens + np.sqrt(0.02 * tokens) * draw.normal(size=50)
-    log_ratio = -float(change.sum() / tokens.sum())
-    assert not plausible.log_ratio_contradicts_pages(0.01, log_ratio + 1e-6, change, tokens, FLOAT32)
-    assert plausible.log_ratio_contradicts_pages(0.01, log_ratio + 1e-3, change, tokens, FLOAT32)
-    assert not plausible.log_ratio_contradicts_pages(0.01, log_ratio + 1e-3, change, tokens, "bfloat16")
-
-
-def test_kl_that_moved_alone() -> None:
-    scores, kl = np.arange(1.0, 41.0), np.arange(1.0, 41.0)
-    assert not plausible.kl_moved_alone(kl, kl * (1 + 1e-9), scores, scores)
-    assert plausible.kl_moved_alone(kl, kl / 2, scores, scores)
-    assert not plausible.kl_moved_alone(kl, kl / 2, scores, scores + 1e-6)  # the model changed as well
 
 
 def test_padding_and_infinite_values_are_ignored() -> None:

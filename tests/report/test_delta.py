@@ -339,7 +339,7 @@ def test_bad_input_is_a_sentence(tmp_path: Path, mini: Path) -> None:
     write_cell(old, cell("softmax", "none-16"), make_samples(5))
     (file,) = old.glob("*/record.json")
     file.write_text(file.read_text().replace('"schema_version": 2', '"schema_version": 1'))
-    with pytest.raises(InputError, match="has the schema version 0; this qbench reads version 1"):
+    with pytest.raises(InputError, match="has the schema version 1; this qbench reads version 2"):
         read_report(old)
 
 

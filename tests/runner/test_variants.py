@@ -176,7 +176,7 @@ def test_a_record_of_a_kind_that_was_measured_as_another_is_altered(several: tup
     (stored,) = [own for own in read_results(several[1]).current if own.record.cell.name == "m-softmax-none-16"]
     cell = stored.record.cell.model_copy(update={"attention": "softpick"})
     reasons = altered(StoredRecord(stored.record.model_copy(update={"cell": cell}), stored.parquet.parent))
-    assert states(" ".join(reasons), "attention is softpick…softmax")
+    assert states(" ".join(map(str, reasons)), "attention is softpick…softmax")
 
 
 def test_tables_of_several_variants(several: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ from typing import Literal
 
 from qbench.records.schema import CellRef
 
-# cost, doubt: only warnings. change: no failure either, but a reader must know it before the scores.
-FoundBy = Literal["audit", "records", "cost", "doubt", "change"]
+# cost: only a warning. change: no failure either, but a reader must know it before the scores.
+FoundBy = Literal["audit", "records", "cost", "change"]
 
 
 @dataclass(frozen=True)

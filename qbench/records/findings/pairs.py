@@ -8,10 +8,8 @@ import numpy as np
 
 from qbench.errors import some
 from qbench.numbers import count, counted, duration, fixed, percent, significant
-from qbench.records import plausible
-from qbench.records.audit import UNQUANTIZED, Audit, LayerAudit
+from qbench.records.audit import Audit, LayerAudit
 from qbench.records.findings.finding import Finding
-from qbench.records.metrics import KL
 from qbench.records.paired import OtherDocuments, Pair, PairedDocuments
 from qbench.records.samples import WEIGHT
 from qbench.records.schema import CellRef, Record
@@ -36,8 +34,13 @@ PARTS = {
 FORM = {"bits": "code width", "group_size": "group size", "packed_bytes": "code size in bytes"}
 
 Problem = tuple[str, str]  # a rule, and a sentence
-BASELINE = "the baseline"
-WORDS = "word_perplexity"  # its values are the log-likelihoods of pages
+Sides = tuple[str, str]  # what two records are, for messages: the later one, and what it is compared with
+RUN_AND_BASELINE: Sides = ("the run", "the baseline")
+# Of a metric: the field, its name and the rule.
+COMPARED = (
+    ("better", "direction (better)", "other_direction"),
+    ("aggregation", "aggregation", "other_aggregation_than_baseline"),
+)
 
 
 class Limits(Protocol):
@@ -65,13 +68,13 @@ def of_records(before: Record, after: Record, ignored: Collection[str] = ()) -> 
 
     ignored: metrics.
     """
-    problems = [*other_settings(before, after, BASELINE), *other_metrics(before, after, BASELINE, ignored)]
+    problems = [*other_settings(before, after), *other_metrics(before, after, ignored=ignored)]
     return [Finding(rule, (after.cell,), message) for rule, message in problems]
 
 
 def of_documents(cell: CellRef, paired: PairedDocuments, ignored: Collection[str] = ()) -> list[Finding]:
     """Values that are no longer numbers, columns that only one side has, or different answers."""
-    problems = [*_other_samples(paired, ignored), *_new_nans(paired), *_moved_kl(cell, paired)]
+    problems = [*_other_samples(paired, ignored), *_new_nans(paired)]
     return [Finding(rule, (cell,), message) for rule, message in problems]
 
 
@@ -152,19 +155,21 @@ def other_versions(before: Record, after: Record) -> str:
     return ", ".join(found)
 
 
-def other_settings(before: Record, after: Record, name: str) -> Iterator[Problem]:
-    """Settings that differ. name: of the other record, or of its folder."""
+def other_settings(before: Record, after: Record, sides: Sides = RUN_AND_BASELINE) -> Iterator[Problem]:
+    """Settings that differ."""
     then, now = before.identity.what, after.identity.what
+    here, there = sides
     for field in SETTINGS:
         old, new = getattr(then, field), getattr(now, field)
         if old != new:
-            yield "other_setting", f"{field} is {_shown(new)}; it is {_shown(old)} in {name}."
+            yield "other_setting", f"{field} is {_shown(new)} in {here} and {_shown(old)} in {there}."
     for task in [own for own in then.tasks if own in now.tasks]:
         (content, shots), (new_content, new_shots) = then.tasks[task], now.tasks[task]
         if shots != new_shots:
-            yield "few_shot", f"{task} has {_shown(new_shots)} few-shot examples; it has {_shown(shots)} in {name}."
+            shown = f"{_shown(new_shots)} few-shot examples in {here} and {_shown(shots)} in {there}"
+            yield "few_shot", f"{task} has {shown}."
         elif content != new_content:
-            yield "other_task", f"{task} is not the task of {name}: its file or its documents changed."
+            yield "other_task", f"{task} is not the task of {there}: its file or its documents changed."
 
 
 def audit_changes(
@@ -251,38 +256,28 @@ def _other_samples(paired: PairedDocuments, ignored: Collection[str]) -> Iterato
         yield "other_answers", f"{paired.task}: the choices or right answers of {documents} differ from the baseline's."
 
 
-def _moved_kl(cell: CellRef, paired: PairedDocuments) -> Iterator[Problem]:
-    """KL of a quantized cell that differs although the log-likelihoods of the pages do not."""
-    if cell.label == UNQUANTIZED or KL not in paired.by_draw or WORDS not in paired.by_draw:
-        return
-    draws = zip(*paired.by_draw[KL], *paired.by_draw[WORDS], strict=True)
-    if any(plausible.kl_moved_alone(*draw) for draw in draws):
-        yield "other_kl", f"{paired.task} kl differs from the baseline's on pages with the same log-likelihoods."
-
-
-def other_metrics(before: Record, after: Record, name: str, ignored: Collection[str] = ()) -> Iterator[Problem]:
-    """Metrics that only one of the records has, or whose direction or aggregation differs; a task as a whole."""
+def other_metrics(
+    before: Record, after: Record, sides: Sides = RUN_AND_BASELINE, ignored: Collection[str] = ()
+) -> Iterator[Problem]:
+    """Tasks and metrics that only one of the records has, and metrics whose direction or aggregation differs."""
     then, now = ({(m.task, m.metric): m for m in record.metrics} for record in (before, after))
     tasks, new_tasks = ({task for task, _ in own} for own in (then, now))
-    for task in sorted(tasks - new_tasks):
-        yield "lost_task", f"{task} is missing: {name} has it."
-    for task in sorted(new_tasks - tasks):
-        yield "new_task", f"{task} is new: {name} does not have it."
+    here, there = sides
+    for task in sorted(tasks ^ new_tasks):
+        rule, has, lacks = ("lost_task", there, here) if task in tasks else ("new_task", here, there)
+        yield rule, f"{task} is in {has} but not in {lacks}."
     for task, metric in dict.fromkeys([*then, *now]):
         if metric in ignored or task not in tasks & new_tasks:
             continue
         old, new = then.get((task, metric)), now.get((task, metric))
-        if new is None:
-            yield "lost_metric", f"{task} {metric} is missing: {name} has it."
-        elif old is None:
-            yield "new_metric", f"{task} {metric} is new: {name} does not have it."
-        else:
-            if old.better != new.better:
-                better = f"the direction (better) is {_shown(new.better)}; it is {_shown(old.better)} in {name}."
-                yield "other_direction", f"{task} {metric}: {better}"
-            if old.aggregation != new.aggregation:
-                aggregation = f"the aggregation is {new.aggregation}; it is {old.aggregation} in {name}."
-                yield "other_aggregation_than_baseline", f"{task} {metric}: {aggregation}"
+        if old is None or new is None:
+            rule, has, lacks = ("lost_metric", there, here) if old else ("new_metric", here, there)
+            yield rule, f"{task} {metric} is in {has} but not in {lacks}."
+            continue
+        for field, name, rule in COMPARED:
+            if getattr(old, field) != getattr(new, field):
+                shown = f"{_shown(getattr(new, field))} in {here} and {_shown(getattr(old, field))} in {there}"
+                yield rule, f"{task} {metric}: the {name} is {shown}."
 
 
 def _costs(before: Record, after: Record, limits: Limits) -> Iterator[Problem]:

@@ -39,8 +39,9 @@ def _differences(before: StoredRecord, after: StoredRecord) -> Iterator[Problem]
     name, then, now = before.record.cell.name, before.record, after.record
     if then.identity.what.tokenizer != now.identity.what.tokenizer:
         yield "other_tokenizer", f"its tokenizer is not that of {name}."
-    yield from other_settings(then, now, name)
-    yield from other_metrics(then, now, name)
+    sides = ("this cell", name)
+    yield from other_settings(then, now, sides)
+    yield from other_metrics(then, now, sides)
     for task, own in before.documents.items():
         other = after.documents.get(task)
         if other is None:

@@ -61,14 +61,13 @@ def other_weights(evidence: Evidence) -> list[Finding]:
         _too_near,
         _too_good,
         _recovered,
-        _one_bit_more,
         _not_its_log_likelihoods,
     ]
     for rule in rules:
         for finding in rule(evidence):
             found.setdefault(finding.cell, finding)
         evidence = replace(evidence, cells=[cell for cell in evidence.cells if cell.cell not in found])
-    return [*found.values(), *kl]
+    return [*found.values(), *(own for own in kl if own.cell not in found)]
 
 
 def _same_weights(evidence: Evidence) -> Iterator[Finding]:
@@ -193,7 +192,7 @@ def _equal_tasks_of_draws(cell: MeasuredCell, first: MeasuredCell) -> list[str]:
     for task, (contents, scores) in cell.samples.items():
         others, other_scores = first.samples.get(task, (contents[:0], scores[:0]))
         same = np.array_equal(contents, others) and scores.shape == other_scores.shape
-        if same and plausible.same_draw(scores, other_scores, cell.weight_error):
+        if same and plausible.same_draw(scores, other_scores):
             found.append(task)
     return found
 
@@ -224,29 +223,6 @@ def _too_near(evidence: Evidence) -> Iterator[Finding]:
                 "measured?"
             )
             yield Finding("too_near", (cell.cell,), message)
-
-
-def _one_bit_more(evidence: Evidence) -> Iterator[Finding]:
-    """Quantized cells that may have been measured at one bit more: honest ones are not far from the limit."""
-    known = _sensitivities(evidence.cells) | _sensitivities(evidence.references)
-    bits = {(own.model, own.cell.label): own.cell for own in (*evidence.references, *evidence.cells)}
-    for cell, unquantized in evidence.with_unquantized():
-        wider = [
-            own
-            for (model, label), own in known.items()
-            if model == cell.model and _is_wider(bits[model, label], cell.cell) and cell.weights_only
-        ]
-        if found := plausible.one_bit_too_wide(cell.compare(unquantized).sensitivities, wider):
-            message = (
-                f"its log-likelihoods moved by {significant(found.found)} of what cells with more bits of the same "
-                f"method do, per unit of weight error; honest cells have {significant(found.limit)} and more. Were "
-                "weights with one bit more measured?"
-            )
-            yield Finding("one_bit_more", (cell.cell,), message, "doubt")
-
-
-def _is_wider(one: CellRef, other: CellRef) -> bool:
-    return one.method == other.method and one.bits > other.bits
 
 
 def _with_unquantized(evidence: Evidence) -> Iterator[tuple[MeasuredCell, MeasuredCell]]:
