@@ -34,7 +34,7 @@ from qbench.records.findings.pairs import (
     other_versions,
 )
 from qbench.records.findings.record import altered
-from qbench.records.findings.run import misplaced, unlike_unquantized
+from qbench.records.findings.run import misplaced, unlike_unquantized, without_others
 from qbench.records.findings.weights import other_weights
 from qbench.records.metrics import KL
 from qbench.records.paired import OtherDocuments, Pair, pair_documents
@@ -178,15 +178,18 @@ def check(
     joined = join(now, then, settings)
     for before, after in joined.pairs:
         check_asked(before, after)
-    evidence = Evidence.of([after for _, after in joined.pairs], then.current)
+    current = [after for _, after in joined.pairs]
+    evidence = Evidence.of(current, then.current)
     changed = {_cell_of(pairs): other_parts(pairs) for pairs in joined.by_cell}
-    found: list[Finding] = []
+    found, unlike = list[Finding](), list[Finding]()
     table: list[Hypothesis] = []
     without_kl = _without_kl(now, then, joined)
     for pairs in joined.by_cell:
         evidence.read({stored.record.cell.name for pair in pairs for stored in pair})  # while documents are in memory
         _check_altered(then, pairs)
-        found += [finding for _, after in pairs for finding in of_record(after)]
+        for _, after in pairs:
+            found += of_record(after)
+            unlike += unlike_unquantized(after, current)
         own, different = _compare(pairs, settings, ignore_kl=bool(without_kl))
         table += with_pooled(own, settings)
         found += different
@@ -196,8 +199,7 @@ def check(
     table += damages(now, joined.pairs, settings)
     found = [*_unfinished(joined, now), *other_weights(evidence), *found, *of_parts(changed.items())]
     found += [own.of_the_baseline for own in other_weights(Evidence(evidence.references))]
-    known = [finding.cell for finding in found if finding.fails]
-    found += unlike_unquantized([after for _, after in joined.pairs], known)
+    found += without_others(unlike, found)
     failures = [finding for finding in found if finding.fails]
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")

@@ -71,18 +71,25 @@ class Pairing:
 
     rows: tuple[Ints, ...]  # of each cell, in the order of the first
     complete: bool  # no cell has a document that another lacks
+    aligned: bool = False  # the rows are all rows in their order
 
     @property
     def count(self) -> int:
         """How many documents they share."""
         return len(self.rows[0])
 
+    def of(self, sides: "Sequence[TaskDocuments]") -> "list[TaskDocuments]":
+        """These documents of each cell."""
+        if self.aligned:
+            return list(sides)
+        return [own.take(rows) for own, rows in zip(sides, self.rows, strict=True)]
+
 
 def pairing(sides: Sequence[Keys]) -> Pairing:
     """Pair the documents of a task in several cells."""
     first = sides[0]
     if all(own is first or np.array_equal(own.contents, first.contents) for own in sides):
-        return Pairing((np.arange(len(first)),) * len(sides), complete=True)
+        return Pairing((np.arange(len(first)),) * len(sides), complete=True, aligned=True)
     number = np.unique(np.concatenate([own.contents for own in sides]), return_inverse=True)[1]
     most = 1 + max(int(own.repetition.max(initial=0)) for own in sides)
     ends = np.cumsum([len(own) for own in sides])[:-1]
@@ -135,6 +142,11 @@ class Answers:
         given, scored = ((~np.isnan(own)).sum(axis=1) for own in (self.characters, self.loglikelihoods))
         has = (given >= 2) & ~np.isnan(self.gold).all(axis=1) & (scored >= given)
         return np.where(has, given, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory."""
+        return sum(own.nbytes for own in (self.gold, self.loglikelihoods, self.characters, self.tokens))
 
     def take(self, rows: Ints) -> "Answers":
         """Those of these documents, in this order."""
@@ -239,15 +251,16 @@ class Documents(Mapping[str, TaskDocuments]):
 
     def __init__(self, read: Callable[[], bytes], where: object, metrics: "Sequence[MetricValue]") -> None:
         """read: gives the content of samples.parquet; where: its path, for errors; metrics: the record's."""
-        answers = _AnswersOfFile(read, where)
         scores = {(m.task, m.metric): m for m in metrics}
         table = read_columns(read(), where)
         ids, contents = as_floats(table["doc_id"]).astype(np.int64), _bytes(table["doc_hash"])
         columns = {name: as_floats(table[name]) for name in table.column_names if name not in NEVER_NULL}
         self.columns = tuple(columns)  # of metrics and of their weights, whether or not they have values
+        rows = dict(_rows(table["task"], ids))
+        answers = _AnswersOfFile(read, where, rows)
         self._tasks = {
-            task: _task(task, rows, _keys(ids[rows], contents[rows]), columns, scores, answers)
-            for task, rows in _rows(table["task"], ids)
+            task: _task(task, own, _keys(ids[own], contents[own]), columns, scores, answers)
+            for task, own in rows.items()
         }
 
     def __getitem__(self, task: str) -> TaskDocuments:
@@ -286,23 +299,29 @@ def _task(
         score = scores.get((task, name))
         known = (score.better, score.aggregation) if score else (None, "")
         metrics[name] = Values(shared(values), weights, *known)
-    return TaskDocuments(task, keys, metrics, lambda: answers.get().take(rows))
+    return TaskDocuments(task, keys, metrics, lambda: answers.get(task))
+
+
+class _ByTask(dict[str, Answers]):
+    """The answers of a file by task; a class of its own, so that it can be referred to weakly."""
 
 
 @dataclass(frozen=True, eq=False)
 class _AnswersOfFile:
-    """The answers of all rows of a file."""
+    """The answers of all tasks of a file; read again if other cells were read since."""
 
     read: Callable[[], bytes]
     where: object
+    rows: Mapping[str, Ints]
 
-    def get(self) -> Answers:
-        """Read if nobody has them."""
-        return KEPT.get(self, self._get, lambda own: own.gold.nbytes + 3 * own.loglikelihoods.nbytes)
+    def get(self, task: str) -> Answers:
+        """Those of one task."""
+        return KEPT.get(self, self._get, lambda found: sum(own.nbytes for own in found.values()))[task]
 
-    def _get(self) -> Answers:
+    def _get(self) -> _ByTask:
         table = read_columns(self.read(), self.where, ANSWERS)
-        return Answers(*(padded_lists(table[name]) for name in ANSWERS))
+        columns = [padded_lists(table[name]) for name in ANSWERS]
+        return _ByTask({task: Answers(*(column[rows] for column in columns)) for task, rows in self.rows.items()})
 
 
 def _rows(tasks: pa.ChunkedArray, ids: Ints) -> Iterator[tuple[str, Ints]]:

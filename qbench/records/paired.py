@@ -66,8 +66,10 @@ def pair_documents(*pairs: Pair) -> Iterator[PairedDocuments | OtherDocuments]:
         if not paired.complete:
             yield _other_documents(task, [own.keys_of(task) for own in cells])
             continue
-        together = np.argsort(cells[0][task].keys.distinct, kind="stable")  # repetitions of a document
-        own = [cell[task].take(rows[together]) for cell, rows in zip(cells, paired.rows, strict=True)]
+        own = paired.of([cell[task] for cell in cells])
+        if own[0].keys.repeats:  # repetitions of a document next to each other
+            together = np.argsort(own[0].keys.distinct, kind="stable")
+            own = [documents.take(together) for documents in own]
         both = list(map(_columns, own))
         yield PairedDocuments(
             task=task,

@@ -153,7 +153,7 @@ def in_common_order(
                 if own.keys is first.keys:
                     break
                 if (paired := pairing([first.keys, own.keys])).complete:
-                    own = replace(own.take(paired.rows[1]), keys=first.keys)
+                    own = replace(paired.of([first, own])[1], keys=first.keys)
                     break
             else:
                 known.append(own)

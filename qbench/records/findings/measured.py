@@ -97,7 +97,7 @@ class MeasuredCell:
             found[task] = documents.keys.contents[rows], documents.answers.loglikelihoods[rows]
         return found
 
-    @property
+    @cached_property
     def probes(self) -> "set[tuple[str, str, bytes, bytes]]":
         """Family, task, document and log-likelihoods of these, as far as they are not equal by chance."""
         found = set()
@@ -270,8 +270,8 @@ def common_documents(a: MeasuredCell, b: MeasuredCell) -> dict[str, tuple[TaskDo
     found = {}
     for task, own in a.documents.items():
         if other := b.documents.get(task):
-            of_a, of_b = pairing([own.keys, other.keys]).rows
-            found[task] = own.take(of_a), other.take(of_b)
+            one, two = pairing([own.keys, other.keys]).of([own, other])
+            found[task] = one, two
     return found
 
 

@@ -1,6 +1,6 @@
 """Rules on the cells of one run: measured as the unquantized model was, and where run.json says."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,19 +16,24 @@ from qbench.records.schema import CellRef
 from qbench.records.store import RECORD, Results, StoredRecord
 
 
-def unlike_unquantized(records: Sequence[StoredRecord], known: Collection[CellRef] = ()) -> list[Finding]:
-    """Quantized cells with other settings, documents or metrics than their unquantized model.
+def unlike_unquantized(stored: StoredRecord, records: Sequence[StoredRecord]) -> list[Finding]:
+    """Whether a quantized cell has other settings, documents or metrics than its unquantized model in the same run."""
+    cell = stored.record.cell
+    if cell.label == UNQUANTIZED or not _has_scores(stored):
+        return []
+    models = [own for own in records if own.record.cell.label == UNQUANTIZED and _has_scores(own)]
+    model = next((own for own in models if _model(own.record.cell) == _model(cell)), None)
+    return [Finding(rule, (cell,), message) for rule, message in _differences(model, stored)] if model else []
 
-    known: cells with other findings, which are left out.
-    """
-    done = [stored for stored in records if stored.record.state == "done" and stored.has_samples]
-    unquantized = {_model(own.record.cell): own for own in done if own.record.cell.label == UNQUANTIZED}
-    found = []
-    for stored in done:
-        cell, model = stored.record.cell, unquantized.get(_model(stored.record.cell))
-        if model is not None and model is not stored and not {cell, cell.of_all_draws} & set(known):
-            found += [Finding(rule, (cell,), message) for rule, message in _differences(model, stored)]
-    return found
+
+def without_others(found: Sequence[Finding], others: Sequence[Finding]) -> list[Finding]:
+    """The findings on cells on which there are no others: one mistake is one finding."""
+    known = {own.cell for own in others if own.fails}
+    return [own for own in found if not {own.cell, own.cell.of_all_draws} & known]
+
+
+def _has_scores(stored: StoredRecord) -> bool:
+    return stored.record.state == "done" and stored.has_samples
 
 
 def _model(cell: CellRef) -> tuple[str, str]:
@@ -51,7 +56,8 @@ def _differences(before: StoredRecord, after: StoredRecord) -> Iterator[Problem]
             sizes = f"{count(len(other))} here, {count(len(own))} there, {count(paired.count)} in both"
             yield "other_documents", f"{task}: the documents differ from those of {name}: {sizes}."
             continue
-        yield from _unlike(own, other.take(paired.rows[1]), name)
+        same = paired.of([own, other])
+        yield from _unlike(same[0], same[1], name)
 
 
 def _unlike(before: TaskDocuments, after: TaskDocuments, name: str) -> Iterator[Problem]:
