@@ -21,17 +21,14 @@ def remarks(report: ReportData) -> list[str]:
 
 
 def remarks_on_suspicious(report: ReportData) -> list[str]:
-    """Published cells that cannot be right; the page has a section on them.
-
-    Recorded cells that cannot be right fail their audit instead, and have no scores.
-    """
-    if report.results.records:
-        return []
-    names = dict.fromkeys(name for found in report.findings for name in found.names)
+    """Cells that have scores and cannot be right; the page has a section on them."""
+    scored = {part.cell for part in report.results.parts if part.scores}
+    names = [cell.name for found in report.findings for cell in found.cells if cell in scored]
     if not names:
         return []
     why = f"`qbench audit {shlex.quote(str(report.results.source))}` says why."
-    return [f"Suspicious: {some(list(names))}; {why} All tables and claims here use them as published."]
+    use = "recorded" if report.results.records else "published"
+    return [f"Suspicious: {some(list(dict.fromkeys(names)))}; {why} All tables and claims here use them as {use}."]
 
 
 def remarks_on_delta(report: ReportData) -> list[str]:
