@@ -34,7 +34,7 @@ from qbench.records.findings.pairs import (
     other_versions,
 )
 from qbench.records.findings.record import altered
-from qbench.records.findings.run import misplaced, unlike_unquantized, without_others
+from qbench.records.findings.run import misplaced, same_calibration, unlike_unquantized, without_others
 from qbench.records.findings.weights import other_weights
 from qbench.records.metrics import KL
 from qbench.records.paired import OtherDocuments, Pair, pair_documents
@@ -198,6 +198,7 @@ def check(
         found += [cost for before, after in pairs for cost in of_costs(before.record, after.record, settings)]
     table += damages(now, joined.pairs, settings)
     found = [*_unfinished(joined, now), *other_weights(evidence), *found, *of_parts(changed.items())]
+    found += same_calibration(current)
     found += [own.of_the_baseline for own in other_weights(Evidence(evidence.references))]
     found += without_others(unlike, found)
     failures = [finding for finding in found if finding.fails]

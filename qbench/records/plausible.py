@@ -19,10 +19,6 @@ INFORMATIVE = 0.01
 # Fewer documents with informative values say nothing: a median over 3 was 1/9 of the same cell's other tasks.
 MIN_DOCUMENTS = 16
 
-# Draws of one cell, by task. Share of documents that are equal to the last bit: honest, at most 1 of 320 (8 and 4
-# bits, lambada, softmax), else 0; 100% if one is a copy.
-MAX_EQUAL = 0.5
-
 # KL per token of a quantized cell: honest, at least 2.4e-5 (8 bits); of an unquantized model from itself 5e-14.
 MIN_KL = 1e-9
 # (2 · rms_change²) / KL is at most 1 by Pinsker's inequality: |Δp| ≤ TV ≤ √(KL / 2). Honest: 0.04 to 0.40.
@@ -118,14 +114,6 @@ def _shares(own: BySensitivity, others: Sequence[BySensitivity]) -> dict[str, fl
         if len(usual) >= MIN_OTHERS and max(usual) <= MAX_SPREAD_OF_OTHERS * min(usual):
             found[task] = own[task] / float(np.median(usual))
     return found
-
-
-def same_draw(one: Floats, other: Floats) -> bool:
-    """Whether two draws with different calibration have the log-likelihoods of the same weights in a task."""
-    both = _informative(one) & _informative(other)
-    counted = both.any(axis=1)
-    equal = ((one == other) | ~both).all(axis=1) & counted
-    return int(counted.sum()) >= MIN_DOCUMENTS and int(equal.sum()) > MAX_EQUAL * int(counted.sum())
 
 
 def kl_is_none(kl: float) -> bool:

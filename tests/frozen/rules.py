@@ -14,7 +14,6 @@ RECORD = r"record\.json"
 FINDINGS = {
     "same_weights": rf"in {TASK} the log-likelihoods of .*to the last bit to those of (?P<other>.*): the same .*",
     "too_near": r"(in (?P<task>.*) )?its log-likelihoods are too close to the unquantized .* measured\?",
-    "equal_draws": r"in (?P<task>.*) this draw has the log-likelihoods of .*",
     "same_calibration": r"its calibration text is that of (?P<other>\S+); draws must differ\.",
     "other_kl": rf"in {TASK} KL (is|was) .*",
     "other_tokenizer": r"its tokenizer is not that of .*",

@@ -19,7 +19,7 @@ from qbench.records.findings.measured import Evidence, MeasuredCell
 from qbench.records.findings.weights import other_weights
 from qbench.records.store import RECORD, SAMPLES, Results, StoredRecord, read_record, read_results, write_record
 
-from ..example_records import cell_ref, stored_samples
+from ..example_records import cell_ref, identity_of, stored_samples
 
 MINI = Path(__file__).parents[2] / "results" / "mini"
 ALL = read_results(MINI).current
@@ -324,9 +324,8 @@ def scored(label: str, tasks: dict[str, tuple[np.ndarray, np.ndarray]], error: f
         metrics = {"acc": Values(right, np.ones(count))}
         documents[task] = TaskDocuments(task, keys, metrics, lambda answers=answers: answers)
         np.testing.assert_allclose(documents[task].decisions.values, decisions)
-    return MeasuredCell(
-        cell_ref("softmax", method, int(bits), label), "a checkpoint", error, lambda: documents, "softmax"
-    )
+    cell = cell_ref("softmax", method, int(bits), label)
+    return MeasuredCell(cell, identity_of(cell).what, error, lambda: documents)
 
 
 # Relative weight errors as in mini.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from qbench.identity import What
 from qbench.numbers import significant
 from qbench.records import plausible
 from qbench.records.audit import UNQUANTIZED, Audit
@@ -55,33 +55,20 @@ class MeasuredCell:
     """A finished cell with its measurements."""
 
     cell: CellRef
-    checkpoint: str  # the fingerprint of the unquantized model
+    what: What  # was measured, by its identity
     weight_error: float | None  # ‖ŵ - w‖ / ‖w‖ by its audit; None without one
     read: Callable[[], Mapping[str, TaskDocuments]]  # its documents
-    attention: str  # that it really has; its variant may have any name
-    weights_only: bool = True  # nothing else is quantized
-    calibration: str | None = None  # the fingerprint of its texts
     divergences: Mapping[str, Divergence] = field(default_factory=dict)  # by task
-    dtype: str = "float32"
     same_as: str = ""  # the label of a cell that this one may equal, such as one without masked heads
     compared: dict[int, "_Comparison"] = field(default_factory=dict, compare=False, repr=False)  # by id of the other
 
     @classmethod
     def of(cls, stored: StoredRecord) -> "MeasuredCell":
         """A record's cell."""
-        audit = stored.record.audit
-        return cls(
-            stored.record.cell,
-            stored.record.identity.what.checkpoint,
-            audit.relative_error if audit else None,
-            lambda: stored.documents,
-            stored.record.identity.what.attention,
-            not stored.record.identity.what.parts,
-            stored.record.identity.what.calibration,
-            {own.task: own for own in stored.record.divergences},
-            stored.record.identity.what.dtype,
-            _same_as(audit) if audit else "",
-        )
+        record = stored.record
+        audit, divergences = record.audit, {own.task: own for own in record.divergences}
+        error, same_as = (audit.relative_error, _same_as(audit)) if audit else (None, "")
+        return cls(record.cell, record.identity.what, error, lambda: stored.documents, divergences, same_as)
 
     @property
     def documents(self) -> Mapping[str, TaskDocuments]:
@@ -89,20 +76,13 @@ class MeasuredCell:
         return self.read()
 
     @cached_property
-    def samples(self) -> "Mapping[str, tuple[NDArray[np.bytes_], Floats]]":
-        """By task: contents and log-likelihoods of a few documents, those whose hashes come first."""
-        found = {}
-        for task, documents in self.documents.items():
-            rows = np.argsort(documents.keys.contents, kind="stable")[:PROBES]
-            found[task] = documents.keys.contents[rows], documents.answers.loglikelihoods[rows]
-        return found
-
-    @cached_property
     def probes(self) -> "set[tuple[str, str, bytes, bytes]]":
-        """Family, task, document and log-likelihoods of these, as far as they are not equal by chance."""
+        """Family, task, document and log-likelihoods of a few documents: those whose hashes come first."""
         found = set()
-        for task, (contents, scores) in self.samples.items():
-            for row in np.flatnonzero(_informative(scores).any(axis=1)):
+        for task, documents in self.documents.items():
+            contents, scores = documents.keys.contents, documents.answers.loglikelihoods
+            rows = np.argsort(contents)[:PROBES]
+            for row in rows[_informative(scores[rows]).any(axis=1)]:
                 own = scores[row][~np.isnan(scores[row])]  # cells may be padded to different widths
                 found.add((self.cell.family, task, contents[row].item(), own.tobytes()))
         return found
@@ -131,7 +111,7 @@ class MeasuredCell:
     @property
     def source(self) -> tuple[str, str]:
         """The checkpoint and how it runs: equal for two variants of a family that are one checkpoint."""
-        return self.checkpoint, self.attention
+        return self.what.checkpoint, self.what.attention
 
     @property
     def is_quantized(self) -> bool:
@@ -172,7 +152,7 @@ class Evidence:
         for cells, against in ((self.cells, unquantized), (self.references, unquantized[1:])):
             wanted = [own for own in cells if names is None or own.cell.name in names]
             for cell in sorted(wanted, key=lambda own: own.model):
-                _ = cell.samples, cell.following
+                _ = cell.probes, cell.following
                 for models in against if cell.is_quantized else ():
                     if cell.model in models:
                         cell.compare(models[cell.model])
@@ -227,7 +207,7 @@ def _other_kl(
         return f"{size}, but the tokens' probabilities moved more than this allows ({significant(own.rms_change)})."
     if plausible.kl_contradicts_pages(kl, change[known], tokens[known]):
         return f"{size}, which contradicts the change of the log-likelihoods of the same pages."
-    if own and other and plausible.other_reference(own.nats_before, [other.nats_before], cell.dtype):
+    if own and other and plausible.other_reference(own.nats_before, [other.nats_before], cell.what.dtype):
         return (
             f"KL was measured from a model that has {significant(own.nats_before)} nats per token; the unquantized "
             f"model has {significant(other.nats_before)}."

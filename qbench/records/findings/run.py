@@ -26,6 +26,17 @@ def unlike_unquantized(stored: StoredRecord, records: Sequence[StoredRecord]) ->
     return [Finding(rule, (cell,), message) for rule, message in _differences(model, stored)] if model else []
 
 
+def same_calibration(records: Sequence[StoredRecord]) -> Iterator[Finding]:
+    """Draws of one cell with the same calibration text: they are one draw."""
+    seen: dict[tuple[CellRef, str], CellRef] = {}
+    for cell, texts in ((own.record.cell, own.record.identity.what.calibration) for own in records):
+        if cell.draw is not None and texts is not None:
+            first = seen.setdefault((cell.of_all_draws, texts), cell)
+            if first != cell:
+                message = f"its calibration text is that of {first.name}; draws must differ."
+                yield Finding("same_calibration", (cell, first), message)
+
+
 def without_others(found: Sequence[Finding], others: Sequence[Finding]) -> list[Finding]:
     """The findings on cells on which there are no others: one mistake is one finding."""
     known = {own.cell for own in others if own.fails}

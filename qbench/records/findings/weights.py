@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +42,6 @@ LARGE_DAMAGE = 0.1
 MAX_RECOVERY = 16.0
 
 
-K = TypeVar("K")
 Rule = Callable[[Evidence], Iterator[Finding]]
 
 
@@ -57,7 +56,6 @@ def other_weights(evidence: Evidence) -> list[Finding]:
     found: dict[CellRef, Finding] = {}
     rules: list[Rule] = [
         _same_weights,
-        _equal_draws,
         _too_near,
         _too_good,
         _recovered,
@@ -109,8 +107,9 @@ def _sharing_a_document(
 
 
 def _may_be_equal(a: MeasuredCell, b: MeasuredCell) -> bool:
-    """Whether two cells have the same weights by their names: draws, and variants that are one checkpoint."""
-    return a.base == b.base and (a.model == b.model or a.source == b.source)
+    """Whether two cells have the same weights by what they say: of one quantization, checkpoint and calibration."""
+    same_model = a.model == b.model or a.source == b.source
+    return a.base == b.base and same_model and a.what.calibration == b.what.calibration
 
 
 @dataclass(frozen=True)
@@ -169,41 +168,6 @@ def _not_its_log_likelihoods(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("does_not_follow", (cell.cell,), message)
 
 
-def _equal_draws(evidence: Evidence) -> Iterator[Finding]:
-    """Draws of one cell with different calibration texts, but the same weights: the run ignored the draw."""
-    for draws in _by(evidence.cells, lambda own: (own.model, own.cell.label)).values():
-        for n, cell in enumerate(draws):
-            for first in draws[:n]:
-                if cell.calibration != first.calibration and (tasks := _equal_tasks_of_draws(cell, first)):
-                    message = (
-                        f"in {some(tasks)} this draw has the log-likelihoods of {first.cell.name}: the same weights "
-                        "were measured, although the draws were calibrated on different texts."
-                    )
-                    yield Finding("equal_draws", (cell.cell, first.cell), message)
-                    break
-                if cell.calibration is not None and cell.calibration == first.calibration:
-                    message = f"its calibration text is that of {first.cell.name}; draws must differ."
-                    yield Finding("same_calibration", (cell.cell, first.cell), message)
-                    break
-
-
-def _equal_tasks_of_draws(cell: MeasuredCell, first: MeasuredCell) -> list[str]:
-    found = []
-    for task, (contents, scores) in cell.samples.items():
-        others, other_scores = first.samples.get(task, (contents[:0], scores[:0]))
-        same = np.array_equal(contents, others) and scores.shape == other_scores.shape
-        if same and plausible.same_draw(scores, other_scores):
-            found.append(task)
-    return found
-
-
-def _by(cells: Sequence[MeasuredCell], key: Callable[[MeasuredCell], K]) -> dict[K, list[MeasuredCell]]:
-    found: dict[K, list[MeasuredCell]] = {}
-    for cell in cells:
-        found.setdefault(key(cell), []).append(cell)
-    return found
-
-
 def _too_near(evidence: Evidence) -> Iterator[Finding]:
     """Quantized cells that are nearer to the unquantized model, the run's or the baseline's, than their weights are."""
     known = _sensitivities(evidence.cells) | {
@@ -212,7 +176,7 @@ def _too_near(evidence: Evidence) -> Iterator[Finding]:
     for cell, unquantized in _with_unquantized(evidence):
         beside = [own for (model, label, *_), own in known.items() if model == cell.model and label != cell.cell.label]
         compared = cell.compare(unquantized)
-        found = plausible.too_wide(compared.sensitivities, beside if cell.weights_only else (), compared.pages)
+        found = plausible.too_wide(compared.sensitivities, () if cell.what.parts else beside, compared.pages)
         if found:
             where = f"in {some(found.tasks)} its" if found.tasks else "its"
             usual = "correct cells" if found.beside == "nothing" else "what the model's other cells do"
@@ -237,7 +201,7 @@ def _sensitivities(cells: Sequence[MeasuredCell]) -> dict[tuple[tuple[str, str],
     """By model and label: the sensitivities by task, the median over draws, of cells of which only weights changed."""
     found: dict[tuple[tuple[str, str], str], dict[str, list[float]]] = {}
     for cell, unquantized in Evidence(cells).with_unquantized():
-        if cell.weights_only:
+        if not cell.what.parts:
             for task, own in cell.compare(unquantized).sensitivities.items():
                 found.setdefault((cell.model, cell.cell.label), {}).setdefault(task, []).append(own)
     return {key: {task: float(np.median(values)) for task, values in own.items()} for key, own in found.items()}
@@ -260,11 +224,11 @@ def _too_good(evidence: Evidence) -> Iterator[Finding]:
 def _recovered(evidence: Evidence) -> Iterator[Finding]:
     """Cells that have almost none of the damage that the same cell has in the baseline."""
     damages = {
-        (cell.cell.name, cell.checkpoint): cell.compare(unquantized).damages
+        (cell.cell.name, cell.what.checkpoint): cell.compare(unquantized).damages
         for cell, unquantized in Evidence(evidence.references).with_unquantized()
     }
     for cell, unquantized in evidence.with_unquantized():
-        then, now = damages.get((cell.cell.name, cell.checkpoint), {}), cell.compare(unquantized).damages
+        then, now = damages.get((cell.cell.name, cell.what.checkpoint), {}), cell.compare(unquantized).damages
         large = [t for t, d in then.items() if t in now and d.mean > max(LARGE_DAMAGE, SURE_T * d.error)]
         before, after = sum(then[task].mean for task in large), sum(now[task].mean for task in large)
         error = math.sqrt(sum(now[task].error ** 2 for task in large))
