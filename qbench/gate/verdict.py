@@ -19,7 +19,7 @@ from qbench.gate.settings import EVERY, PARTS, GateSettings
 from qbench.gate.sign_flip import adjusted_p, holm, settle, sign_flip
 from qbench.numbers import counted
 from qbench.records.findings.finding import Finding, FoundBy
-from qbench.records.findings.folder import of_record
+from qbench.records.findings.folder import Review
 from qbench.records.findings.measured import Evidence
 from qbench.records.findings.pairs import (
     CHECKPOINT,
@@ -34,7 +34,7 @@ from qbench.records.findings.pairs import (
     other_versions,
 )
 from qbench.records.findings.record import altered
-from qbench.records.findings.run import misplaced, same_calibration, unlike_unquantized, without_others
+from qbench.records.findings.run import misplaced
 from qbench.records.findings.weights import other_weights
 from qbench.records.metrics import KL
 from qbench.records.paired import OtherDocuments, Pair, pair_documents
@@ -179,17 +179,15 @@ def check(
     for before, after in joined.pairs:
         check_asked(before, after)
     current = [after for _, after in joined.pairs]
-    evidence = Evidence.of(current, then.current)
+    review = Review(current, then.current)
     changed = {_cell_of(pairs): other_parts(pairs) for pairs in joined.by_cell}
-    found, unlike = list[Finding](), list[Finding]()
+    found: list[Finding] = []
     table: list[Hypothesis] = []
     without_kl = _without_kl(now, then, joined)
     for pairs in joined.by_cell:
-        evidence.read({stored.record.cell.name for pair in pairs for stored in pair})  # while documents are in memory
-        _check_altered(then, pairs)
         for _, after in pairs:
-            found += of_record(after)
-            unlike += unlike_unquantized(after, current)
+            review.read(after)
+        _check_altered(then, pairs)
         own, different = _compare(pairs, settings, ignore_kl=bool(without_kl))
         table += with_pooled(own, settings)
         found += different
@@ -197,10 +195,9 @@ def check(
             found += of_audits(pairs, settings, settings.alpha / len(joined.by_cell))
         found += [cost for before, after in pairs for cost in of_costs(before.record, after.record, settings)]
     table += damages(now, joined.pairs, settings)
-    found = [*_unfinished(joined, now), *other_weights(evidence), *found, *of_parts(changed.items())]
-    found += same_calibration(current)
-    found += [own.of_the_baseline for own in other_weights(Evidence(evidence.references))]
-    found += without_others(unlike, found)
+    found = [*_unfinished(joined, now), *found, *of_parts(changed.items())]
+    found += [own.of_the_baseline for own in other_weights(Evidence(review.evidence.references))]
+    found = review.findings(found)
     failures = [finding for finding in found if finding.fails]
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")

@@ -215,7 +215,7 @@ class TaskDocuments:
         """Whether all documents have a decision."""
         return bool(np.isfinite(self.decisions.values).all())
 
-    @property
+    @cached_property
     def chance(self) -> float | None:
         """The accuracy of guessing, in percent; None if there is nothing to choose from."""
         choices = self.answers.choices

@@ -152,14 +152,13 @@ class ReportData:
     @cached_property
     def findings(self) -> "list[Finding]":
         """All that cannot be right in the records, or in the published numbers."""
+        if self.evidence.review and self.results.records:
+            from qbench.records.findings.run import misplaced  # published numbers need neither numpy nor pyarrow
+
+            return self.evidence.review.findings(misplaced(self.results.records))
         from qbench.report.published_rules import published_findings
 
-        found = []
-        if self.results.records:
-            from qbench.records.findings.folder import findings  # published numbers need neither numpy nor pyarrow
-
-            found = findings(self.results.records)
-        return [*found, *published_findings(self)]
+        return published_findings(self)
 
     @cached_property
     def headlines(self) -> list[Headline]:

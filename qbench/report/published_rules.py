@@ -130,8 +130,8 @@ def _pairs(report: "ReportData", a: CellResult, b: CellResult) -> list[tuple[Mea
 
 
 def _published(report: "ReportData") -> list[CellResult]:
-    """Cells with scores but without documents: records are judged by their documents."""
-    return [c for c in report.results.parts if c.scores and not (c.stored and c.stored.has_samples)]
+    """Cells with scores."""
+    return [cell for cell in report.results.parts if cell.scores]
 
 
 def _spread(bits: int) -> Spread:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -135,27 +136,39 @@ class Evidence:
         )
         return cls(cells, others)
 
+    @cached_property
+    def unquantized(self) -> "list[dict[tuple[str, str], MeasuredCell]]":
+        """The unquantized models by family and variant: of the run, of its baseline."""
+        return [{own.model: own for own in side if not own.is_quantized} for side in (self.cells, self.references)]
+
     def with_unquantized(self) -> Iterator[tuple[MeasuredCell, MeasuredCell]]:
         """Each quantized cell with the unquantized model of the same run."""
-        unquantized = unquantized_cells(self.cells)
         for cell in self.cells:
-            if cell.is_quantized and (found := unquantized.get(cell.model)):
+            if cell.is_quantized and (found := self.unquantized[0].get(cell.model)):
                 yield cell, found
 
-    @np.errstate(invalid="ignore")  # -inf - -inf is NaN; such documents are ignored
-    def read(self, names: Collection[str] | None = None) -> None:
-        """Compute what the rules need of each cell's documents while these are in memory: the results are small.
+    @cached_property
+    def _by_name(self) -> "dict[str, list[tuple[MeasuredCell, list[dict[tuple[str, str], MeasuredCell]]]]]":
+        """The cells of each name, with the unquantized models to compare them with."""
+        found: dict[str, list[Any]] = {}
+        for cells, against in ((self.cells, self.unquantized), (self.references, self.unquantized[1:])):
+            for cell in cells:
+                found.setdefault(cell.cell.name, []).append((cell, against))
+        return found
 
-        names: only of the cells with these names.
-        """
-        unquantized = [unquantized_cells(self.cells), unquantized_cells(self.references)]
-        for cells, against in ((self.cells, unquantized), (self.references, unquantized[1:])):
-            wanted = [own for own in cells if names is None or own.cell.name in names]
-            for cell in sorted(wanted, key=lambda own: own.model):
-                _ = cell.probes, cell.following
-                for models in against if cell.is_quantized else ():
-                    if cell.model in models:
-                        cell.compare(models[cell.model])
+    @np.errstate(invalid="ignore")  # -inf - -inf is NaN; such documents are ignored
+    def read(self, name: str) -> None:
+        """Compute what the rules need of a cell's documents, in the run and in its baseline: the results are small."""
+        for cell, against in self._by_name.get(name, []):
+            _ = cell.probes, cell.following
+            for models in against if cell.is_quantized else ():
+                if cell.model in models:
+                    cell.compare(models[cell.model])
+
+    def read_all(self) -> None:
+        """The same for all cells."""
+        for name in self._by_name:
+            self.read(name)
 
 
 def _same_as(audit: Audit) -> str:
@@ -239,10 +252,6 @@ def _gain(after: TaskDocuments, before: TaskDocuments) -> tuple[Floats, str]:
     gain = _nats(after) - nats
     known = np.nanmean(nats) > MIN_NATS if np.isfinite(nats).any() else False
     return gain[np.isfinite(gain)] if known else np.empty(0), "nats per decision"
-
-
-def unquantized_cells(cells: Sequence[MeasuredCell]) -> dict[tuple[str, str], MeasuredCell]:
-    return {cell.model: cell for cell in cells if not cell.is_quantized}
 
 
 def common_documents(a: MeasuredCell, b: MeasuredCell) -> dict[str, tuple[TaskDocuments, TaskDocuments]]:

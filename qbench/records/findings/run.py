@@ -1,6 +1,6 @@
 """Rules on the cells of one run: measured as the unquantized model was, and where run.json says."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,15 +15,21 @@ from qbench.records.paired import differ
 from qbench.records.schema import CellRef
 from qbench.records.store import RECORD, Results, StoredRecord
 
+Model = tuple[str, str]  # family and variant
 
-def unlike_unquantized(stored: StoredRecord, records: Sequence[StoredRecord]) -> list[Finding]:
+
+def unquantized_models(records: Sequence[StoredRecord]) -> dict[Model, StoredRecord]:
+    """The unquantized models of a run that have scores."""
+    done = [own for own in records if own.record.state == "done" and own.has_samples]
+    return {_model(own.record.cell): own for own in done if own.record.cell.label == UNQUANTIZED}
+
+
+def unlike_unquantized(stored: StoredRecord, models: Mapping[Model, StoredRecord]) -> list[Finding]:
     """Whether a quantized cell has other settings, documents or metrics than its unquantized model in the same run."""
-    cell = stored.record.cell
-    if cell.label == UNQUANTIZED or not _has_scores(stored):
+    cell, model = stored.record.cell, models.get(_model(stored.record.cell))
+    if model is None or cell.label == UNQUANTIZED or stored.record.state != "done" or not stored.has_samples:
         return []
-    models = [own for own in records if own.record.cell.label == UNQUANTIZED and _has_scores(own)]
-    model = next((own for own in models if _model(own.record.cell) == _model(cell)), None)
-    return [Finding(rule, (cell,), message) for rule, message in _differences(model, stored)] if model else []
+    return [Finding(rule, (cell,), message) for rule, message in _differences(model, stored)]
 
 
 def same_calibration(records: Sequence[StoredRecord]) -> Iterator[Finding]:
@@ -37,17 +43,7 @@ def same_calibration(records: Sequence[StoredRecord]) -> Iterator[Finding]:
                 yield Finding("same_calibration", (cell, first), message)
 
 
-def without_others(found: Sequence[Finding], others: Sequence[Finding]) -> list[Finding]:
-    """The findings on cells on which there are no others: one mistake is one finding."""
-    known = {own.cell for own in others if own.fails}
-    return [own for own in found if not {own.cell, own.cell.of_all_draws} & known]
-
-
-def _has_scores(stored: StoredRecord) -> bool:
-    return stored.record.state == "done" and stored.has_samples
-
-
-def _model(cell: CellRef) -> tuple[str, str]:
+def _model(cell: CellRef) -> Model:
     return cell.family, cell.attention
 
 

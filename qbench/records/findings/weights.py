@@ -24,7 +24,6 @@ from qbench.records.findings.measured import (
     common_documents,
     equal_documents,
     same_width,
-    unquantized_cells,
 )
 from qbench.records.schema import CellRef
 
@@ -51,7 +50,7 @@ def other_weights(evidence: Evidence) -> list[Finding]:
 
     Once there is a finding on a cell, the later rules leave it out.
     """
-    evidence.read()
+    evidence.read_all()
     kl = list(_other_kl(evidence))  # may be wrong although the weights are right
     found: dict[CellRef, Finding] = {}
     rules: list[Rule] = [
@@ -191,7 +190,7 @@ def _too_near(evidence: Evidence) -> Iterator[Finding]:
 
 def _with_unquantized(evidence: Evidence) -> Iterator[tuple[MeasuredCell, MeasuredCell]]:
     """Each quantized cell with the unquantized models of the run and of its baseline."""
-    for models in (unquantized_cells(evidence.cells), unquantized_cells(evidence.references)):
+    for models in evidence.unquantized:
         for cell in evidence.cells:
             if cell.is_quantized and cell.weight_error and cell.model in models:
                 yield cell, models[cell.model]
