@@ -87,7 +87,7 @@ def test_the_example_of_the_docs_gives_the_tables_number(capsys: pytest.CaptureF
     monkeypatch.chdir(ROOT)
     example = re.search(r"<!-- example -->\n```python\n(.*?)```", Path("docs/tables.md").read_text(), re.DOTALL)
     assert example
-    exec(example[1], {"qbench": qbench})
+    exec(example[1], {})
     damage = next(
         row.damages["softmax"].score
         for row in read_report(MINI).damages
