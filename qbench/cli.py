@@ -15,7 +15,6 @@ from importlib.util import find_spec
 
 import qbench
 from qbench.arguments import Parser
-from qbench.commands import gating, quantizing, reporting, running, upkeep
 from qbench.commands.common import CRASHED, DONE, INTERRUPTED, WRONG
 from qbench.errors import InputError
 from qbench.github import add_to_summary, annotate, annotation
@@ -89,6 +88,8 @@ def _crash_log() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from qbench.commands import gating, quantizing, reporting, running, upkeep  # here, Ctrl-C is caught
+
     parser = Parser(
         prog="qbench", description="Measure what quantization costs a model, and prove that it was quantized."
     )

@@ -120,7 +120,8 @@ def test_ctrl_c_during_imports(seconds: float, tmp_path: Path) -> None:
     def as_in_a_terminal() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if the tests run in the background
 
-    command = [sys.executable, "-m", "qbench.cli", "plan", "recipes/mini.yaml"]
+    code = "import runpy, sys; print('started', flush=True); runpy.run_module('qbench.cli', run_name='__main__')"
+    command = [sys.executable, "-c", code, "plan", "recipes/mini.yaml"]
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -131,6 +132,8 @@ def test_ctrl_c_during_imports(seconds: float, tmp_path: Path) -> None:
         start_new_session=True,
         preexec_fn=as_in_a_terminal,
     ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "started\n"
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
         errors = process.communicate(timeout=60)[1]
