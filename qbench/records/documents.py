@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from qbench.records.schema import MetricValue
 
 ANSWERS = ("gold", "loglikelihoods", "characters", "tokens")  # the columns of Answers
+SAMPLE = 32  # documents of a task, to find cells with equal ones: if half of all are equal, one of these is
 KEPT: Kept = Kept(most=2**24)  # bytes: all of a small folder, and the latest cells of a large one
 
 
@@ -59,6 +60,11 @@ class Keys:
         found = np.empty(len(self), dtype=np.int64)
         found[order] = np.arange(len(self)) - starts[self.distinct[order]]
         return found
+
+    @cached_property
+    def sample(self) -> Ints:
+        """The rows of a few documents: those whose hashes come first, the same in every cell that has them."""
+        return np.argsort(self.contents)[:SAMPLE]
 
     def take(self, rows: Ints) -> "Keys":
         """The documents of these rows, in this order."""

@@ -152,10 +152,10 @@ class ReportData:
     @cached_property
     def findings(self) -> "list[Finding]":
         """All that cannot be right in the records, or in the published numbers."""
-        if self.evidence.review and self.results.records:
+        if self.results.review and self.results.records:
             from qbench.records.findings.run import misplaced  # published numbers need neither numpy nor pyarrow
 
-            return self.evidence.review.findings(misplaced(self.results.records))
+            return self.results.review.findings(misplaced(self.results.records))
         from qbench.report.published_rules import published_findings
 
         return published_findings(self)

@@ -12,7 +12,6 @@ from qbench.report.results import CellResult, ResultSet
 
 if TYPE_CHECKING:
     from qbench.records.documents import TaskDocuments
-    from qbench.records.findings.folder import Review
     from qbench.report.bootstrap import Interval, Resampled
 
 
@@ -41,7 +40,6 @@ class DocumentEvidence:
 
     documents: Mapping[CellRef, Mapping[str, "TaskDocuments"]]
     resampled: Mapping[tuple[CellRef, str, str], "Resampled"]  # by cell, task and metric
-    review: "Review | None" = None  # of records
 
     def interval(self, measure: Measure, *terms: tuple[int, CellResult]) -> "Interval | NoInterval":
         """The paired interval of a sum of scores, each with its sign; or why there is none.
@@ -122,19 +120,12 @@ def one_draw(*results: CellResult) -> bool:
 
 def gather(results: ResultSet) -> DocumentEvidence:
     """Read the documents of all cells that have scores, and resample them together."""
-    if not results.records:  # published numbers need neither numpy nor pyarrow
+    files = {part.cell: part.documents for part in results.parts if part.scores and part.documents is not None}
+    if not files:  # published numbers need neither numpy nor pyarrow
         return DocumentEvidence({}, {})
-    from qbench.records.findings.folder import Review
     from qbench.records.samples import AGGREGATIONS
     from qbench.report.bootstrap import MetricDocuments, resample
 
-    review, files = Review(results.records.current), {}
-    for part in results.parts:
-        if part.scores and part.stored and part.stored.has_samples:
-            files[part.cell] = part.stored.documents
-            review.read(part.stored)
-            for own in files[part.cell].values():  # of its answers, which are in memory now
-                _ = own.chance, own.decisions
     documents, measured = in_common_order(files), {}
     for cell, tasks in documents.items():
         for name, task in tasks.items():
@@ -143,7 +134,7 @@ def gather(results: ResultSet) -> DocumentEvidence:
                     own_values = MetricDocuments(task.distinct(values), aggregation, is_share(metric))
                     measured[cell, name, metric] = own_values
     resampled = dict(zip(measured, resample(list(measured.values())), strict=True))
-    return DocumentEvidence(documents, resampled, review)
+    return DocumentEvidence(documents, resampled)
 
 
 def in_common_order(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qbench.errors import InputError
 from qbench.identity import Identity
@@ -14,6 +14,10 @@ from qbench.records.schema import CellRef
 from qbench.records.store import Results, StoredRecord
 from qbench.report.attentions import TWINS, kind_name
 from qbench.report.metrics import Measure
+
+if TYPE_CHECKING:
+    from qbench.records.documents import Documents
+    from qbench.records.findings.folder import Review
 
 NOTHING = "–"  # shown if there is no number and none is missing
 NOT_OFFERED = "n/a"
@@ -51,6 +55,7 @@ class CellResult:
     gap: Gap | None = None  # why there are none
     caveat: str = ""  # a note at each score
     stored: StoredRecord | None = None
+    documents: "Documents | None" = field(default=None, compare=False, repr=False)
     draws: tuple["CellResult", ...] = ()  # of calibration, if there are several: then scores are means over them
 
     @property
@@ -114,6 +119,7 @@ class ResultSet:
     # Δ as it was published, by family, label, task, metric and attention
     published: Mapping[tuple[str, str, str, str, str], float] = field(default_factory=dict)
     records: Results | None = None
+    review: "Review | None" = None  # of the records
     said_reference: str | None = None  # the kind that the others are compared with, if the results name it
     analysis_files: tuple[Path, ...] = ()  # of published figures
 

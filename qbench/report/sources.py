@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qbench.errors import some
 from qbench.files import as_path
@@ -32,6 +33,10 @@ from qbench.report.results import (
     Score,
     one_direction_each,
 )
+
+if TYPE_CHECKING:
+    from qbench.records.findings.finding import Finding
+    from qbench.records.findings.folder import Review
 
 MAX_REASON_LENGTH = 400  # has room for a path, what is wrong, and what to do about it
 
@@ -66,7 +71,10 @@ def _from_files(files: Sequence[Path], source: Path) -> ResultSet:
 def from_records(records: Results) -> ResultSet:
     """The results of records that were read, in the order of the plan if there is one."""
     learn_titles(stored.record for stored in records.current)
-    cells = [_of_record(stored) for stored in records.current]
+    from qbench.records.findings.folder import Review  # published numbers need neither numpy nor pyarrow
+
+    review = Review(records.current)
+    cells = [_of_record(stored, review) for stored in records.current]
     cells += [CellResult(planned.cell, gap=_missing(planned)) for planned in records.missing]
     cells += [CellResult(planned.cell, gap=_not_offered(planned)) for planned in records.not_offered]
     if records.plan:
@@ -82,19 +90,24 @@ def from_records(records: Results) -> ResultSet:
         cells=tuple(cells),
         measures=tuple(one_direction_each(measures)),
         records=records,
+        review=review,
         said_reference=records.plan.resolved_recipe.get("reference") if records.plan else None,
     )
 
 
-def _of_record(stored: StoredRecord) -> CellResult:
-    record = stored.record
-    if gap := _failed(record) or _not_measured(stored) or _not_proved(record):
+def _of_record(stored: StoredRecord, review: "Review") -> CellResult:
+    """A cell's scores, or why it has none. All that needs its documents is computed while they are in memory."""
+    record, altered = stored.record, review.read(stored)
+    if gap := _failed(record) or _not_measured(record, altered) or _not_proved(record):
         return CellResult(record.cell, gap=gap, stored=stored)
+    documents = stored.documents if stored.has_samples else None
+    for own in (documents or {}).values():
+        _ = own.chance, own.decisions
     scores = {(m.task, m.metric): _score(m) for m in record.metrics}
     caveat = ""
     if record.audit is None and record.cell.label != UNQUANTIZED and not record.imported:  # of these, remarks tell
         caveat = f"{record.cell.name} has no audit, so nothing proves that it was quantized."
-    return CellResult(record.cell, scores, caveat=caveat, stored=stored)
+    return CellResult(record.cell, scores, caveat=caveat, stored=stored, documents=documents)
 
 
 def _failed(record: Record) -> Gap | None:
@@ -108,14 +121,11 @@ def _failed(record: Record) -> Gap | None:
     return Gap(text, f"{name} failed{phase} ({failure.kind}): {_first_line(failure.reason)}")
 
 
-def _not_measured(stored: StoredRecord) -> Gap | None:
-    from qbench.records.findings.record import altered  # published numbers need neither numpy nor pyarrow
-
-    reasons = altered(stored)
-    if not reasons:
+def _not_measured(record: Record, altered: Sequence["Finding"]) -> Gap | None:
+    if not altered:
         return None
-    name = stored.record.cell.name
-    return Gap("altered", f"{name} does not match what was measured: {reasons[0].message} Run the cell again.")
+    reason = f"{record.cell.name} does not match what was measured: {altered[0].message} Run the cell again."
+    return Gap("altered", reason)
 
 
 def _not_proved(record: Record) -> Gap | None:

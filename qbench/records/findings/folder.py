@@ -17,22 +17,25 @@ class Review:
         """references: the records of the run's baseline."""
         self.evidence = Evidence.of(records, references)
         self._records, self._models = records, unquantized_models(records)
-        self._of_record: dict[str, list[Finding]] = {}
+        self._alone: dict[str, list[Finding]] = {}
         self._unlike: list[Finding] = []
 
-    def read(self, stored: StoredRecord) -> None:
-        """Read the documents of a record of the run, and of the same cell in its baseline."""
-        name = stored.record.cell.name
-        if name not in self._of_record:
+    def read(self, stored: StoredRecord) -> list[Finding]:
+        """Read the documents of a record, and of its cell in the baseline; returns why the record was altered."""
+        wrong, name = altered(stored), stored.record.cell.name
+        if name not in self._alone:
+            done = stored.record.state == "done"
+            self._alone[name] = [*wrong, *unproved(stored.record), *impossible(stored)] if done else wrong
             self.evidence.read(name)
-            self._of_record[name] = _of_record(stored)
             self._unlike += unlike_unquantized(stored, self._models)
+        return wrong
 
     def findings(self, others: Sequence[Finding] = ()) -> list[Finding]:
         """The others and all findings. How a cell was measured is one only if there are no others on it."""
         for stored in self._records:
-            self.read(stored)
-        found = [*others, *other_weights(self.evidence), *(own for each in self._of_record.values() for own in each)]
+            if stored.record.cell.name not in self._alone:
+                self.read(stored)
+        found = [*others, *other_weights(self.evidence), *(own for each in self._alone.values() for own in each)]
         found += same_calibration(self._records)
         known = {own.cell for own in found if own.fails}
         return found + [own for own in self._unlike if not {own.cell, own.cell.of_all_draws} & known]
@@ -41,10 +44,3 @@ class Review:
 def findings(results: Results, references: Sequence[StoredRecord] = ()) -> list[Finding]:
     """What is wrong with the current records of a folder. references: the records of its baseline."""
     return Review(results.current, references).findings(misplaced(results))
-
-
-def _of_record(stored: StoredRecord) -> list[Finding]:
-    """What is wrong with one record."""
-    if stored.record.state != "done":
-        return altered(stored)
-    return [*altered(stored), *unproved(stored.record), *impossible(stored)]

@@ -25,8 +25,6 @@ from qbench.records.store import StoredRecord
 INFORMATIVE = 0.01
 # At least this many documents must have informative values.
 MIN_DOCUMENTS = 8
-# Documents per task used to find the pairs to compare. If half of all documents are equal, one of these is.
-PROBES = 32
 ANSWERS = ("acc", "acc_norm", "exact_match")
 MIN_NATS = -math.log(100)  # per decision: a perplexity of 100
 
@@ -77,15 +75,15 @@ class MeasuredCell:
         return self.read()
 
     @cached_property
-    def probes(self) -> "set[tuple[str, str, bytes, bytes]]":
-        """Family, task, document and log-likelihoods of a few documents: those whose hashes come first."""
+    def probes(self) -> "set[int]":
+        """Hashes of family, task, document and log-likelihoods, of the few documents whose keys come first."""
         found = set()
         for task, documents in self.documents.items():
             contents, scores = documents.keys.contents, documents.answers.loglikelihoods
-            rows = np.argsort(contents)[:PROBES]
+            rows = documents.keys.sample
             for row in rows[_informative(scores[rows]).any(axis=1)]:
                 own = scores[row][~np.isnan(scores[row])]  # cells may be padded to different widths
-                found.add((self.cell.family, task, contents[row].item(), own.tobytes()))
+                found.add(hash((self.cell.family, task, contents[row].item(), own.tobytes())))
         return found
 
     @cached_property
