@@ -25,13 +25,13 @@ def documents(
 ) -> "pd.DataFrame":
     """What every cell scored on every document: one row per cell, document and metric.
 
-    folder: of records, of lm-eval's results, or of one record. tasks: only these; cells: only those with these names,
-    which may be patterns, such as "mini-softmax-*".
+    folder: of records, of lm-eval's output, or of one record. tasks: only these; cells: only those with these names,
+    which may be patterns, such as "mini-softmax-*". docs/tables.md explains the columns: cell, family, variant
+    (`attention` in CSV files), label, draw (of calibration, or <NA>), task, id, key (of the document's content),
+    repetition, metric, value, weight, better, aggregation. Texts are categoricals: use groupby(…, observed=True).
 
-    A score is the aggregation of sum(value) / sum(weight): the ratio itself for accuracies and KL, exp(-ratio) for
-    perplexities. Two cells are paired by task, key and repetition. Columns: cell, family, variant, label, draw (of
-    calibration), task, id (as the task counts), key (of the document's content), repetition (0, or how often the key
-    came before), metric, value, weight, better, aggregation.
+    A score follows from r = sum(value) / sum(weight) by its aggregation: r for mean and weighted_mean, exp(-r) for
+    perplexity and weighted_perplexity, -r / ln 2 for bits_per_byte. Two cells are paired by task, key and repetition.
     """
     import pandas as pd
 
@@ -41,7 +41,10 @@ def documents(
     _check(tasks, dict.fromkeys(task for stored in chosen for task in stored.documents), f"{folder} has no task")
     if not chosen:
         names = [stored.record.cell.name for stored in found]
-        raise StoreError(f"{folder} has no cell {some(list(patterns or []))} with documents; it has {some(names)}.")
+        near = did_you_mean(patterns[0], names) if patterns else ""
+        raise StoreError(
+            f"{folder} has no cell {some(list(patterns or []))} with documents; it has {some(names)}.{near}"
+        )
     frames = [
         _frame(stored, own, metric, values)
         for stored in chosen
@@ -55,6 +58,7 @@ def documents(
 
 
 def _records(folder: Path) -> list[StoredRecord]:
+    folder = folder.parent if folder.name == RECORD else folder
     if (folder / RECORD).exists():
         return [StoredRecord(read_record(folder / RECORD), folder)]
     is_run = folder.is_dir() and ((folder / RUN).exists() or any(folder.glob(f"*/{RECORD}")))

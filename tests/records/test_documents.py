@@ -83,18 +83,21 @@ def test_every_score_of_mini_follows_from_the_frame() -> None:
             assert set(rows["better"]) == {m.better}
 
 
-def test_the_example_of_the_docs_gives_the_tables_number(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_the_example_of_the_docs_gives_the_tables_numbers(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    example = re.search(r"<!-- example -->\n```python\n(.*?)```", Path("docs/tables.md").read_text(), re.DOTALL)
+    text = Path("docs/tables.md").read_text(encoding="utf-8")
+    example = re.search(r"<!-- example -->\n```python\n(.*?)```", text, re.DOTALL)
     assert example
     exec(example[1], {})
-    damage = next(
-        row.damages["softmax"].score
+    printed = capsys.readouterr().out.split()
+    assert re.findall(r"# ([+-][\d.]+)", example[1]) == printed
+    damages = {
+        (row.measure.task, row.measure.metric): row.damages["softmax"].score
         for row in read_report(MINI).damages
-        if (row.quantization.label, row.measure.task, row.measure.metric) == ("hqq-3-g64", "mini_arc_easy", "acc_norm")
-    )
-    assert float(capsys.readouterr().out) == pytest.approx(damage.value, abs=0.005)
-    assert f"{damage.value:+.2f}" in example[1]
+        if row.quantization.label == "hqq-3-g64"
+    }
+    points, percent = damages["mini_arc_easy", "acc_norm"], damages["mini_wikitext", "word_perplexity"]
+    assert printed == [f"{points.value:+.2f}", f"{100 * percent.log_ratio:+.2f}"]
 
 
 def test_a_frame_of_some_cells_one_record_and_lm_evals_results() -> None:
