@@ -10,7 +10,7 @@ from typing import Any
 
 from qbench.errors import InputError, first_of
 from qbench.files import aside, parse_json, read_content, replacing
-from qbench.gate.pairing import CheckError, holds_records
+from qbench.gate.pairing import CheckError
 from qbench.gate.render import score, sentence
 from qbench.gate.verdict import GateReport, check, settings_of
 from qbench.records.store import (
@@ -21,6 +21,7 @@ from qbench.records.store import (
     SAMPLES,
     Results,
     StoredRecord,
+    holds_records,
     read_record,
     read_results,
     write_plan,

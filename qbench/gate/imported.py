@@ -10,7 +10,7 @@ from qbench.records.lm_eval_import.cells import cells_of
 from qbench.records.lm_eval_import.output import ModelOutput, holds_lm_eval_output, read_outputs
 from qbench.records.lm_eval_import.store import as_results
 from qbench.records.schema import CellRef, ImportedTask
-from qbench.records.store import RECORD, RUN, Results, StoredRecord, read_results
+from qbench.records.store import Results, StoredRecord, is_run, read_results
 
 # By field of ImportedTask: what differs, in words.
 ASKED = {
@@ -29,14 +29,14 @@ def read_both(run: Path, baseline: Path) -> tuple[Results, Results, list[str]]:
     If each has one model, those are compared, whatever their names.
     """
     if not any(is_lm_eval_output(path) for path in (run, baseline)):
-        if run.is_dir() and not is_records(run):
+        if run.is_dir() and not is_run(run):
             raise CheckError(
                 f"{run} contains no records, as `qbench run` writes them, and no results of lm-eval "
                 "(results_<date>.json, which it writes with --output_path)."
             )
         now = read_results(run)
         return now, read_baseline(baseline, now.folder), []
-    outputs = [None if is_records(path) else read_outputs([path]) for path in (run, baseline)]
+    outputs = [None if is_run(path) else read_outputs([path]) for path in (run, baseline)]
     there = [None if own else read_results(path) for path, own in zip((run, baseline), outputs, strict=True)]
     common = _common_cell(outputs, there)
     if common is None and outputs[0] and outputs[1]:
@@ -59,12 +59,7 @@ def _check_same_models(run: list[ModelOutput], baseline: list[ModelOutput], here
 
 def is_lm_eval_output(path: Path) -> bool:
     """Whether a path is lm-eval's output, and not a folder of records."""
-    return not is_records(path) and holds_lm_eval_output(path)
-
-
-def is_records(path: Path) -> bool:
-    """Whether a path is a folder of records."""
-    return path.is_dir() and ((path / RUN).exists() or any(path.glob(f"*/{RECORD}")))
+    return not is_run(path) and holds_lm_eval_output(path)
 
 
 def _common_cell(outputs: list[list[ModelOutput] | None], there: list[Results | None]) -> CellRef | None:

@@ -10,7 +10,7 @@ from qbench.gate.settings import GateSettings
 from qbench.numbers import counted
 from qbench.records.paired import OtherDocuments, Pair, draws_of_cells
 from qbench.records.schema import CellRef
-from qbench.records.store import RECORD, Results, StoredRecord, read_results
+from qbench.records.store import Results, StoredRecord, holds_records, read_results
 
 Key = tuple[str, str, str, int | None]
 
@@ -58,11 +58,6 @@ def similar_folder(folder: Path, run: Path) -> Path | None:
     beside = [found for found in shown if holds_records(found) and found.resolve() != run.resolve()]
     near = closest(folder.name, [found.name for found in beside])
     return folder.with_name(near) if near else None
-
-
-def holds_records(folder: Path) -> bool:
-    """Whether the folder has a record of a cell."""
-    return any(folder.glob(f"*/{RECORD}"))
 
 
 def join(run: Results, baseline: Results, settings: GateSettings) -> Joined:

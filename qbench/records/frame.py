@@ -12,7 +12,7 @@ from qbench.files import as_path
 from qbench.records.lm_eval_import.cells import cells_of
 from qbench.records.lm_eval_import.output import holds_lm_eval_output, read_outputs
 from qbench.records.lm_eval_import.store import as_results
-from qbench.records.store import RECORD, RUN, StoredRecord, StoreError, read_record, read_results
+from qbench.records.store import RECORD, StoredRecord, StoreError, is_run, read_record, read_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,8 +61,7 @@ def _records(folder: Path) -> list[StoredRecord]:
     folder = folder.parent if folder.name == RECORD else folder
     if (folder / RECORD).exists():
         return [StoredRecord(read_record(folder / RECORD), folder)]
-    is_run = folder.is_dir() and ((folder / RUN).exists() or any(folder.glob(f"*/{RECORD}")))
-    if not is_run and holds_lm_eval_output(folder):
+    if not is_run(folder) and holds_lm_eval_output(folder):
         outputs = read_outputs([folder])
         return list(as_results(folder, outputs, cells_of(outputs)).current)
     done = [stored for stored in read_results(folder).current if stored.record.state == "done"]

@@ -129,6 +129,16 @@ def read_analyses(folder: Path | str) -> Results:
     return _read_results(Path(folder), ANALYSES)
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a path is a folder of records, or of a run that has none yet."""
+    return (folder / RUN).exists() or holds_records(folder)
+
+
+def holds_records(folder: Path) -> bool:
+    """Whether a folder has a record of a cell."""
+    return any(folder.glob(f"*/{RECORD}"))
+
+
 def no_records(folder: Path, what: str, others: str = "", made_by: str = "qbench run") -> str:
     """A sentence for a folder without records; what: "no records"; others: what it could have had besides."""
     from qbench.records.lm_eval_import.output import holds_lm_eval_output

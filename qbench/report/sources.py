@@ -12,10 +12,10 @@ from qbench.records.metrics import is_share
 from qbench.records.schema import MetricValue, PlannedCell, Record
 from qbench.records.store import (
     ANALYSES,
-    RECORD,
     RUN,
     Results,
     StoredRecord,
+    is_run,
     no_records,
     read_analyses,
     read_results,
@@ -51,7 +51,7 @@ def read_result_set(source: Path | str) -> ResultSet:
     if (source / ANALYSES).exists() and not (source / RUN).exists():
         plan = read_analyses(source).plan
         return ResultSet(source, (), (), said_reference=plan.resolved_recipe.get("reference") if plan else None)
-    if (source / RUN).exists() or any(source.glob(f"*/{RECORD}")):
+    if is_run(source):
         return from_records(read_results(source))
     if files := sorted(source.glob("*.csv")):
         return _from_files(files, source)

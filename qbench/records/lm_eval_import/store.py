@@ -9,7 +9,7 @@ from qbench.records.lm_eval_import.fields import LmEvalError
 from qbench.records.lm_eval_import.output import ModelOutput, read_outputs
 from qbench.records.lm_eval_import.records import to_record
 from qbench.records.schema import CellRef
-from qbench.records.store import RECORD, RUN, Results, StoredRecord, cell_folder, read_results, write_record
+from qbench.records.store import RUN, Results, StoredRecord, cell_folder, holds_records, read_results, write_record
 
 
 def import_lm_eval(
@@ -38,7 +38,7 @@ def _check_new(stored: Sequence[StoredRecord], out: Path) -> None:
         raise LmEvalError(f"{out} is not a folder; --out must be a folder of imported records, or a new one.")
     if (out / RUN).exists():
         raise LmEvalError(f"{out} is the folder of a run ({RUN}); choose another one for imported records.")
-    there = read_results(out).current if any(out.glob(f"*/{RECORD}")) else ()
+    there = read_results(out).current if holds_records(out) else ()
     for own in stored:
         for other in there:
             if other.record.cell.name == own.record.cell.name and other.record.key != own.record.key:
