@@ -23,7 +23,8 @@ def remarks(report: ReportData) -> list[str]:
 def remarks_on_suspicious(report: ReportData) -> list[str]:
     """Cells that have scores and cannot be right; the page has a section on them."""
     scored = {part.cell for part in report.results.parts if part.scores}
-    names = [cell.name for found in report.findings for cell in found.cells if cell in scored]
+    at_fault = [found.cells[:1] if report.results.records else found.cells for found in report.findings]
+    names = [cell.name for cells in at_fault for cell in cells if cell in scored]
     if not names:
         return []
     why = f"`qbench audit {shlex.quote(str(report.results.source))}` says why."

@@ -70,12 +70,13 @@ def other_weights(evidence: Evidence) -> list[Finding]:
 def _same_weights(evidence: Evidence) -> Iterator[Finding]:
     """Two cells of one family whose documents are equal to the last bit: one of them was not measured.
 
-    The suspicious one is the one that differs from the baseline; if that does not decide, the one with fewer bits. A
-    cell that equals a baseline cell with fewer bits is not suspicious: there the baseline is wrong.
+    The suspicious one is the one that differs from the baseline; if that does not decide, the one with fewer bits, or
+    the later draw of calibration. A cell that equals a baseline cell with fewer bits is not suspicious: there the
+    baseline is wrong.
     """
     known: set[CellRef] = set()  # in a folder full of copies, comparing every pair would take minutes
     for cell, other in _sharing_a_document(evidence.cells, evidence.cells):
-        narrow, wide = sorted((cell, other), key=lambda c: c.cell.bits)
+        narrow, wide = sorted((cell, other), key=lambda c: (c.cell.bits, -(c.cell.draw or 0)))
         if narrow.cell not in known and (found := _equal_task(narrow, wide)):
             forged, real = (wide, narrow) if _as_in(evidence.references, narrow, found.task) else (narrow, wide)
             known.add(forged.cell)
@@ -178,12 +179,13 @@ def _too_near(evidence: Evidence) -> Iterator[Finding]:
         found = plausible.too_wide(compared.sensitivities, () if cell.what.parts else beside, compared.pages)
         if found:
             where = f"in {some(found.tasks)} its" if found.tasks else "its"
-            usual = "correct cells" if found.beside == "nothing" else "what the model's other cells do"
+            alone = found.beside == "nothing"
+            moved = f"by {significant(found.found)} times it" if alone else f"{significant(found.found)} times as far"
+            usual = "in correct cells" if alone else "beside the model's other cells"
             message = (
-                f"{where} log-likelihoods are too close to the unquantized model's for the audit's relative weight "
-                f"error of {significant(cell.weight_error or 0.0)}: beside {usual}, they moved by "
-                f"{significant(found.found)}, and the limit is {significant(found.limit)}. Were weights with more bits "
-                "measured?"
+                f"{where} log-likelihoods are too close to the unquantized model's: for the audit's relative weight "
+                f"error ({significant(cell.weight_error or 0.0)}) they moved {moved}; {usual} it is at least "
+                f"{significant(found.limit)}. Were weights with more bits measured?"
             )
             yield Finding("too_near", (cell.cell,), message)
 
