@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 ANSWERS = ("gold", "loglikelihoods", "characters", "tokens")  # the columns of Answers
 SAMPLE = 32  # documents of a task, to find cells with equal ones: if half of all are equal, one of these is
-KEPT: Kept = Kept(most=2**24)  # bytes: all of a small folder, and the latest cells of a large one
+# In bytes: all of a small folder, and the latest cells of a large one. A summary of 500 cells with 10,000 documents each
+# takes 10.5 s of CPU time; if nothing is kept, 52 s.
+KEPT: Kept = Kept(most=2**24)
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,7 +356,10 @@ _KEYS: "WeakValueDictionary[tuple[bytes, bytes], Keys]" = WeakValueDictionary()
 
 
 def _keys(ids: Ints, contents: NDArray[np.bytes_]) -> Keys:
-    """The same object for the same documents: cells of a folder share them, and what is computed of them."""
+    """The same object for the same documents: cells of a folder share them, and what is computed of them.
+
+    Without it, the summary of 500 cells takes 15.6 s instead of 10.5 s, and 577 MB instead of 408 MB.
+    """
     return _KEYS.setdefault((ids.tobytes(), contents.tobytes()), Keys(ids, contents))
 
 
