@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 ANSWERS = ("gold", "loglikelihoods", "characters", "tokens")  # the columns of Answers
 SAMPLE = 32  # documents of a task, to find cells with equal ones: if half of all are equal, one of these is
-# In bytes: all of a small folder, and the latest cells of a large one. A summary of 500 cells with 10,000 documents each
-# takes 10.5 s of CPU time; if nothing is kept, 52 s.
+# In bytes: all of a small folder, and the latest cells of a large one. The summary of 500 cells with 10,000 documents
+# each takes 10.5 s of CPU time; if nothing is kept, 52 s.
 KEPT: Kept = Kept(most=2**24)
 
 
