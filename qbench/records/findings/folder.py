@@ -17,6 +17,7 @@ class Review:
         """references: the records of the run's baseline."""
         self.evidence = Evidence.of(records, references)
         self._records, self._models = records, unquantized_models(records)
+        self._baseline = {own.record.cell.name: own for own in references}, unquantized_models(references)
         self._alone: dict[str, list[Finding]] = {}
         self._unlike: list[Finding] = []
 
@@ -27,8 +28,17 @@ class Review:
             done = stored.record.state == "done"
             self._alone[name] = [*wrong, *unproved(stored.record), *impossible(stored)] if done else wrong
             self.evidence.read(name)
-            self._unlike += unlike_unquantized(stored, self._models)
+            self._unlike += self._unlike_unquantized(stored)
         return wrong
+
+    def _unlike_unquantized(self, stored: StoredRecord) -> list[Finding]:
+        """How the cell was measured unlike its unquantized model, as far as its baseline was not."""
+        references, models = self._baseline
+        reference = references.get(stored.record.cell.name)
+        known = unlike_unquantized(reference, models) if reference else []
+        return [
+            own for own in unlike_unquantized(stored, self._models) if own.message not in {k.message for k in known}
+        ]
 
     def findings(self, others: Sequence[Finding] = ()) -> list[Finding]:
         """The others and all findings. How a cell was measured is one only if there are no others on it."""
