@@ -213,9 +213,10 @@ class TaskDocuments:
         if pages := self._pages:
             return min(pages, key=lambda own: np.nansum(own.weights))
         answers = self.answers
-        alone = ((~np.isnan(answers.loglikelihoods)).sum(axis=1) == 1) & np.isnan(answers.gold).all(axis=1)
         values = answers.logprobs.copy()
-        values[alone] = answers.loglikelihoods[alone, 0]
+        if answers.loglikelihoods.shape[1]:  # not if all tasks of the file generate text
+            alone = ((~np.isnan(answers.loglikelihoods)).sum(axis=1) == 1) & np.isnan(answers.gold).all(axis=1)
+            values[alone] = answers.loglikelihoods[alone, 0]
         return Values(shared(values), _ones(len(self)))
 
     @property

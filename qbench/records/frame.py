@@ -38,13 +38,13 @@ def documents(
     found = [stored for stored in _records(as_path(folder, "a folder of records", StoreError)) if stored.has_samples]
     patterns = [cells] if isinstance(cells, str) else cells
     chosen = [s for s in found if patterns is None or any(fnmatchcase(s.record.cell.name, own) for own in patterns)]
-    _check(tasks, dict.fromkeys(task for stored in chosen for task in stored.documents), f"{folder} has no task")
     if not chosen:
         names = [stored.record.cell.name for stored in found]
         near = did_you_mean(patterns[0], names) if patterns else ""
         raise StoreError(
             f"{folder} has no cell {some(list(patterns or []))} with documents; it has {some(names)}.{near}"
         )
+    _check(tasks, dict.fromkeys(task for stored in chosen for task in stored.documents), f"{folder} has no task")
     frames = [
         _frame(stored, own, metric, values)
         for stored in chosen
@@ -71,8 +71,9 @@ def _records(folder: Path) -> list[StoredRecord]:
 
 
 def _check(wanted: Sequence[str] | None, known: dict[str, None], what: str) -> None:
-    if isinstance(wanted, str):
-        raise StoreError(f"tasks is {wanted!r}; it must be a list of names, such as [{wanted!r}].")
+    if isinstance(wanted, str) or (wanted is not None and not len(wanted)):
+        example = wanted if isinstance(wanted, str) else next(iter(known), "piqa")
+        raise StoreError(f"tasks is {wanted!r}; it must be a list of names, such as [{example!r}].")
     for name in wanted or ():
         if name not in known:
             raise StoreError(f"{what} {name}; it has {', '.join(known)}.{did_you_mean(name, known)}")

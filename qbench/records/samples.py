@@ -53,7 +53,7 @@ LENGTHS = ("characters", "bytes", "tokens")
 MAX_COLUMNS, MAX_VALUES = 1000, 2 * 10**8  # of a file; ours have 20 columns, and a few values per document in each
 
 # What verdicts and tables need; reading the whole file takes several times as long.
-NEEDED = (*NEVER_NULL, "gold", "loglikelihoods", "characters")
+NEEDED = (*NEVER_NULL, "gold", "loglikelihoods", "characters", "tokens")
 
 
 class SamplesError(InputError):

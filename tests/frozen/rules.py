@@ -17,6 +17,7 @@ FINDINGS = {
     "same_calibration": r"its calibration text is that of (?P<other>\S+); draws must differ\.",
     "other_kl": rf"in {TASK} KL (is|was) .*",
     "other_tokenizer": r"its tokenizer is not that of .*",
+    "unlike_unquantized_checkpoint": r"its checkpoint is not that of .*",
     "other_tokens": rf"{TASK}: the texts have other numbers of tokens .*",
     "misplaced": r"\S+ (is of this cell|has the key of this cell), but .*",
     "too_good": rf"in {TASK} it is better than the unquantized model by .* a fifth of it\.",
@@ -41,12 +42,12 @@ FINDINGS = {
     "other_count": rf"{SCORE} has .* documents in .*; the samples have .*\.",
     "altered_value": rf"{SCORE} is \S+ in .*; its samples give .*\.",
     "altered_stderr": rf"{SCORE} has a standard error of \S+ in .*; its samples give .*\.",
-    # Published numbers: report/doubts.py.
+    # Published numbers: report/published_rules.py.
     "same_scores": r"the same scores in all \d+ metrics, so both are scores of the same model \(.*\)\.",
     "no_damage": r"these are scores of an unquantized or nearly lossless model, not of a .*\.",
     "wrong_delta": r"Δ is \S+, but .* is \S+\.",
 }
-# What must not differ between a run and its baseline: gate/drift.py, gate/pairing.py, gate/verdict.py.
+# What must not differ between a run and its baseline: records/findings/pairs.py, gate/verdict.py.
 CHECKS = {
     "missing_cell": r"The run has no record of this cell\.",
     "new_cell": r"The baseline does not have this cell\.",

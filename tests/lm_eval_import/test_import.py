@@ -115,6 +115,19 @@ def test_scores_are_those_of_lm_eval_to_the_last_digit(imported: Path) -> None:
     assert_scores_are_those_of_lm_eval(imported, OUTPUT)
 
 
+def test_a_quantized_model_may_have_fewer_tasks(tmp_path: Path) -> None:
+    """Each model is a call of lm-eval of its own, so this is no mistake."""
+    shutil.copytree(BASELINE, tmp_path / "output" / BASELINE.name)
+    plain, _ = results_files(RUN)
+    (tmp_path / "output" / RUN.name).mkdir()
+    for file in RUN.glob(f"*{plain.stem.partition('_')[2]}*"):
+        shutil.copy(file, tmp_path / "output" / RUN.name)
+    folder = imported_by_the_command(tmp_path / "output", tmp_path / "records")
+    tasks = {s.record.cell.label: {m.task for m in s.record.metrics} for s in read_results(folder).current}
+    assert tasks["hqq-3-g64"] < tasks["none-16"]
+    assert cli.main(["audit", str(folder)]) == 0
+
+
 def damages(folder: Path) -> dict[tuple[str, str], list[float]]:
     """What quantization cost and its interval, by task and metric, as `qbench table` gives them to programs."""
     rows = csv.DictReader(io.StringIO(table(folder, "csv", "damage")))

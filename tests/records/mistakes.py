@@ -198,11 +198,11 @@ def edited(*place: str | int, value: Any) -> Make:
     return make
 
 
-def task_gone(from_record: bool) -> Make:
+def task_gone(from_record: bool, label: str = FOUR) -> Make:
     """The samples have no piqa; from_record: the record and its identity neither."""
 
     def make(run: Run, _: Run) -> None:
-        own = run.cell(FOUR)
+        own = run.cell(label)
         samples, tasks = stored_samples(own), own.record.identity.what.tasks
         changes = {"what": {"tasks": {t: own for t, own in tasks.items() if t != PIQA}}} if from_record else {}
         changes |= {} if from_record else {"metrics": own.record.metrics}

@@ -1,15 +1,18 @@
 """Documents as columns, their pairing, and the frame for users."""
 
+import io
 import math
 import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 import qbench
-from qbench.records.documents import Keys, pairing
+from qbench.records.documents import Documents, Keys, pairing
+from qbench.records.samples import SamplesError, to_parquet
 from qbench.records.store import StoreError, read_results
 from qbench.report.delta import read_report
 
@@ -70,6 +73,22 @@ def test_equal_documents_share_their_keys() -> None:
     assert one.documents["mini_piqa"].keys is two.documents["mini_piqa"].keys
 
 
+def test_a_file_whose_tasks_all_generate_text_has_no_decisions() -> None:
+    rows = [{"task": "gsm8k", "doc_id": i, "doc_hash": str(i), "response": "7", "exact_match": 1.0} for i in range(3)]
+    own = Documents(lambda: to_parquet(rows), "samples.parquet", ())["gsm8k"]
+    assert np.isnan(own.decisions.values).all()
+    assert not own.has_decisions
+    assert own.chance is None
+
+
+def test_a_file_without_a_column_of_answers_is_a_sentence() -> None:
+    table = pq.read_table(io.BytesIO(to_parquet([{"task": "arc", "doc_id": 0, "doc_hash": "a", "acc": 1.0}])))
+    content = io.BytesIO()
+    pq.write_table(table.drop_columns(["tokens"]), content)
+    with pytest.raises(SamplesError, match=r"samples\.parquet lacks the column tokens"):
+        Documents(content.getvalue, "samples.parquet", ())
+
+
 def test_every_score_of_mini_follows_from_the_frame() -> None:
     frame = qbench.documents(MINI)
     for stored in read_results(MINI).current:
@@ -117,6 +136,8 @@ def test_a_frame_of_some_cells_one_record_and_lm_evals_results() -> None:
     [
         ({"tasks": ["mini_piqua"]}, "no task mini_piqua.*mini_piqa"),
         ({"tasks": "mini_piqa"}, r"list.*\['mini_piqa'\]"),
+        ({"tasks": []}, r"tasks is \[\]; it must be a list of names, such as \['mini_"),
+        ({"tasks": ["mini_piqa"], "cells": "mini-relu-*"}, "no cell mini-relu-.*mini-softmax-none-16"),
         ({"cells": "mini-relu-*"}, "no cell mini-relu-.*mini-softmax-none-16"),
     ],
 )

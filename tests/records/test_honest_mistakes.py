@@ -77,6 +77,7 @@ RULES = {
     "other cells": r"in common|recipe|does not have",
     "name": r"\bkey|family|mimi|hash",
     "checksum": r"checksum",
+    "checkpoint": r"checkpoint",
 }
 
 
@@ -131,6 +132,9 @@ CASES: Cases = {
     "NaN in log-likelihoods": (documents(nan_scores, tasks=(PAGES,)), "nan", (FOUR, PAGES)),
     "another tokenizer, worse": (tokenizer(1.1), "tokenizer"),
     "another seed in one cell": (identity(seed=1), "settings"),
+    "another checkpoint in one cell": (identity(checkpoint="0" * 64), "checkpoint"),
+    "NaN in some answers, unquantized": (documents(some_nan, NONE, (ARC,)), "nan", (NONE, ARC)),
+    "a task gone from the unquantized model": (task_gone(True, NONE), "task gone", (NONE, PIQA)),
     "KL of 2 bits": (kl(TWO), "kl", (FOUR, PAGES)),
     "8 bits under 4, rounded differently": (scores(EIGHT, FOUR, change=rounded), "too near"),
     "8 bits under 4 in one draw": (scores(EIGHT, DRAWN_4, change=rounded, draw=2), "too near", (DRAWN_4,)),
@@ -211,6 +215,33 @@ def test_it_is_found_for_the_right_reason(name: str, command: str, made: Made, c
     assert code in (1, 2) or not mistake.fails, lines
     facts = [*map(re.escape, mistake.facts), RULES[mistake.rule]]
     assert any(all(re.search(fact, line, re.IGNORECASE) for fact in facts) for line in lines), lines
+
+
+@pytest.mark.parametrize("command", ["check", "audit"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda run, _: run.write(run.cell(NONE), what={"seed": 1}),
+        documents(doubled, NONE, (SCIQ,)),
+        task_gone(True, NONE),
+        documents(some_nan, NONE, (ARC,)),
+    ],
+)
+def test_a_mistake_in_the_unquantized_model_is_not_one_of_all_its_cells(make, command, honest, tmp_path, capsys):
+    run = shutil.copytree(honest, tmp_path / "run")
+    make(Run(run), Run(honest))
+    code, lines = outcome(command, run, honest, capsys)
+    assert code == 1
+    assert {line.partition(":")[0] for line in lines} == {f"mini-softmax-{NONE}"}
+
+
+def test_a_family_that_the_recipe_renamed_is_no_mistake(honest, tmp_path, capsys) -> None:
+    """Its cells are to be run again, and the old records stay where they were."""
+    folder = shutil.copytree(honest, tmp_path / "run")
+    plan = read_results(folder).plan
+    new = tuple(p.model_copy(update={"cell": p.cell.model_copy(update={"family": "small"})}) for p in plan.cells)
+    write_plan(folder, plan.model_copy(update={"cells": new}))
+    assert cli.main(["audit", str(folder)]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["check", "audit"])

@@ -141,6 +141,16 @@ def test_kl_of_another_width(attention: str, label: str, other: str) -> None:
     assert plausible.kl_below_change(kl, cell.figures.rms_change) is (kl < cell.kl)
 
 
+@pytest.mark.parametrize("drift", [-0.003, 0.0, 0.003, 0.03])
+def test_long_pages_need_not_get_less_likely_by_kl(drift: float) -> None:
+    """Text that the model does not expect, such as wikitext for a chat model: its mean log-likelihood may not move."""
+    tokens, kl = np.full(60, 7000.0), 0.03
+    change = -drift * tokens + np.sqrt(2 * kl * tokens) * np.random.default_rng(0).normal(size=60)
+    assert not plausible.kl_contradicts_pages(kl, change, tokens)
+    assert plausible.kl_contradicts_pages(100 * kl, change / 10, tokens)
+    assert plausible.kl_contradicts_pages(kl / 10_000, change, tokens)
+
+
 def test_kl_of_the_unquantized_model_from_itself() -> None:
     unquantized, cell = (cells("softmax")[label][0] for label in ("none-16", "hqq-8-g64"))
     for kl in (0.0, unquantized.kl):

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from qbench.records.findings.finding import Finding
 from qbench.records.findings.measured import Evidence
 from qbench.records.findings.record import altered, impossible, unproved
-from qbench.records.findings.run import misplaced, same_calibration, unlike_unquantized, unquantized_models
+from qbench.records.findings.run import (
+    misplaced,
+    of_unquantized,
+    same_calibration,
+    unlike_unquantized,
+    unquantized_models,
+)
 from qbench.records.findings.weights import other_weights
 from qbench.records.store import Results, StoredRecord
 
@@ -48,7 +54,8 @@ class Review:
         found = [*others, *other_weights(self.evidence), *(own for each in self._alone.values() for own in each)]
         found += same_calibration(self._records)
         known = {own.cell for own in found if own.fails}
-        return found + [own for own in self._unlike if not {own.cell, own.cell.of_all_draws} & known]
+        unlike = of_unquantized(self._unlike, self._records, self._models)
+        return found + [own for own in unlike if not {own.cell, own.cell.of_all_draws} & known]
 
 
 def findings(results: Results, references: Sequence[StoredRecord] = ()) -> list[Finding]:
