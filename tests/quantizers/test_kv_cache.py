@@ -228,6 +228,12 @@ def test_exact_tokens_do_not_disturb_the_audit(untrained: LlamaForCausalLM, kept
     assert f"first {kept} tokens" in " ".join(audit.parts[0].details)
 
 
+def test_short_tasks_may_be_equal_without_the_quantized_cache(untrained: LlamaForCausalLM) -> None:
+    """Texts shorter than a group stay exact, so equal scores do not show that the wrong model was measured."""
+    _, audit = quantize(untrained, "none", 16, kv_cache={"bits": 2, "group_size": 8})
+    assert audit.parts[0].may_change_nothing
+
+
 def test_groups_longer_than_the_texts_fail_the_audit(untrained: LlamaForCausalLM) -> None:
     _, audit = quantize(untrained, "none", 16, kv_cache={"bits": 2, "group_size": 64})
     with pytest.raises(AuditError, match="longer than the texts"):
