@@ -195,13 +195,8 @@ class TaskDocuments:
         return self.read_answers()
 
     @property
-    def has_pages(self) -> bool:
-        """Whether the documents are whole pages."""
-        return bool(self._pages)
-
-    @property
-    def _pages(self) -> list[Values]:
-        """The metrics of pages, whose weights are words or bytes."""
+    def pages(self) -> list[Values]:
+        """The metrics of whole pages, whose weights are words or bytes; empty for other documents."""
         return [own for name, own in self.metrics.items() if is_log_likelihood(name) and (own.weights != 1).any()]
 
     @cached_property
@@ -210,7 +205,7 @@ class TaskDocuments:
 
         NaN for a document that has nothing of this.
         """
-        if pages := self._pages:
+        if pages := self.pages:
             return min(pages, key=lambda own: np.nansum(own.weights))
         answers = self.answers
         values = answers.logprobs.copy()

@@ -21,6 +21,7 @@ MIN_DOCUMENTS = 16
 
 # KL per token of a quantized cell: honest, at least 2.4e-5 (8 bits); of an unquantized model from itself 5e-14.
 MIN_KL = 1e-9
+LOSSLESS = 1e-4  # relative weight error; 8 bits have 5e-3. Weights that lie on the grid already hardly change
 # (2 · rms_change²) / KL is at most 1 by Pinsker's inequality: |Δp| ≤ TV ≤ √(KL / 2). Honest: 0.04 to 0.40.
 MAX_PINSKER = 1.0 + 1e-6
 # Pages of T tokens whose log-likelihood moved by Δ. A token moves with a variance of about 2 KL: Σ Δ² / Σ 2 T·KL is at

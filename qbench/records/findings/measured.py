@@ -183,7 +183,7 @@ def _comparison(cell: MeasuredCell, unquantized: MeasuredCell) -> _Comparison:
             moved = plausible.page_sensitivity(_kl(kl), cell.weight_error or 0.0)
             if why := _other_kl(cell, unquantized, task, after, before):
                 other_kl[task], moved = why, None
-        elif not after.has_pages:
+        elif not after.pages:
             then, now = same_width(before.answers, after.answers)
             moved = plausible.sensitivity(now, then, cell.weight_error or 0.0)
         if moved is not None:
@@ -213,7 +213,8 @@ def _other_kl(
     own, other = cell.divergences.get(task), unquantized.divergences.get(task)
     size = f"KL is {significant(kl)} nats per token"
     if plausible.kl_is_none(kl):
-        return f"{size}: that of a model from itself." if cell.weight_error else ""
+        changed = (cell.weight_error or 0.0) > plausible.LOSSLESS
+        return f"{size}: that of a model from itself." if changed else ""
     if own and plausible.kl_below_change(kl, own.rms_change):
         return f"{size}, but the tokens' probabilities moved more than this allows ({significant(own.rms_change)})."
     if plausible.kl_contradicts_pages(kl, change[known], tokens[known]):
