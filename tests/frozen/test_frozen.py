@@ -1,7 +1,7 @@
 """Numbers, verdicts and findings stay what they were: tests/frozen/expected, compared with what is computed now.
 
-After an intended change, list it in EXCEPTIONS; `python -m tests.frozen.numbers --write` renews the expected numbers
-when the list is long and was reviewed.
+After an intended change, list it in EXCEPTIONS; or, when the list is long, review it, add it to changes.txt with its
+reason, and renew the expected numbers with `python -m tests.frozen.numbers --write`.
 """
 
 import copy
