@@ -5,7 +5,9 @@ If the words of a sentence change, change its expression here. Groups (task, met
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 TASK, METRIC = r"(?P<task>\S+)", r"(?P<metric>\S+)"
 SCORE = rf"{TASK} {METRIC}"
 RECORD = r"record\.json"
@@ -193,6 +195,7 @@ class UnknownSentenceError(Exception):
 
 def rule(sentence: str) -> str:
     """A sentence as its rule and groups, such as `does_not_follow piqa acc`."""
+    sentence = sentence.replace(str(ROOT), "clone")  # whose path may have spaces
     if sentence.startswith(BASELINE):
         return f"baseline: {rule(sentence.removeprefix(BASELINE))}"
     for name, expression in RULES.items():

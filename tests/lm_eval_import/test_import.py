@@ -7,6 +7,7 @@ models, by another scorer.
 import csv
 import io
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -248,9 +249,9 @@ def test_that_nothing_was_audited_is_a_note_of_a_comparison(imported: Path, tmp_
 
 @pytest.mark.parametrize("command", ["table {}", "audit {}", "power {}", "accept {} --baseline {}-2 --reason x"])
 def test_commands_that_need_records_name_import(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(command.replace("{}", str(OUTPUT)).split()) == 2
+    assert cli.main([word.replace("{}", str(OUTPUT)) for word in command.split()]) == 2
     message = capsys.readouterr().err
-    assert f"qbench import lm-eval {OUTPUT}" in message
+    assert f"qbench import lm-eval {shlex.quote(str(OUTPUT))}" in message
     assert "record.json" not in message
 
 

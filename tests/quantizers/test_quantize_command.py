@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_options_of_the_method(tmp_path: Path) -> None:
         ("--method hqq --bits 4 --group-size 100", "group_size…100…8"),
         ("--method hqq --bits 4 --group-size 80", "group_size 80…weights of model.layers.0…--group-size 64"),
         (
-            f"--method gptq --bits 4 --group-size 80 --calibration {TEXT}",
+            f"--method gptq --bits 4 --group-size 80 --calibration {shlex.quote(str(TEXT))}",
             "group_size 80…-1 (one group per row), 16, 32",
         ),
         ("--method bnb --bits 4 --group-size 64", "group_size…bnb…quant_type"),
@@ -99,7 +100,7 @@ def test_a_wrong_call_is_a_sentence_before_anything_is_loaded(
     line: str, facts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qbench.checkpoint.load.load_checkpoint", lambda *_, **__: pytest.fail("it was loaded"))
-    assert call(tmp_path / "out", *line.split()) == 2
+    assert call(tmp_path / "out", *shlex.split(line)) == 2
     message = capsys.readouterr().err
     assert states(message, facts), message
     assert not (tmp_path / "out").exists()
