@@ -146,8 +146,8 @@ def no_records(folder: Path, what: str, others: str = "", made_by: str = "qbench
 
     if holds_lm_eval_output(folder):
         return (
-            f"{folder} is lm-eval's output. `qbench import lm-eval {shlex.quote(str(folder))} --out DIR` makes records of "
-            "it, which this command can read; `qbench check RUN BASELINE` compares two such folders directly."
+            f"{folder} is lm-eval's output. `qbench import lm-eval {shlex.quote(str(folder))} --out DIR` makes records "
+            "of it, which this command can read; `qbench check RUN BASELINE` compares two such folders directly."
         )
     return f"{folder} contains {what} ({RECORD}, one folder per cell; `{made_by}` writes them){others}."
 
