@@ -197,7 +197,7 @@ def check(
     table += damages(now, joined.pairs, settings)
     found = [*_unfinished(joined, now), *found, *of_parts(changed.items())]
     found += [own.of_the_baseline for own in other_weights(Evidence(review.evidence.references))]
-    found = review.findings(found)
+    found = [*review.findings(found), *found]
     failures = [finding for finding in found if finding.fails]
     if not table and not failures:
         raise CheckError(f"{now.folder} and {then.folder} have no metric in common that the gate can test.")

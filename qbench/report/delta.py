@@ -155,7 +155,8 @@ class ReportData:
         if self.results.review and self.results.records:
             from qbench.records.findings.run import misplaced  # published numbers need neither numpy nor pyarrow
 
-            return self.results.review.findings(misplaced(self.results.records))
+            elsewhere = misplaced(self.results.records)
+            return elsewhere + self.results.review.findings(elsewhere)
         from qbench.report.published_rules import published_findings
 
         return published_findings(self)

@@ -47,17 +47,18 @@ class Review:
         ]
 
     def findings(self, others: Sequence[Finding] = ()) -> list[Finding]:
-        """The others and all findings. How a cell was measured is one only if there are no others on it."""
+        """All findings. How a cell was measured is one only if there are no others on it, the given ones included."""
         for stored in self._records:
             if stored.record.cell.name not in self._alone:
                 self.read(stored)
-        found = [*others, *other_weights(self.evidence), *(own for each in self._alone.values() for own in each)]
+        found = [*other_weights(self.evidence), *(own for each in self._alone.values() for own in each)]
         found += same_calibration(self._records)
-        known = {own.cell for own in found if own.fails}
+        known = {own.cell for own in (*found, *others) if own.fails}
         unlike = of_unquantized(self._unlike, self._records, self._models)
         return found + [own for own in unlike if not {own.cell, own.cell.of_all_draws} & known]
 
 
 def findings(results: Results, references: Sequence[StoredRecord] = ()) -> list[Finding]:
     """What is wrong with the current records of a folder. references: the records of its baseline."""
-    return Review(results.current, references).findings(misplaced(results))
+    elsewhere = misplaced(results)
+    return elsewhere + Review(results.current, references).findings(elsewhere)
