@@ -3,8 +3,8 @@
 A document is known by its key, the hash of its content. Two cells are paired task by task: the nth document with a key,
 in the order of ids, is the nth with that key in the other cell. So the order of documents and their ids do not matter.
 If one cell has a document that the other lacks, or has it less often, the sets differ: nothing is then compared, but
-findings still look at what both have. A document that occurs twice is no further evidence: statistics take the sum of
-its values and weights, as one document (`TaskDocuments.distinct`).
+findings still look at what both have. Repetitions of a document are not independent: statistics add up their values and
+weights, and count them as one document (`TaskDocuments.distinct`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

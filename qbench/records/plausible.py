@@ -26,8 +26,8 @@ LOSSLESS = 1e-4  # relative weight error; 8 bits have 5e-3. Weights that lie on 
 MAX_PINSKER = 1.0 + 1e-6
 # Pages of T tokens whose log-likelihood moved by Δ. A token moves with a variance of about 2 KL: Σ Δ² / Σ 2 T·KL is at
 # least 0.48 (honest); with KL of 2 bits under 4 it is 0.03 and less, of 4 under 8 less than 0.01. Text that the model
-# expects also gets less likely, by KL per token; other text may not, so this part is no lower limit: over pages of
-# 7,000 tokens it is 100 times as large as the variance, if KL is 0.03.
+# expects also gets less likely, by KL per token. Other text may not, so the lower limit leaves this part out: over
+# pages of 7,000 tokens it is 100 times as large as the variance, if KL is 0.03.
 MIN_SPREAD = 1 / 20
 # Σ Δ² / Σ (2 T·KL + (T·KL)²): honest, 0.32 to 2.5. With KL of 8 bits under 4: 113 and more, with LLM.int8's on softmax
 # 24. Moves that tokens share add up over a long page: of the variance, this share is allowed for.
