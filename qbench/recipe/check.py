@@ -58,7 +58,7 @@ def _check_families(recipe: Recipe, file: RecipeFile) -> None:
 
 
 def _check_variants(recipe: Recipe, file: RecipeFile) -> None:
-    """Check variant names: equal to a kind or not close to one, safe in file names and CSV, and unique with the family's."""
+    """Check variant names: a kind's or not close to one, safe in file names and CSV, and unique with the family's."""
     seen: dict[str, tuple[str, str]] = {}
     for family, variants in recipe.checkpoints.items():
         for variant in variants:
