@@ -35,9 +35,10 @@ MAX_SPREAD, MAX_SHARED = 12.0, 1e-3
 # nats_before of cells of one model is of the same tokens: honest, equal to the last digit; 0.98 and 0.79 of two models.
 MAX_NATS_APART = {"float32": 1e-4, "float64": 1e-4}
 # How far a cell moves per unit of its weight error (`sensitivity`), by the median of its model's other cells. Median
-# over tasks: honest, 0.62 (GPTQ, 8 bits) to 2.3; 8 bits under 4: 0.037 to 0.066, LLM.int8 under nf4 0.12; under
-# 3 and 2 less; 4 under 2: 0.15 to 0.22. 4 under 3 and 3 under 2: 0.32 to 0.50, too near to honest ones.
-MIN_SHARE = 0.25
+# over tasks: honest, 0.62 (GPTQ, 8 bits) to 2.3; 8 bits under 4: 0.037 to 0.066, LLM.int8 under nf4 0.12; under 3 and 2
+# less. 4 bits under 2 (0.15 to 0.22) are not found without a baseline: with a limit of 0.25, a fifth of made-up models
+# whose cells move 0.5 to 5 times their weight error have a finding; with 0.15 two of 200, with 0.13 none.
+MIN_SHARE = 0.13
 # In a single task: honest, at least 0.46; 8 bits under 4: at most 0.066; LLM.int8 under nf4, 0.17, is not found.
 MIN_SHARE_OF_A_TASK = 0.12
 # Other cells say what is usual only if they agree. Honest, the largest and the smallest of a task differ by a factor of

@@ -155,7 +155,7 @@ CASES: Cases = {
     "KL of the other variant": (kl(FOUR, "softpick"), "kl", (FOUR, PAGES)),
 }
 # What only a comparison with a baseline can show.
-COMPARED = ("a baseline", "another calibration", "labels 3 and 4 swapped")
+COMPARED = ("4 bits under 2", "a baseline", "another calibration", "labels 3 and 4 swapped")
 
 
 @pytest.fixture(scope="module")

@@ -88,8 +88,7 @@ def test_honest_cells_pass(attention: str, label: str) -> None:
 
 
 WIDE = [("bnb-8", "bnb-4-nf4"), ("gptq-8-g128", "gptq-4-g128"), ("hqq-8-g64", "hqq-4-g64"), ("bnb-8", "hqq-4-g64")]
-WIDE += [("hqq-8-g64", "hqq-3-g64"), ("gptq-8-g128", "gptq-2-g128"), ("hqq-4-g64", "hqq-2-g64")]
-WIDE += [("gptq-4-g128", "gptq-2-g128")]
+WIDE += [("hqq-8-g64", "hqq-3-g64"), ("gptq-8-g128", "gptq-2-g128")]
 
 
 @pytest.mark.parametrize("attention", KINDS)

@@ -334,8 +334,7 @@ ERRORS |= {"bnb-4-nf4": 0.09, "gptq-4-g128": 0.14, "hqq-4-g64": 0.09}
 
 
 def honest_cells(seed: int) -> list[MeasuredCell]:
-    """A model and its quantized cells: noise of 0.6 to 2.3 times the weight error in logits of single-token choices,
-    which is how far honest cells are from the median of their model's (qbench.records.plausible).
+    """A model and its quantized cells: noise of 0.5 to 5 times the weight error in logits of single-token choices.
 
     Float32, as scores are: 8-bit cells are near the model, and near each other.
     """
@@ -345,7 +344,7 @@ def honest_cells(seed: int) -> list[MeasuredCell]:
     }
 
     def cell(label: str, error: float | None) -> MeasuredCell:
-        size = draw.uniform(0.6, 2.3) * (error or 0.0)
+        size = draw.uniform(0.5, 5) * (error or 0.0)
         tasks = {}
         for task, sure in logits.items():
             noisy = sure + size * draw.normal(size=sure.shape)
